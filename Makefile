@@ -1,0 +1,39 @@
+# Every target sets up what it needs: a virtual environment in .venv, with the versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint types bench docs clean
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lagwise needs Python 3.11 or later: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@# torch first and by its exact version: a range would pull the newest build, with gigabytes of CUDA
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+demo: $(INSTALLED)  ## train, evaluate, sample and plot, in about five minutes
+	$(BIN)/lagwise demo
+
+test: $(INSTALLED)  ## the test suite
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
+	$(BIN)/python -m pytest -m slow --timeout=1200
+
+lint: $(INSTALLED)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
+	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
+
+docs: $(INSTALLED)  ## regenerate docs/equations.md
+	$(BIN)/python docs/equations.py
+
+clean:
+	rm -rf $(VENV) build dist runs

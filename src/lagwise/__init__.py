@@ -1,0 +1,40 @@
+"""Long-sequence models whose token mixing depends on lag.
+
+Importing this package is cheap: torch and transformers are loaded when a name that needs them is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lagwise._lazy import lazy
+from lagwise._registration import register
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, StreamingCache
+    from lagwise.ops import toeplitz_product
+
+__all__ = [
+    "LagwiseConfig",
+    "LagwiseForCausalLM",
+    "LagwiseModel",
+    "StreamingCache",
+    "__version__",
+    "toeplitz_product",
+]
+
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "LagwiseConfig": "lagwise.models",
+        "LagwiseForCausalLM": "lagwise.models",
+        "LagwiseModel": "lagwise.models",
+        "StreamingCache": "lagwise.models",
+        "toeplitz_product": "lagwise.ops",
+    },
+)
+
+register()

@@ -1,0 +1,5 @@
+"""``python -m lagwise``, which is what ``torchrun -m lagwise`` runs."""
+
+from lagwise.cli import main
+
+main()

@@ -1,0 +1,18 @@
+"""Module attributes that are imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module-level ``__getattr__`` (PEP 562) that fetches each name from the module ``homes`` says it lives in."""
+
+    def __getattr__(name: str) -> Any:
+        if name in homes:
+            return getattr(importlib.import_module(homes[name]), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return __getattr__

@@ -1,0 +1,48 @@
+"""Make `AutoModelForCausalLM.from_pretrained` know lagwise after ``import lagwise``, without importing anything heavy.
+
+transformers takes seconds to import, and ``import lagwise`` must not. Our configuration and model modules register
+themselves with the Auto classes; here we see to it that they are imported as soon as the Auto classes are.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+_ON_IMPORT = {
+    "transformers.models.auto.configuration_auto": "lagwise.models.configuration",
+    "transformers.models.auto.modeling_auto": "lagwise.models.modeling",
+}
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds the two Auto modules like everybody else, and imports ours after they have run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _ON_IMPORT:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            importlib.import_module(_ON_IMPORT[fullname])
+
+        spec.loader.exec_module = exec_module  # this loader object serves this one import
+        return spec
+
+
+def register() -> None:
+    """Register with the Auto classes now if they are imported, else when they will be."""
+    for theirs, ours in _ON_IMPORT.items():
+        if theirs in sys.modules:
+            importlib.import_module(ours)
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport())

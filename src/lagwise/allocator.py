@@ -1,0 +1,22 @@
+"""Keep freed memory in the process, where a C library lets us say so."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE = 2**30
+
+
+def keep_freed_memory() -> bool:
+    """Ask glibc not to hand large blocks back to the system between uses; returns whether it agreed.
+
+    Activations above 32 MB are otherwise mapped and faulted in afresh at every step, which can cost more than the
+    arithmetic on them. It is a setting of the whole process, so only programs call it (the command line does, before
+    torch is loaded), never ``import lagwise``. Peak memory is unchanged; memory is returned at exit only.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,0 +1,153 @@
+"""Time methods against each other, honestly: checked first, interleaved, medians, spread shown."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.ops import toeplitz_reference
+from lagwise.training.hardware import describe
+
+_CHECKED_CHANNELS = 4
+
+Factory = Callable[[int, int], nn.Module]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: median and quartiles over the repeats."""
+
+    median: float
+    lower: float
+    upper: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
+        return cls(median, lower, upper)
+
+
+def interleaved(methods: Mapping[str, Callable[[], None]], *, repeats: int, warmup: int = 2) -> dict[str, Timing]:
+    """Time methods in turn, A B A B ..., so that a drift of the machine's speed meets all of them alike.
+
+    ValueError if repeats < 2 (there is no spread in one).
+    """
+    if repeats < 2:
+        raise ValueError(f"repeats must be at least 2, got {repeats}")
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for turn in range(warmup + repeats):
+        for name, method in methods.items():
+            _synchronize()
+            start = time.perf_counter()
+            method()
+            _synchronize()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def check_causal_layer(layer: nn.Module, channels: int, length: int, *, tolerance: float = 1e-3) -> float:
+    """Check that a layer is a causal Toeplitz product, for values and input gradients; return its largest error.
+
+    Its answer to an impulse in every channel gives its taps; its answer to noise, and the gradient of that, must then
+    be those of the dense matrix with these taps, in a few channels spread over all. ValueError if they are off by more
+    than ``tolerance`` of the largest value. Works for any implementation, without knowing its parameters.
+    """
+    device = next(layer.parameters()).device
+    with torch.no_grad():
+        impulse = torch.zeros(1, length, channels, device=device)
+        impulse[:, 0] = 1
+        taps = layer(impulse)[0].t().double()
+    x = torch.randn(1, length, channels, device=device, requires_grad=True)
+    grad = torch.randn_like(x)
+    y = layer(x)
+    (dx,) = torch.autograd.grad(y, x, grad)
+    worst = 0.0
+    for channel in torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist():
+        part = slice(channel, channel + 1)  # dense float64 matrices of all channels would take minutes
+        exact_x = x.detach()[:, :, part].double().requires_grad_()
+        exact_y = toeplitz_reference(exact_x, taps[part])
+        (exact_dx,) = torch.autograd.grad(exact_y, exact_x, grad[:, :, part].double())
+        for ours, exact in ((y[:, :, part], exact_y), (dx[:, :, part], exact_dx)):
+            worst = max(worst, _relative_error(ours, exact))
+    if not worst <= tolerance:
+        raise ValueError(
+            f"{type(layer).__name__} is not a causal Toeplitz product of (batch, length, channels): off by {worst:.1e} "
+            f"of the largest value at length {length}; a wrong result is not timed"
+        )
+    return worst
+
+
+def training_step(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Forward and backward of a layer to its input and its parameters, from cleared gradients."""
+    x = x.detach().requires_grad_()
+    grad = torch.ones_like(x)
+
+    def step() -> None:
+        layer.zero_grad()
+        x.grad = None
+        layer(x).backward(grad)
+
+    return step
+
+
+def peak_memory(factory: Factory, channels: int, length: int, batch: int, threads: int) -> int:
+    """Bytes that one training step needs beyond the layer and its input: in a process of its own on a CPU."""
+    if torch.cuda.is_available():
+        return _step_memory_cuda(factory, channels, length, batch)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_step_memory, (factory, channels, length, batch, threads))
+
+
+def _step_memory(factory: Factory, channels: int, length: int, batch: int, threads: int) -> int:
+    torch.set_num_threads(threads)
+    training_step(factory(channels, 64), torch.randn(1, 64, channels))()  # libraries' own buffers are not the method's
+    step = training_step(factory(channels, length), torch.randn(batch, length, channels))
+    gc.collect()
+    before = _status("VmRSS")
+    step()
+    return max(0, _status("VmHWM") - before)
+
+
+def _step_memory_cuda(factory: Factory, channels: int, length: int, batch: int) -> int:
+    step = training_step(factory(channels, length).cuda(), torch.randn(batch, length, channels, device="cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _status(field: str) -> int:
+    """Bytes from /proc/self/status: VmRSS now, VmHWM at its highest. (getrusage's maximum outlives exec, so a process
+    would start from its parent's.)"""
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field + ":"))
+
+
+def save_results(path: Path, command: str, results: Any) -> None:
+    """Write a results file: the command, the machine, versions, commit, figures."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    content = {"command": command, "commit": commit or None, **describe(), "results": results}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, default=asdict) + "\n")
+
+
+def _relative_error(value: Tensor, exact: Tensor) -> float:
+    return ((value.detach() - exact.detach()).abs().max() / exact.detach().abs().max().clamp(min=1e-30)).item()
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,55 @@
+"""What to measure against: published algorithms written out as they are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class LiteralTNO(nn.Module):
+    """The causal Toeplitz operator step by step as the authors' layer computes it, for benchmarks only.
+
+    The signal is (batch, heads = 1, length, channels); the relative position encoder runs at every lag of every
+    forward; the coefficients (t_0, t_1, ..., t_{n-1}, t_0) and the signal go through rfft and irfft of length 2 n along
+    the length, which is not the contiguous axis; gradients are autograd's (TNN eq. 21 to 26).
+    """
+
+    def __init__(self, channels: int, *, hidden: int = 64, layers: int = 6, decay: float = 0.99):
+        super().__init__()
+        self.decay = decay
+        self.first = nn.Linear(1, hidden)
+        self.hidden = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers))
+        self.last = nn.Linear(hidden, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        signal = x.unsqueeze(1)
+        length = x.shape[1]
+        zero = self._encode(torch.zeros(1, 1, device=x.device))
+        lags = torch.arange(1, length, device=x.device, dtype=x.dtype)[:, None]
+        positive = self._encode(lags) * self.decay**lags
+        coefficients = torch.cat([zero, positive, zero])[None]
+        spectrum = torch.fft.rfft(signal, 2 * length, dim=-2) * torch.fft.rfft(coefficients, 2 * length, dim=-2)
+        return torch.fft.irfft(spectrum, 2 * length, dim=-2)[:, :, :length].squeeze(1)
+
+    def _encode(self, lags: Tensor) -> Tensor:
+        h = self.first(lags)
+        for layer in (*self.hidden, self.last):
+            h = layer(torch.relu(h / (h.norm(dim=-1, keepdim=True) * h.shape[-1] ** -0.5 + 1e-8)))
+        return h
+
+
+def load_peer(name: str) -> Callable[[int, int], nn.Module]:
+    """A peer from ``module:factory``: ``factory(channels, length)`` gives a module on (batch, length, channels).
+
+    ValueError if the module or the factory is not there.
+    """
+    module, separator, attribute = name.partition(":")
+    if not separator:
+        raise ValueError(f"a peer is written module:factory, got {name!r}")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot load peer {name!r}: {error}") from error

@@ -1,0 +1,119 @@
+"""Speed and memory of the causal Toeplitz layer in training, beside the literal algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from lagwise.bench.harness import Factory, Timing, check_causal_layer, interleaved, peak_memory, training_step
+from lagwise.bench.peers import LiteralTNO
+from lagwise.mixers import ToeplitzMixer
+
+OURS, LITERAL = "lagwise", "literal"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One length: seconds of a training step, bytes of memory, and errors relative to the largest value, by method."""
+
+    length: int
+    batch: int
+    seconds: dict[str, Timing]
+    error: dict[str, float]
+    memory: dict[str, int]
+
+    def ratio(self, method: str) -> float:
+        """How many of our steps fit in one of the method's."""
+        return self.seconds[method].median / self.seconds[OURS].median
+
+
+def run(
+    lengths: Sequence[int],
+    *,
+    channels: int = 512,
+    tokens: int = 8192,
+    repeats: int = 15,
+    threads: int | None = None,
+    peers: Mapping[str, Factory] | None = None,
+    memory: bool = True,
+    progress: bool = True,
+) -> list[Row]:
+    """Time forward and backward of our layer, the literal one and any peers at each length.
+
+    The batch is ``tokens / length``, at least 1; kernels are those of TNN table 13 (6 layers of 64, decay 0.99). Every
+    layer is checked with `check_causal_layer` before it is timed. ValueError from there if one is wrong.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    factories: dict[str, Factory] = {OURS: ours, LITERAL: literal, **(peers or {})}
+    rows = []
+    for length in tqdm(lengths, desc="lengths", disable=not progress):
+        batch = max(1, tokens // length)
+        torch.manual_seed(0)
+        layers = {name: make(channels, length).to(device) for name, make in factories.items()}
+        errors = {name: check_causal_layer(layer, channels, length) for name, layer in layers.items()}
+        x = torch.randn(batch, length, channels, device=device)
+        steps = {name: training_step(layer, x) for name, layer in layers.items()}
+        seconds = interleaved(steps, repeats=repeats)
+        measure = partial(peak_memory, channels=channels, length=length, batch=batch, threads=torch.get_num_threads())
+        used = {name: measure(make) for name, make in factories.items()} if memory else {}
+        rows.append(Row(length, batch, seconds, errors, used))
+    return rows
+
+
+def where_time_goes(length: int, *, channels: int = 512, tokens: int = 8192, repeats: int = 15) -> dict[str, Timing]:
+    """Parts of our training step at one length: the kernel network alone, the product alone, and a plain copy of the
+    signal through one rfft and irfft, which no FFT method can do without."""
+    from lagwise.ops import fast_length, toeplitz_product
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mixer = ours(channels, length).to(device)
+    assert isinstance(mixer, ToeplitzMixer)
+    x = torch.randn(max(1, tokens // length), length, channels, device=device, requires_grad=True)
+    taps = mixer.kernel.taps(length).detach().requires_grad_()
+    signal = x.detach().transpose(1, 2).contiguous()
+    n_fft = fast_length(length + taps.shape[1] - 1)
+
+    def kernel() -> None:
+        mixer.zero_grad()
+        mixer.kernel.taps(length).sum().backward()
+
+    def product() -> None:
+        x.grad = taps.grad = None
+        toeplitz_product(x, taps).sum().backward()
+
+    def floor() -> None:
+        for part in signal.split(32, dim=1):
+            torch.fft.irfft(torch.fft.rfft(part, n_fft), n_fft)
+
+    return interleaved({"kernel network": kernel, "product": product, "one rfft and irfft": floor}, repeats=repeats)
+
+
+def ours(channels: int, length: int) -> nn.Module:
+    """Our layer with the published kernel."""
+    return ToeplitzMixer(channels)
+
+
+def literal(channels: int, length: int) -> nn.Module:
+    """The published algorithm, literally."""
+    return LiteralTNO(channels)
+
+
+def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """(length, batch, method, milliseconds, quartiles, times ours, memory) for printing."""
+    lines = []
+    for row in rows:
+        for name, timing in row.seconds.items():
+            spread = f"{timing.lower * 1e3:.1f}-{timing.upper * 1e3:.1f}"
+            memory = f"{row.memory[name] / 2**20:,.0f} MB" if name in row.memory else ""
+            lines.append(
+                (row.length, row.batch, name, f"{timing.median * 1e3:.1f}", spread, f"{row.ratio(name):.2f}x", memory)
+            )
+    return lines

@@ -1,0 +1,49 @@
+"""Channel mixers: what a block does to each token by itself."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GLU(nn.Module):
+    """Gated linear unit: ``W_3 (silu(W_1 x) * W_2 x)`` (TNN §3.1 and fig. 2; Shazeer 2020).
+
+    Shapes: ``(..., channels)`` to the same. Options: expansion, the inner width over the channels (table 13: 1).
+    """
+
+    def __init__(self, channels: int, *, expansion: float = 1):
+        super().__init__()
+        width = _width(channels, expansion)
+        self.gate = nn.Linear(channels, width)
+        self.value = nn.Linear(channels, width)
+        self.out = nn.Linear(width, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.silu(self.gate(x)) * self.value(x))
+
+
+class MLP(nn.Module):
+    """The Transformer's feed-forward layer: ``W_2 gelu(W_1 x)`` (Vaswani et al. 2017).
+
+    Shapes: ``(..., channels)`` to the same. Options: expansion, the inner width over the channels.
+    """
+
+    def __init__(self, channels: int, *, expansion: float = 4):
+        super().__init__()
+        width = _width(channels, expansion)
+        self.up = nn.Linear(channels, width)
+        self.down = nn.Linear(width, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+def _width(channels: int, expansion: float) -> int:
+    width = round(channels * expansion)
+    if width < 1:
+        raise ValueError(f"expansion must give at least one channel, got {expansion} * {channels}")
+    return width
+
+
+CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}

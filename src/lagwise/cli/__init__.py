@@ -1,0 +1,5 @@
+"""The command line. Commands only parse, call and print; the work is in the other rooms."""
+
+from lagwise.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,59 @@
+"""Commands of ``lagwise bench``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+bench = typer.Typer(help="Measure speed and memory beside peers, in one run, checked first.", no_args_is_help=True)
+
+
+@bench.callback()
+def _group() -> None:
+    """Measure speed and memory beside peers, in one run, checked first."""
+
+
+@bench.command()
+def toeplitz(
+    lengths: Annotated[str, typer.Option(help="Sequence lengths, separated by commas.")] = "512,2048,8192",
+    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch; the batch size is this over the length.")] = 8192,
+    repeats: Annotated[int, typer.Option(help="Timed repeats of each method.")] = 15,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="`module:factory` of another implementation; factory(channels, length) gives a module."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+) -> None:
+    """Training step of the causal Toeplitz layer against the published algorithm written out literally.
+
+    lagwise bench toeplitz --lengths 512,2048,8192 --out results.json
+    """
+    from lagwise.bench.harness import save_results
+    from lagwise.bench.peers import load_peer
+    from lagwise.bench.toeplitz import run, table_rows, where_time_goes
+    from lagwise.cli.tables import print_table
+
+    try:
+        wanted = [int(n) for n in lengths.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--lengths are whole numbers separated by commas, got {lengths!r}") from error
+    peers = {name: load_peer(name) for name in peer or []}
+    rows = run(wanted, channels=channels, tokens=tokens, repeats=repeats, threads=threads, peers=peers, memory=memory)
+    head = ("length", "batch", "method", "ms", "quartiles", "times ours", "step memory")
+    print_table("Forward and backward of one layer", head, table_rows(rows))
+    parts = {n: where_time_goes(n, channels=channels, tokens=tokens, repeats=repeats) for n in wanted}
+    print_table(
+        "Where our time goes (ms)",
+        ("length", *next(iter(parts.values()))),
+        ((n, *(f"{t.median * 1e3:.1f}" for t in timing.values())) for n, timing in parts.items()),
+    )
+    if out:
+        command = "lagwise " + " ".join(sys.argv[1:])
+        save_results(out, command, {"layers": rows, "parts": parts})
+        typer.echo(f"written: {out}")

@@ -1,0 +1,40 @@
+"""The main job from end to end, as `make demo` shows it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+from lagwise.analysis.report import SAMPLE_FILE, plot_run
+from lagwise.cli.tables import print_evaluation
+from lagwise.evaluation import evaluate_run
+from lagwise.models import generate_text, load_model
+from lagwise.training import load_recipe, train
+
+PROMPT = "class "
+_MARK = "demo"  # the recipe a folder must hold before we replace it
+
+
+def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None]) -> None:
+    """Train the ``demo`` recipe into ``out``, evaluate, sample and plot. ValueError if ``out`` holds something else."""
+    started = time.monotonic()
+    recipe = load_recipe(_MARK, overrides)
+    if out.is_dir() and any(out.iterdir()):
+        description = load_recipe(_MARK).description
+        saved = out / "recipe.yaml"
+        if not saved.is_file() or load_recipe(str(saved)).description != description:
+            raise ValueError(f"{str(out)!r} is not an earlier demo; choose another folder with --out")
+        shutil.rmtree(out)
+    train(recipe, out)
+    print_evaluation(evaluate_run(out))
+    model, tokenizer = load_model(out)
+    typer.secho("A sample:\n", bold=True)
+    text = generate_text(model, tokenizer, PROMPT, max_new_tokens=400, seed=0, write=write)
+    (out / SAMPLE_FILE).write_text(text)
+    report = plot_run(out)[-1]
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    typer.secho(f"\nReport: {report.resolve().as_uri()}   ({minutes} min {seconds} s in all)", bold=True)

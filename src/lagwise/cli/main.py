@@ -1,0 +1,172 @@
+"""Commands of ``lagwise``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.allocator import keep_freed_memory
+from lagwise.cli.bench import bench
+
+app = typer.Typer(
+    help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(bench, name="bench")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
+
+
+@app.command()
+def train(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe, such as `training.steps=5000`."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A text file or folder (.txt, .jsonl, .parquet, .xz), `stdlib`, or `hub:NAME`."),
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Name of a recipe (see `lagwise recipes`) or a YAML file.")] = "tnn-lm",
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; by default runs/RECIPE.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with a run that was stopped; takes no other options.")
+    ] = None,
+) -> None:
+    """Train a model on text.
+
+    Each run leaves a folder with the model, its tokenizer, the resolved recipe, metrics and checkpoints:
+
+        lagwise train --data my.txt
+
+        lagwise train --data my.txt --out runs/long training.steps=5000 data.length=1024
+
+        lagwise train --resume runs/long
+
+    Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
+    """
+    from lagwise import training
+
+    if resume is not None:
+        if overrides or data or out:
+            raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
+        folder = training.resume(resume)
+    else:
+        changes = [*([f"data.source={data}"] if data else []), *(overrides or [])]
+        settings = training.load_recipe(recipe, changes)
+        folder = training.train(settings, out or Path("runs") / Path(recipe).stem)
+    typer.echo(
+        f"\nTrained: {folder}\nNext:    lagwise evaluate {folder}\n         lagwise generate {folder} --prompt ..."
+    )
+
+
+@app.command()
+def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
+    """List the recipes, or show one with every key that can be overridden and what the keys mean."""
+    from lagwise.training.recipe import DataOptions, TrainingOptions, load_recipe, recipe_names
+
+    if name is None:
+        for each in recipe_names():
+            typer.echo(f"{each:<24} {load_recipe(each).description}")
+        return
+    typer.echo(load_recipe(name).to_yaml())
+    for section, options in (("data", DataOptions), ("training", TrainingOptions)):
+        lines = (line.strip() for line in (options.__doc__ or "").splitlines())
+        typer.echo("\n".join(f"# {section}.{line}" if ":" in line else f"#     {line}" for line in lines))
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    lengths: Annotated[
+        str, typer.Option(help="Context lengths, separated by commas.")
+    ] = "512,1024,2048,4096,8192,14336",
+    data: Annotated[str | None, typer.Option(help="Other text than the run's own data, as for `train`.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each split to use, from its start.")] = 16 * 14336 + 1,
+) -> None:
+    """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors.
+
+    lagwise evaluate runs/tnn-lm --lengths 512,14336
+    """
+    from lagwise.cli.tables import print_evaluation
+    from lagwise.evaluation import evaluate_run
+
+    try:
+        wanted = [int(n) for n in lengths.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--lengths are whole numbers separated by commas, got {lengths!r}") from error
+    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=tokens))
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="Text to continue; without one, a new document.")] = "",
+    tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 500,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above 1 is wilder.")] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="For the same sample again.")] = None,
+) -> None:
+    """Continue a prompt, streamed as it is made.
+
+    lagwise generate runs/tnn-lm --prompt "def "
+    """
+    from lagwise.models import generate_text, load_model
+
+    model, tokenizer = load_model(run)
+    generate_text(
+        model,
+        tokenizer,
+        prompt,
+        max_new_tokens=tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        write=_write,
+    )
+    typer.echo()
+
+
+@app.command()
+def plot(run: Run) -> None:
+    """Draw learning curve, extrapolation and learned kernels into RUN/plots, and gather them in RUN/report.html.
+
+    lagwise plot runs/tnn-lm
+    """
+    from lagwise.analysis.report import plot_run
+
+    for path in plot_run(run):
+        typer.echo(path)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run; replaced if it holds an earlier demo.")] = Path(
+        "runs/demo"
+    ),
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+) -> None:
+    """Train, evaluate, sample and plot a TNN on Python's own source, in about five minutes on two cores."""
+    from lagwise.cli.demo import run_demo
+
+    run_demo(out, overrides or [], write=_write)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is printed as one line, without a traceback."""
+    keep_freed_memory()
+    try:
+        app(standalone_mode=True)
+    except (ValueError, OSError, FloatingPointError, ImportError) as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)

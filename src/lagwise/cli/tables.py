@@ -1,0 +1,35 @@
+"""Results as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lagwise.analysis.report import comparison_rows
+
+
+def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table with its first column to the left and numbers to the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
+def print_evaluation(evaluation: Mapping[str, Any]) -> None:
+    """The result of `lagwise.evaluation.evaluate_run`."""
+    valid, test = evaluation["valid"], evaluation["test"]
+    rows = [(name, f"{value:.3f}") for name, value in comparison_rows(evaluation)]
+    rows.append((f"(validation, length {valid['length']})", f"{valid['bits_per_byte']:.3f}"))
+    print_table(f"The same {test[0]['text_bytes']:,} test bytes", ("", "bits/byte"), rows)
+    print_table(
+        f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths",
+        ("length", "bits/byte", "perplexity/token"),
+        ((s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.4f}") for s in test),
+    )

@@ -1,0 +1,245 @@
+"""Where text comes from: files, folders, the standard library, the hub. All of it becomes documents in three splits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SPLITS = ("train", "valid", "test")
+SUFFIXES = (".txt", ".jsonl", ".parquet")
+_SPLIT_WORDS = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+_HELD_OUT = 0.05  # share of valid and of test when the data name no splits
+_STDLIB_SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "test",
+    "tests",
+    "idle_test",
+    "lib2to3",
+    "ensurepip",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents by split, and what identifies them.
+
+    files: the files of each split, for hashing. ranges: of a lone text file, the share (from, to) that each split
+    takes; empty when whole files or documents are assigned. dataset: a hub data set instead of files.
+    """
+
+    name: str
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    dataset: Any = None
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of a split in a fixed order. ValueError for a file that is not what its name says."""
+        if self.dataset is not None:
+            yield from (row["text"] for row in self.dataset[split])
+            return
+        for path in self.files[split]:
+            documents = read_documents(path)
+            yield from _cut(list(documents), self.ranges[split]) if self.ranges else documents
+
+    def fingerprint(self) -> str:
+        """Hash of the content (and of how it is split)."""
+        digest = hashlib.sha256(json.dumps(self.ranges, sort_keys=True).encode())
+        if self.dataset is not None:
+            digest.update("".join(self.dataset[s]._fingerprint for s in SPLITS).encode())
+        for split in SPLITS:
+            for path in self.files.get(split, []):
+                digest.update(f"{split}:{path.name}:".encode())
+                with open(path, "rb") as f:
+                    digest.update(hashlib.file_digest(f, "sha256").digest())
+        return digest.hexdigest()
+
+
+def open_source(name: str) -> Source:
+    """Find data by name.
+
+    ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
+    each also .xz): split by position or by document. A folder of such files: split by the words train, valid (val,
+    dev) and test in their names, else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
+    ``text`` column.
+
+    FileNotFoundError or ValueError say what is missing. Nothing is read yet but names and sizes.
+    """
+    if name == "stdlib":
+        return _by_file(name, _stdlib_files())
+    if name.startswith("hub:"):
+        return _hub(name)
+    path = Path(name).expanduser()
+    if path.is_file():
+        _check_file(path)
+        return Source(name, {s: [path] for s in SPLITS}, _ranges())
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
+        )
+    files = sorted(f for f in path.rglob("*") if _is_data(f))
+    if not files:
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz) in folder {name!r}")
+    for file in files:
+        _check_file(file)
+    named = {s: [f for f in files if _split_word(f) == s] for s in SPLITS}
+    if named["train"] and (named["valid"] or named["test"]):
+        for s, other in (("valid", "test"), ("test", "valid")):
+            named[s] = named[s] or named[other]
+        return Source(name, named)
+    if len(files) < len(SPLITS):
+        return Source(name, dict.fromkeys(SPLITS, files), _ranges())
+    return _by_file(name, files)
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """The documents of one file: the whole text, or the ``text`` field of every record.
+
+    ValueError names the file, and the place where it stops being valid.
+    """
+    kind = _kind(path)
+    try:
+        if kind == ".parquet":
+            yield from _parquet(path)
+            return
+        with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
+            if kind == ".jsonl":
+                for number, line in enumerate(f, 1):
+                    yield _record(line, path, number)
+            else:
+                yield _decoded(f.read(), path)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+
+
+def _parquet(path: Path) -> Iterator[str]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(columns=["text"]):
+            yield from batch.column("text").to_pylist()
+    except (ArrowException, KeyError, OSError) as error:
+        raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
+
+
+def _record(line: bytes, path: Path, number: int) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}, line {number}: expected a JSON object with a 'text' field ({error!r})") from error
+    if not isinstance(text, str):
+        raise ValueError(f"{path}, line {number}: 'text' must be a string, got {type(text).__name__}")
+    return text
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    if b"\0" in data:
+        raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 (byte {error.start} is {data[error.start]:#04x}); convert it, for example with "
+            f"'iconv -f latin1 -t utf-8 {path.name}'"
+        ) from error
+
+
+def _cut(documents: list[str], share: tuple[float, float]) -> list[str]:
+    """Documents (or, of a single one, whole lines) between two shares of the total."""
+    parts = documents if len(documents) > 2 else "".join(documents).splitlines(keepends=True)
+    total = sum(map(len, parts))
+    taken, position = [], 0
+    for part in parts:
+        if share[0] * total <= position < share[1] * total:
+            taken.append(part)
+        position += len(part)
+    if len(documents) > 2 or not taken:
+        return taken
+    return ["".join(taken)]
+
+
+def _ranges() -> dict[str, tuple[float, float]]:
+    return {
+        "train": (0.0, 1 - 2 * _HELD_OUT),
+        "valid": (1 - 2 * _HELD_OUT, 1 - _HELD_OUT),
+        "test": (1 - _HELD_OUT, 1.0),
+    }
+
+
+def _kind(path: Path) -> str:
+    """How to read a file: by its suffix under any .xz; whatever is not a table of records is text."""
+    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+    return suffix if suffix in SUFFIXES else ".txt"
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a file found in a folder is meant as data."""
+    return path.is_file() and (path.suffix in SUFFIXES or path.suffix == ".xz")
+
+
+def _check_file(path: Path) -> None:
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty")
+
+
+def _split_word(path: Path) -> str | None:
+    words = path.name.lower().replace("-", ".").replace("_", ".").split(".")
+    return next((_SPLIT_WORDS[w] for w in words if w in _SPLIT_WORDS), None)
+
+
+def _by_file(name: str, files: list[Path]) -> Source:
+    """Deal files out by a hash of their names, so that a file's split does not depend on the others."""
+    root = files[0].parent if len(files) == 1 else Path(*_common(files))
+    dealt: dict[str, list[Path]] = {s: [] for s in SPLITS}
+    for file in files:
+        share = int(hashlib.sha256(file.relative_to(root).as_posix().encode()).hexdigest()[:8], 16) / 2**32
+        dealt["test" if share < _HELD_OUT else "valid" if share < 2 * _HELD_OUT else "train"].append(file)
+    for split in ("valid", "test"):  # few files may all have been dealt to train
+        if not dealt[split]:
+            dealt[split].append(max(dealt.values(), key=len).pop())
+    return Source(name, dealt)
+
+
+def _common(files: list[Path]) -> tuple[str, ...]:
+    parts = [f.parent.parts for f in files]
+    shortest = min(parts, key=len)
+    same = next((i for i, p in enumerate(shortest) if any(q[i] != p for q in parts)), len(shortest))
+    return shortest[:same]
+
+
+def _stdlib_files() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = (f for f in root.rglob("*.py") if not _STDLIB_SKIPPED & set(f.relative_to(root).parts))
+    return sorted(f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata"))
+
+
+def _hub(name: str) -> Source:
+    from datasets import load_dataset
+
+    path, _, config = name.removeprefix("hub:").partition(":")
+    try:
+        splits: Any = load_dataset(path, config or None)
+    except Exception as error:
+        raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
+    train = splits["train"]
+    held = [splits[s] for s in ("validation", "valid", "test") if s in splits]
+    if "text" not in train.column_names:
+        raise ValueError(f"data set {path!r} has no 'text' column (it has {', '.join(train.column_names)})")
+    if not held:
+        parts = train.train_test_split(2 * _HELD_OUT, seed=0, shuffle=False)
+        train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
+    return Source(name, dataset={"train": train, "valid": held[0], "test": held[-1]})

@@ -1,0 +1,106 @@
+"""Tokenizers: bytes, a byte-level BPE trained on the data, GPT-2's files, or any tokenizer folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+END_OF_TEXT = "<|endoftext|>"
+PAD = "<|pad|>"
+
+
+def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | None = None) -> PreTrainedTokenizerBase:
+    """A fast tokenizer by name.
+
+    ``bytes``: token id = byte, 256 and 257 are end of text and padding. ``bpe``: a byte-level BPE of ``vocab_size``
+    tokens trained on ``texts``. A folder: the tokenizer saved in it, or GPT-2's ``vocab.json`` and ``merges.txt``.
+    Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has no end of text.
+    """
+    if name == "bytes":
+        return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
+    if name == "bpe":
+        return _wrap(_trained(vocab_size, texts))
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"tokenizer must be 'bytes', 'bpe' or a folder, got {name!r}")
+    if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
+        from tokenizers.models import BPE
+
+        return _wrap(_byte_level(*BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))))
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:
+        raise ValueError(f"no tokenizer in folder {name!r}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer in {name!r} has no eos_token to separate documents with")
+    return tokenizer
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Bytes of text that each token id stands for; special tokens stand for none.
+
+    Exact for byte-level tokenizers, where every character of a token is one byte of text.
+    """
+    alphabet = set(_byte_alphabet())
+    sizes = np.zeros(len(tokenizer), dtype=np.int64)
+    special = set(tokenizer.all_special_ids)
+    for token, index in tokenizer.get_vocab().items():
+        if index in special:
+            continue
+        byte_level = all(char in alphabet for char in token)
+        sizes[index] = len(token) if byte_level else len(str(tokenizer.decode([index])).encode())
+    return sizes
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that byte-level tokenizers write for each byte, in the order of bytes (GPT-2's map)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _trained(vocab_size: int, texts: Iterator[str] | None):
+    from tokenizers.trainers import BpeTrainer
+
+    if texts is None:
+        raise ValueError("tokenizer 'bpe' is trained on the data: give texts")
+    if vocab_size < 258:
+        raise ValueError(f"vocab_size must be at least 258 (256 bytes and 2 specials), got {vocab_size}")
+    tokenizer = _byte_level({}, [])
+    alphabet = _byte_alphabet()
+    trainer = BpeTrainer(vocab_size=vocab_size - 2, initial_alphabet=alphabet, show_progress=True)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _wrap(tokenizer) -> PreTrainedTokenizerBase:
+    from transformers import PreTrainedTokenizerFast
+
+    has_end = tokenizer.token_to_id(END_OF_TEXT) is not None
+    tokenizer.add_special_tokens([END_OF_TEXT] if has_end else [END_OF_TEXT, PAD])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT if has_end else PAD,
+        padding_side="left",
+        model_max_length=10**9,
+        clean_up_tokenization_spaces=False,
+    )

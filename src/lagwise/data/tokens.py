@@ -1,0 +1,186 @@
+"""Token files: text encoded once, memory-mapped, found again by the hash of its content."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
+
+from lagwise.data.sources import SPLITS, Source, open_source
+from lagwise.data.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FORMAT = 1  # raise when the token files' meaning changes
+_PIECE = 1 << 16  # characters given to the tokenizer at a time
+_BATCH = 64  # pieces encoded in parallel
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """An encoded source: one memory-mapped array of token ids a split, documents separated by end of text.
+
+    text_bytes: UTF-8 bytes of the text of each split, separators not counted.
+    """
+
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    splits: dict[str, np.ndarray]
+    text_bytes: dict[str, int]
+
+
+def default_cache() -> Path:
+    """Where token files are kept: ``$LAGWISE_CACHE``, else ``~/.cache/lagwise``."""
+    return Path(os.environ.get("LAGWISE_CACHE", "~/.cache/lagwise")).expanduser()
+
+
+def prepare(
+    name: str, tokenizer: str = "bytes", *, vocab_size: int = 8192, cache: Path | None = None, progress: bool = True
+) -> TokenData:
+    """Encode a source with a tokenizer, or find the result of having done so.
+
+    name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
+    are written beside their place and renamed. Raises what those raise, and OSError with advice when the disk is full.
+    """
+    source = open_source(name)
+    key = _key(source, tokenizer, vocab_size)
+    folder = (cache or default_cache()) / "tokens" / key[:24]
+    if not (folder / "meta.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        try:
+            _encode(source, tokenizer, vocab_size, partial, progress)
+            _publish(partial, folder)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                message = f"no space for token files in {folder.parent}; free some or set LAGWISE_CACHE to another disk"
+                raise OSError(errno.ENOSPC, message) from error
+            raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    meta = json.loads((folder / "meta.json").read_text())
+    splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
+    return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
+
+
+class TrainingWindows(Dataset):
+    """``count`` training examples: windows of ``length`` tokens, every window once an epoch, in random order.
+
+    Example i depends only on (tokens, length, seed, i), so a resumed run and any number of processes see the same
+    examples. Each epoch starts its windows at another offset. ValueError if the tokens do not fill one window.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, count: int, seed: int):
+        if len(tokens) < length:
+            raise ValueError(
+                f"the training text has {len(tokens)} tokens, fewer than one sequence of {length}; "
+                "give more text or a smaller data.length"
+            )
+        self.tokens, self.length, self.count, self.seed = tokens, length, count, seed
+        self.per_epoch = max(1, len(tokens) // length - 1)
+        self._epoch, self._offset, self._order = -1, 0, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        epoch, place = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            random = np.random.default_rng((self.seed, epoch))
+            slack = len(self.tokens) - self.per_epoch * self.length
+            self._epoch, self._offset = epoch, int(random.integers(0, slack + 1))
+            self._order = random.permutation(self.per_epoch)
+        start = self._offset + int(self._order[place]) * self.length
+        ids = torch.from_numpy(self.tokens[start : start + self.length].astype(np.int64))
+        return {"input_ids": ids, "labels": ids}
+
+
+def _key(source: Source, tokenizer: str, vocab_size: int) -> str:
+    identity = [str(_FORMAT), source.fingerprint(), tokenizer]
+    if tokenizer == "bpe":
+        identity.append(str(vocab_size))
+    elif Path(tokenizer).expanduser().is_dir():
+        for file in sorted(Path(tokenizer).expanduser().glob("*")):
+            if file.suffix in (".json", ".txt", ".model"):
+                identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
+        identity[2] = "folder"
+    return hashlib.sha256("\n".join(identity).encode()).hexdigest()
+
+
+def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> None:
+    tokenizer = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
+    dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+    text_bytes = {}
+    for split in SPLITS:
+        size = 0
+        with (
+            open(folder / f"{split}.bin", "wb") as f,
+            tqdm(desc=f"tokenizing {split}", unit="B", unit_scale=True, disable=not progress) as bar,
+        ):
+            for document in source.documents(split):
+                for ids, read in _encode_document(document, tokenizer, name == "bytes"):
+                    f.write(ids.astype(dtype).tobytes())
+                    size += read
+                    bar.update(read)
+                f.write(np.asarray([tokenizer.eos_token_id], dtype=dtype).tobytes())
+        if size == 0:
+            raise ValueError(f"the {split} split of {source.name!r} has no text; give more or longer documents")
+        text_bytes[split] = size
+    tokenizer.save_pretrained(folder / "tokenizer")
+    meta = {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
+    """Token ids of a document in batches, with the bytes each batch covers."""
+    if as_bytes:  # token id = byte, so no tokenizer is needed
+        data = np.frombuffer(text.encode(), dtype=np.uint8)
+        yield data, len(data)
+        return
+    batch: list[str] = []
+    for piece in (*_pieces(text), None):
+        if piece is not None:
+            batch.append(piece)
+        if batch and (piece is None or len(batch) == _BATCH):
+            encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+            yield (
+                np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded]),
+                sum(len(p.encode()) for p in batch),
+            )
+            batch = []
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut long documents before a line that starts with a word, where tokenizers of words cut too."""
+    start = 0
+    while len(text) - start > _PIECE:
+        end = start + _PIECE
+        while 0 < (end := text.find("\n", end) + 1) < len(text) and text[end].isspace():
+            pass
+        if end == 0:
+            break
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not (folder / "meta.json").is_file():  # else another process has published the same
+            raise

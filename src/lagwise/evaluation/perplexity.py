@@ -1,0 +1,102 @@
+"""Perplexity and bits per byte of a causal language model on a token file.
+
+The rules, for every figure that lagwise prints:
+
+- Text is one stream: the documents of a split in order, each followed by one end-of-text token.
+- The stream is cut into windows of ``length`` inputs that do not overlap. A window predicts the token after each of
+  its inputs, so a token is predicted from 1 to ``length`` tokens of context, and every token but the stream's first is
+  scored exactly once, whatever the length. Models keep nothing from one window to the next.
+- The last window is shorter. Longer windows thus differ only in the context that tokens get, never in the tokens.
+- End-of-text tokens are scored like all others. Bits per byte divides the total by the bytes of the text alone, so a
+  model pays for predicting where documents end, and compressors, which are not told, do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm.auto import tqdm
+
+_TOKENS_A_BATCH = 16384
+_LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would be 3 GB
+
+
+@dataclass(frozen=True)
+class Score:
+    """length: tokens of context at most. tokens: scored. nats: their total. text_bytes: that they spell."""
+
+    length: int
+    tokens: int
+    nats: float
+    text_bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        """Per token: exp(nats / tokens)."""
+        return math.exp(self.nats / self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Total bits over bytes of text."""
+        return self.nats / math.log(2) / self.text_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+
+
+@torch.inference_mode()
+def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, progress: bool = False) -> Score:
+    """Score a causal language model on a stream of tokens, by the rules above.
+
+    model: a `LagwiseForCausalLM` (or any causal model of transformers). tokens ``(n,)``; sizes ``(vocab,)`` bytes of
+    text behind each token id, from `token_bytes`. ValueError if there is nothing to predict, or the length is over
+    the model's limit; FloatingPointError if the model gives NaN.
+    """
+    if len(tokens) < 2 or length < 1:
+        raise ValueError(
+            f"evaluation needs at least 2 tokens and a length of at least 1, got {len(tokens)} and {length}"
+        )
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and min(length, len(tokens) - 1) > limit:
+        raise ValueError(f"length {length} is over the model's limit of {limit} tokens (max_position_embeddings)")
+    model.eval()
+    device = next(model.parameters()).device
+    stream = torch.from_numpy(tokens.astype(np.int64))
+    inputs, targets = stream[:-1], stream[1:]
+    whole = len(inputs) // length * length
+    batches = list(zip(_rows(inputs[:whole], length), _rows(targets[:whole], length), strict=True))
+    if whole < len(inputs):
+        batches.append((inputs[None, whole:], targets[None, whole:]))
+    nats, head = 0.0, model.get_output_embeddings()
+    bar = tqdm(desc=f"evaluating at {length}", total=len(inputs), unit="token", unit_scale=True, disable=not progress)
+    with bar:
+        for x, y in batches:
+            hidden = model.base_model(input_ids=x.to(device), use_cache=False).last_hidden_state.flatten(0, 1)
+            for h, t in zip(hidden.split(_LOGITS_AT_ONCE), y.to(device).flatten().split(_LOGITS_AT_ONCE), strict=True):
+                nats += F.cross_entropy(head(h).float(), t, reduction="sum").item()
+            bar.update(x.numel())
+    if not math.isfinite(nats):
+        raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")
+    return Score(length, len(targets), nats, int(sizes[tokens[1:]].sum()))
+
+
+def extrapolation(
+    model: Any, tokens: np.ndarray, lengths: Sequence[int], sizes: np.ndarray, *, progress: bool = False
+) -> list[Score]:
+    """The same tokens scored at several lengths (TNN table 15): how a model uses context it was not trained on.
+
+    Arguments and errors as in `evaluate`. Lengths beyond the model's limit are left out of the result.
+    """
+    limit = getattr(model.config, "max_position_embeddings", None)
+    usable = [n for n in lengths if limit is None or n <= limit]
+    return [evaluate(model, tokens, n, sizes, progress=progress) for n in usable]
+
+
+def _rows(stream: torch.Tensor, length: int) -> Sequence[torch.Tensor]:
+    return stream.view(-1, length).split(max(1, _TOKENS_A_BATCH // length)) if len(stream) else ()

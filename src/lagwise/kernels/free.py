@@ -1,0 +1,46 @@
+"""Free coefficients: one parameter for every channel and lag."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.base import LagKernel
+
+
+class FreeKernel(LagKernel):
+    """Taps that are parameters themselves: TNN without RPE (TNN §3.2 and table 9).
+
+    Formula: ``k(l) = decay**|l| * w_l`` for ``|l| < max_length``.
+
+    Parameters grow with the length, and no longer input can be processed: `taps` raises ValueError beyond max_length,
+    naming both. Options: max_length (lags on each side), decay as in `RPEKernel`.
+    """
+
+    def __init__(self, channels: int, *, causal: bool = True, max_length: int = 512, decay: float = 0.99):
+        super().__init__(channels, causal)
+        if max_length < 1 or not 0.0 < decay <= 1.0:
+            raise ValueError(f"max_length must be at least 1 and decay in (0, 1], got {max_length} and {decay}")
+        self.max_length: int = max_length
+        self.decay = decay
+        self.weight = nn.Parameter(torch.empty(channels, max_length if causal else 2 * max_length - 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with variance one over the effective number of lags, so that mixing keeps the scale."""
+        effective = min(self.max_length, 1 / max(1 - self.decay**2, 1e-9))
+        nn.init.normal_(self.weight, std=effective**-0.5)
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`. ValueError if length > max_length."""
+        if length > self.max_length:
+            raise ValueError(
+                f"this kernel has coefficients for {self.max_length} tokens, got a sequence of {length}; "
+                "use kernel 'rpe' for lengths beyond training"
+            )
+        dtype = self.precision(self.weight)
+        lags = self.lags(length, self.weight.device)
+        first = 0 if self.causal else self.max_length - length
+        return self.weight[:, first : first + lags.numel()].to(dtype) * torch.tensor(
+            self.decay, dtype=dtype, device=lags.device
+        ).pow(lags.abs())

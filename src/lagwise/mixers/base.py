@@ -1,0 +1,79 @@
+"""The mixer contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, Self
+
+from torch import Tensor, nn
+
+from lagwise.ops import per_document
+
+
+class State(Protocol):
+    """What a causal mixer remembers: an immutable tuple of tensors."""
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """A new state with ``change`` applied to every tensor whose first axis is the batch."""
+        ...
+
+
+class Mixer(nn.Module):
+    """A token mixer on ``(batch, length, channels)``.
+
+    Abstract: subclasses give `mix` and, if causal, `init_state` and `prefill`.
+    Whatever the mixer, these agree: the whole sequence at once (`forward`), any cutting of it into chunks (`prefill`),
+    and one token at a time (`step`). Padding and neighbours in a packed row leave no trace. Bidirectional mixers have
+    only `forward`. ``tests/test_mixers.py`` holds every entry of the table to this.
+    """
+
+    def __init__(self, channels: int, causal: bool):
+        super().__init__()
+        if channels < 1:
+            raise ValueError(f"channels must be at least 1, got {channels}")
+        self.channels = channels
+        self.causal = causal
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+        """Mix whole sequences.
+
+        Shapes: x ``(batch, length, channels)``; mask ``(batch, length)``, true where a token is real; seq_idx
+        ``(batch, length)``, the document a token of a packed row belongs to. Result like x; outputs at padding are
+        finite and mean nothing. ValueError if a shape is wrong.
+        """
+        if x.dim() != 3 or x.shape[2] != self.channels or x.shape[1] == 0:
+            raise ValueError(f"x must be (batch, length >= 1, channels={self.channels}), got {tuple(x.shape)}")
+        if mask is not None and mask.shape != x.shape[:2]:
+            raise ValueError(f"mask must be (batch, length) = {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
+        if seq_idx is not None:
+            return per_document(self.mix, x, seq_idx, mask)
+        return self.mix(x, mask)
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """`forward` for checked arguments and rows of one document."""
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int) -> Any:
+        """State before the first token. ValueError for a bidirectional mixer."""
+        raise NotImplementedError
+
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Mix the next ``length >= 1`` tokens; return their outputs and the state after them. The old state stays
+        valid: generation may branch from it."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Mix one token, ``(batch, channels)``."""
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+    def require_causal(self) -> None:
+        if not self.causal:
+            raise ValueError(
+                f"{type(self).__name__} is bidirectional: it has no streaming state; build it with causal=True"
+            )
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the padding, NaN or not."""
+    return x if mask is None else x.masked_fill(~mask.bool()[..., None], 0)

@@ -1,0 +1,49 @@
+"""The gated Toeplitz unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer
+from lagwise.mixers.toeplitz import ToeplitzMixer, ToeplitzState
+
+
+class GTU(Mixer):
+    """Gated Toeplitz unit: ``W_o (silu(W_u x) * TNO(silu(W_v x)))`` (TNN §3.1 and fig. 2; SKI-TNN app. A).
+
+    Options: expansion, the width of the gate over the channels (table 13: 3); kernel and engine, as in
+    `ToeplitzMixer`. ValueError if expansion times channels is not a whole number of at least 1.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        expansion: float = 3,
+        kernel: Mapping[str, Any] | None = None,
+        engine: str = "auto",
+    ):
+        super().__init__(channels, causal)
+        width = round(expansion * channels)
+        if width < 1:
+            raise ValueError(f"expansion must give at least one channel, got {expansion} * {channels}")
+        self.gate = nn.Linear(channels, width)
+        self.value = nn.Linear(channels, width)
+        self.toeplitz = ToeplitzMixer(width, causal=causal, kernel=kernel, engine=engine)
+        self.out = nn.Linear(width, channels)
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        mixed = self.toeplitz(F.silu(self.value(x)), mask=mask)
+        return self.out(F.silu(self.gate(x)) * mixed)
+
+    def init_state(self, batch_size: int) -> ToeplitzState:
+        return self.toeplitz.init_state(batch_size)
+
+    def prefill(self, x: Tensor, state: ToeplitzState, *, mask: Tensor | None = None) -> tuple[Tensor, ToeplitzState]:
+        mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
+        return self.out(F.silu(self.gate(x)) * mixed), state

@@ -1,0 +1,82 @@
+"""The Toeplitz neural operator: a lag kernel applied to every channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.kernels import KERNELS
+from lagwise.mixers.base import Mixer, masked
+from lagwise.ops import ENGINES, toeplitz_product
+from lagwise.tables import build, known
+
+_FIRST_CAPACITY = 256
+
+
+class ToeplitzState(NamedTuple):
+    """Inputs so far, ``(batch, n, channels)``, as far back as the kernel reaches, and the taps they meet.
+
+    ``reversed_taps`` is ``(capacity, channels)``, lag 0 last, so that its tail lines up with the history.
+    """
+
+    history: Tensor
+    reversed_taps: Tensor
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ToeplitzState:
+        return self._replace(history=change(self.history))
+
+
+class ToeplitzMixer(Mixer):
+    """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
+
+    Options: kernel, a spec from the table of kernels; engine, as in `toeplitz_product`.
+
+    Streaming keeps the inputs that the kernel still reaches: constant memory for a kernel with a horizon, growing with
+    the text otherwise. A token costs one dot product over them.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        kernel: Mapping[str, Any] | None = None,
+        engine: str = "auto",
+    ):
+        super().__init__(channels, causal)
+        self.engine = known(engine, ENGINES, "engine")
+        self.kernel = build(KERNELS, kernel or {"name": "rpe"}, channels, what="kernel", causal=causal)
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        taps = self.kernel.taps(x.shape[1])
+        return toeplitz_product(masked(x, mask), taps, causal=self.causal, engine=self.engine)
+
+    def init_state(self, batch_size: int) -> ToeplitzState:
+        self.require_causal()
+        horizon = self.kernel.horizon()
+        capacity = horizon or min(_FIRST_CAPACITY, self.kernel.max_length or _FIRST_CAPACITY)
+        reversed_taps = self._reversed_taps(capacity)
+        return ToeplitzState(reversed_taps.new_zeros(batch_size, 0, self.channels), reversed_taps)
+
+    def prefill(self, x: Tensor, state: ToeplitzState, *, mask: Tensor | None = None) -> tuple[Tensor, ToeplitzState]:
+        signal = torch.cat([state.history, masked(x, mask).to(state.history.dtype)], dim=1)
+        length = signal.shape[1]
+        horizon = self.kernel.horizon()
+        taps = state.reversed_taps
+        if horizon is None and length > taps.shape[0]:
+            # Doubling makes the kernel network's cost a constant a token.
+            capacity = 2 ** (length - 1).bit_length()
+            taps = self._reversed_taps(max(length, min(capacity, self.kernel.max_length or capacity)))
+        reach = taps[-length:]
+        if x.shape[1] == 1:
+            y = (signal[:, length - reach.shape[0] :] * reach).sum(dim=1, keepdim=True)
+        else:
+            y = toeplitz_product(signal, reach.flip(0).t(), engine=self.engine)[:, length - x.shape[1] :]
+        keep = length if horizon is None else min(length, horizon - 1)
+        return y.to(x.dtype), ToeplitzState(signal[:, length - keep :], taps)
+
+    def _reversed_taps(self, length: int) -> Tensor:
+        return self.kernel.taps(length).t().flip(0)

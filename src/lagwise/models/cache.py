@@ -1,0 +1,123 @@
+"""The streaming cache that `generate` carries: one mixer state a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class StateLayer(CacheLayerMixin):
+    """Holds a mixer's state for one layer. There are no keys and values here, so `update` refuses to be called."""
+
+    is_compileable = False
+    is_sliding = False
+    is_croppable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Any = None
+        self.seen = 0
+
+    def advance(self, state: Any, tokens: int) -> None:
+        self.state, self.is_initialized = state, True
+        self.seen += tokens
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.state is not None:
+            self.state = self.state.map_batch(change)
+
+    def lazy_initialization(self, key_states: Any = None, value_states: Any = None) -> None:
+        raise TypeError("a lagwise cache holds mixer states, not keys and values")
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a lagwise cache holds mixer states, not keys and values")
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        return self.seen + (query_length if isinstance(query_length, int) else len(query_length)), 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # the name before transformers 5.10
+
+    def reset(self) -> None:
+        self.state, self.seen, self.is_initialized = None, 0, False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda t: t[indices])
+
+    def offload(self) -> None:
+        self._map(lambda t: t.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """States move back to the model's device when they next meet its activations."""
+
+    def crop(self, max_length: int) -> None:
+        raise ValueError("a streaming state cannot be rolled back; keep the earlier cache and branch from it")
+
+
+class StreamingCache(Cache):
+    """Mixer states of all layers, plus what padding has taught about positions.
+
+    ``seen`` counts the positions processed, padding included; ``real`` (batch,) counts the tokens that were not
+    padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with.
+    """
+
+    def __init__(self, layers: int):
+        super().__init__(layers=[StateLayer() for _ in range(layers)])
+        self.real: Tensor | None = None
+        self.rows: int | None = None
+
+    @property
+    def seen(self) -> int:
+        first = self.layers[0]
+        assert isinstance(first, StateLayer)
+        return first.seen
+
+    def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
+        """Positions (batch, length) of the next tokens, counting real tokens only; remembers the count."""
+        before = torch.zeros(batch_size, dtype=torch.long, device=device) if self.real is None else self.real
+        positions = real_positions(batch_size, length, mask, device) + before[:, None]
+        self.real = positions[:, -1] + 1
+        return positions.clamp(min=0)
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        super().reorder_cache(beam_idx)
+        self._map_real(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._map_real(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._map_real(lambda t: t[indices])
+
+    def reset(self) -> None:
+        super().reset()
+        self.real = self.rows = None
+
+    def _map_real(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.rows = None  # known again at the next forward
+        if self.real is not None:
+            self.real = change(self.real)
+
+
+def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
+    """Number each row's real tokens from 0; padding takes the number of the token before it (-1 if none)."""
+    if mask is None:
+        return torch.arange(length, device=device).expand(batch_size, length)
+    return mask.long().cumsum(dim=1) - 1

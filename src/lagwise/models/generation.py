@@ -1,0 +1,63 @@
+"""Text from a model, as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, TextStreamer
+
+from lagwise.models.modeling import LagwiseForCausalLM
+
+
+def generate_text(
+    model: LagwiseForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    *,
+    max_new_tokens: int = 500,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    seed: int | None = None,
+    write: Callable[[str], None] | None = None,
+) -> str:
+    """Continue a prompt; ``write`` receives the text piece by piece while it is made.
+
+    temperature 0 is greedy. An empty prompt starts a document. Returns prompt and continuation. ValueError for
+    options out of range.
+    """
+    if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+        raise ValueError(
+            f"max_new_tokens must be at least 1, temperature at least 0 and top_p in (0, 1]; got {max_new_tokens}, "
+            f"{temperature} and {top_p}"
+        )
+    if seed is not None:
+        torch.manual_seed(seed)
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"] if prompt else None
+    if ids is None:
+        ids = torch.tensor([[tokenizer.bos_token_id]])
+    choice: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
+    )
+    generate: Any = model.generate
+    output = generate(
+        ids.to(model.device),
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        streamer=None if write is None else _Writer(tokenizer, write),
+        **choice,
+    )
+    return str(tokenizer.decode(output[0], skip_special_tokens=True))
+
+
+class _Writer(TextStreamer):
+    """Hands finished pieces of text on instead of printing them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]):
+        super().__init__(tokenizer, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.write(text)

@@ -1,0 +1,50 @@
+"""Reading a model folder: checked first, so that a damaged one is an error and never a half-initialised model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from lagwise.models.modeling import LagwiseForCausalLM
+
+_WEIGHTS = "model.safetensors"
+
+
+def load_model(folder: str | Path) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
+    """The model (in evaluation mode) and tokenizer saved in a run or checkpoint folder.
+
+    FileNotFoundError if there is no such folder or no weights in it; ValueError if the weights are cut short, or do
+    not fit the configuration (a file from another version). Only JSON and safetensors are read.
+    """
+    folder = Path(folder).expanduser()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{str(folder)!r} is not a model folder: it has no config.json (has training finished?)"
+        )
+    check_weights(folder)
+    model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    if any(wrong.values()):
+        what = "; ".join(f"{kind.removesuffix('_keys')}: {', '.join(keys[:3])}" for kind, keys in wrong.items() if keys)
+        raise ValueError(
+            f"the weights in {str(folder)!r} do not fit its config.json ({what}); another lagwise version?"
+        )
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    return model.eval(), tokenizer
+
+
+def check_weights(folder: Path) -> None:
+    """Raise unless the folder's weights are a whole safetensors file. A pickle is named, and not opened."""
+    path = folder / _WEIGHTS
+    if not path.is_file():
+        pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(pattern)]
+        found = f"; {pickles[0]} is a pickle, which lagwise never opens: convert it to safetensors" if pickles else ""
+        raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{found}")
+    try:
+        with safe_open(path, "pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{str(path)!r} is cut short or damaged ({error}); use another checkpoint") from error

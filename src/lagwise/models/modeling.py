@@ -1,0 +1,249 @@
+"""Backbone and heads as Hugging Face classes: thin shells around blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from lagwise.blocks import BLOCKS
+from lagwise.blocks.prenorm import NORMS
+from lagwise.kernels import KernelLinear, LagKernel
+from lagwise.models.cache import StateLayer, StreamingCache, real_positions
+from lagwise.models.configuration import LagwiseConfig
+from lagwise.tables import build
+
+
+class LagwiseLayer(GradientCheckpointingLayer):
+    """A block and its place in the cache."""
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__()
+        assert config.block is not None
+        self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=True)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        cached: StateLayer | None = None,
+    ) -> Tensor:
+        if cached is None:
+            return self.block(x, mask=mask, seq_idx=seq_idx)
+        state = self.block.init_state(x.shape[0]) if cached.state is None else cached.state
+        if x.shape[1] == 1 and mask is None:
+            y, state = self.block.step(x[:, 0], state)
+            y = y[:, None]
+        else:
+            y, state = self.block.prefill(x, state, mask=mask)
+        cached.advance(state, x.shape[1])
+        return y
+
+
+class LagwisePreTrainedModel(PreTrainedModel):
+    config_class = LagwiseConfig
+    config: LagwiseConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["LagwiseLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _is_stateful = True  # a state cannot be rolled back: refuses assisted decoding
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but weights are only ever read from safetensors: a pickle can run code."""
+        kwargs.setdefault("use_safetensors", True)
+        return super().from_pretrained(*args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, LagKernel | KernelLinear):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+
+class LagwiseModel(LagwisePreTrainedModel):
+    """Embeddings, blocks, final norm (TNN fig. 2).
+
+    Inputs: input_ids ``(batch, length)`` or inputs_embeds ``(batch, length, hidden_size)``; attention_mask
+    ``(batch, length so far)``, zero at padding on either side; seq_idx ``(batch, length)`` for packed rows;
+    past_key_values, a `StreamingCache` to continue from. ValueError names what is wrong with an input.
+    """
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = None
+        if config.position_embedding == "learned":
+            assert config.max_position_embeddings is not None
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = NORMS[config.norm](config.hidden_size)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: StreamingCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        seq_idx: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        h = self._embed(input_ids, inputs_embeds)
+        batch, length, _ = h.shape
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if past_key_values is None and use_cache:
+            past_key_values = StreamingCache(len(self.layers))
+        if past_key_values is not None:
+            self._check_cache(past_key_values, batch, seq_idx)
+        self._check_length(length, past_key_values)
+        mask = None if attention_mask is None else self._current_mask(attention_mask, batch, length)
+        if self.embed_positions is not None:
+            h = h + self.embed_positions(self._positions(batch, length, mask, past_key_values, seq_idx, h.device))
+        states = []
+        for i, layer in enumerate(self.layers):
+            states.append(h)
+            h = layer(h, mask, seq_idx, None if past_key_values is None else past_key_values.layers[i])
+        h = self.norm(h)
+        return BaseModelOutputWithPast(
+            last_hidden_state=h,
+            past_key_values=past_key_values,
+            hidden_states=(*states, h) if output_hidden_states else None,
+        )
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is not None:
+            if not torch.compiler.is_compiling() and not inputs_embeds.isfinite().all():
+                raise ValueError("inputs_embeds has NaN or infinite values; one would spread over its whole row")
+            return inputs_embeds
+        assert input_ids is not None
+        if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+            raise ValueError(f"input_ids must be (batch, length >= 1), got {tuple(input_ids.shape)}")
+        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = input_ids.aminmax()
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"input_ids must be in [0, {self.config.vocab_size}), got {int(low)}..{int(high)}; "
+                    "was the text encoded with another tokenizer?"
+                )
+        return self.embed_tokens(input_ids)
+
+    def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
+        if seq_idx is not None:
+            raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
+        if not isinstance(cache, StreamingCache) or len(cache.layers) != len(self.layers):
+            raise ValueError(f"past_key_values must be this model's StreamingCache, got {type(cache).__name__}")
+        if cache.rows not in (None, batch):
+            raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
+        cache.rows = batch
+
+    def _check_length(self, length: int, cache: StreamingCache | None) -> None:
+        limit = self.config.max_position_embeddings
+        total = length + (0 if cache is None else cache.seen)
+        if limit is not None and total > limit:
+            raise ValueError(f"this model takes at most {limit} tokens (max_position_embeddings), got {total}")
+
+    @staticmethod
+    def _current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
+        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
+            raise ValueError(
+                f"attention_mask must be (batch={batch}, at least {length}), got {tuple(attention_mask.shape)}"
+            )
+        return attention_mask[:, -length:].bool()
+
+    @staticmethod
+    def _positions(
+        batch: int,
+        length: int,
+        mask: Tensor | None,
+        cache: StreamingCache | None,
+        seq_idx: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
+        if cache is not None:
+            return cache.positions(batch, length, mask, device)
+        positions = real_positions(batch, length, mask, device).clamp(min=0)
+        if seq_idx is None:
+            return positions
+        starts = torch.ones_like(seq_idx, dtype=torch.bool)
+        starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+        return positions - torch.where(starts, positions, 0).cummax(dim=1).values
+
+
+class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
+    """Causal language model with tied embeddings.
+
+    Inputs as `LagwiseModel`, and labels ``(batch, length)`` for the loss (shifted inside; -100 is ignored),
+    logits_to_keep to compute only the last logits. Generates through `generate` with a `StreamingCache`.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__(config)
+        self.model = LagwiseModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: StreamingCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        seq_idx: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        if labels is not None and use_cache is None:
+            use_cache = False  # a loss is taken over whole sequences; nothing is streamed after it
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            seq_idx=seq_idx,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+
+
+AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
+AutoModelForCausalLM.register(LagwiseConfig, LagwiseForCausalLM, exist_ok=True)

@@ -1,0 +1,97 @@
+"""Softmax attention with linear biases: the baseline that lag-based mixers are compared with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_QUERY_CHUNK = 512
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Slopes m of ALiBi's penalty ``-m |i - j|``, one a head (Press et al. 2022; compare TNN eq. 6).
+
+    Formula: ``2**(-8 k / heads)`` for k = 1..heads when heads is a power of two; otherwise the slopes of the power
+    of two below, followed by every second slope of the power of two above. ValueError if heads < 1.
+    """
+    if heads < 1:
+        raise ValueError(f"heads must be at least 1, got {heads}")
+
+    def of_power(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * k / n) for k in range(1, n + 1)]
+
+    below = 2 ** math.floor(math.log2(heads))
+    return torch.tensor(of_power(below) + of_power(2 * below)[0::2][: heads - below])
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = True,
+    slopes: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention in which the queries are the last tokens of the keys.
+
+    Formula: ``softmax(q k^T / sqrt(d) - m |i - j|) v`` over real keys ``j`` (and ``j <= i`` when causal).
+
+    Shapes: query ``(batch, heads, length, d)``; key and value ``(batch, heads, total, d)`` with total >= length;
+    slopes ``(heads,)`` or None; mask ``(batch, total)``, true where a key is real. Result like query.
+
+    Preconditions: ValueError if there are more queries than keys. A query always sees itself, so a row of padding
+    gives finite numbers rather than NaN. Memory is O(length * total) in training; without gradients and beyond
+    ``_QUERY_CHUNK`` queries the bias is made chunk by chunk.
+
+    Source: TNN eq. 1 and 6 (ALiBi); computed by torch's scaled_dot_product_attention.
+    """
+    length, total = query.shape[2], key.shape[2]
+    if length > total:
+        raise ValueError(f"there must be at least as many keys as queries, got {total} keys and {length} queries")
+    if slopes is None and mask is None and (not causal or length == total):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    if causal and length == 1 and slopes is None and mask is None:
+        return F.scaled_dot_product_attention(query, key, value)
+    chunks = []
+    for start in range(0, length, _QUERY_CHUNK):
+        part = query[:, :, start : start + _QUERY_CHUNK]
+        first = total - length + start
+        seen = first + part.shape[2] if causal else total  # keys beyond the chunk's last query are never needed
+        bias = _bias(part, first, seen, causal, slopes, mask)
+        chunks.append(F.scaled_dot_product_attention(part, key[:, :, :seen], value[:, :, :seen], attn_mask=bias))
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=2)
+
+
+def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Additive bias (batch or 1, heads or 1, queries, keys): linear in the distance, -inf where not allowed."""
+    i = torch.arange(first, first + query.shape[2], device=query.device)[:, None]
+    j = torch.arange(seen, device=query.device)[None, :]
+    allowed = (j <= i) if causal else torch.ones(query.shape[2], seen, dtype=torch.bool, device=query.device)
+    allowed = allowed[None, None]
+    if mask is not None:
+        allowed = allowed & (mask[:, None, None, :seen].bool() | (i == j))
+    bias = torch.zeros((), dtype=torch.float32, device=query.device).expand(1, 1, query.shape[2], seen)
+    if slopes is not None:
+        bias = -slopes.to(query.device)[None, :, None, None] * (i - j).abs()
+    return bias.masked_fill(~allowed, float("-inf")).to(query.dtype)
+
+
+def attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, slopes: Tensor | None = None
+) -> Tensor:
+    """The same attention written out with an explicit softmax, without a mask. For tests.
+
+    Shapes, formula and source as in `attention`.
+    """
+    length, total = query.shape[2], key.shape[2]
+    lag = torch.arange(total - length, total)[:, None] - torch.arange(total)[None, :]
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+    if slopes is not None:
+        scores = scores - slopes.to(scores.dtype)[:, None, None] * lag.abs()
+    if causal:
+        scores = scores.masked_fill(lag < 0, float("-inf"))
+    return scores.softmax(-1) @ value

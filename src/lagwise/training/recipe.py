@@ -1,0 +1,198 @@
+"""Recipes: what to train, on what and how, in a YAML file that is checked key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lagwise.tables import known
+
+SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
+PRECISIONS = ("auto", "float32", "bfloat16")
+DEFAULT_RECIPE = "tnn-lm"
+
+
+@dataclass
+class DataOptions:
+    """source: `stdlib`, a file, a folder, or `hub:NAME`.
+    tokenizer: `bytes`, `bpe` (trained on the data), or a tokenizer folder.
+    vocab_size: tokens of a `bpe` tokenizer.
+    length: tokens in a training sequence."""
+
+    source: str = "stdlib"
+    tokenizer: str = "bytes"
+    vocab_size: int = 8192
+    length: int = 512
+
+
+@dataclass
+class TrainingOptions:
+    """steps: optimiser steps.
+    batch_size: sequences in a step, over all processes.
+    accumulate: micro-batches that a step is cut into, to save memory.
+    learning_rate: its peak.
+    schedule: after the warm-up: inverse_sqrt, polynomial, cosine, linear or constant_with_warmup.
+    warmup_steps: steps from zero to the peak.
+    weight_decay: decoupled, on matrices only.
+    beta1, beta2, epsilon: AdamW's.
+    clip: largest gradient norm; 0 for none.
+    precision: auto (bfloat16 where the hardware has it), float32 or bfloat16.
+    gradient_checkpointing: recompute blocks in the backward pass, to save memory.
+    seed: of weights and of the order of the data.
+    log_every, evaluate_every, save_every: in steps.
+    evaluate_tokens: tokens of the validation text to use.
+    keep_checkpoints: the newest ones to keep."""
+
+    steps: int = 1000
+    batch_size: int = 8
+    accumulate: int = 1
+    learning_rate: float = 4e-3
+    schedule: str = "cosine"
+    warmup_steps: int = 50
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-8
+    clip: float = 1.0
+    precision: str = "auto"
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 200
+    save_every: int = 200
+    evaluate_tokens: int = 65536
+    keep_checkpoints: int = 2
+
+
+@dataclass
+class Recipe:
+    """description: one line. model: fields of `LagwiseConfig`. data, training: see their options."""
+
+    description: str = ""
+    model: dict[str, Any] = field(default_factory=dict)
+    data: DataOptions = field(default_factory=DataOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with lagwise."""
+    folder = resources.files("lagwise") / "recipes"
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
+
+    ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range.
+    Keys below ``model.block`` are checked when the model is built.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise FileNotFoundError(f"no recipe file {name!r}")
+        text = path.read_text()
+    else:
+        known(name, recipe_names(), "recipe")
+        text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_text()
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"recipe {name!r} is not valid YAML: {error}") from error
+    for override in overrides:
+        _apply(values, override)
+    recipe = _fill(Recipe, values, "")
+    _check(recipe)
+    return recipe
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    sections = [f.name for f in dataclasses.fields(Recipe)]
+    parts = key.split(".")
+    if not separator or parts[0] not in sections:
+        leaves = [f"{s}.{f.name}" for s, cls in _SECTIONS.items() for f in dataclasses.fields(cls)]
+        near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
+        hint = f"; did you mean {near}=...?" if near else f" with a key from {', '.join(sections)}"
+        raise ValueError(f"an override is written section.key=value, got {override!r}{hint}")
+    *path, last = parts
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"in override {override!r}, {part!r} is a value, not a section")
+    values[last] = yaml.safe_load(text)
+
+
+def _fill(cls: type, values: Any, where: str) -> Any:
+    """Build a dataclass from a mapping, refusing unknown keys and wrong types."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where or 'a recipe'} must be a mapping, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    filled = {}
+    for key, value in values.items():
+        known(key, hints, f"key in {where}" if where else "section of a recipe")
+        place = f"{where}.{key}" if where else key
+        filled[key] = (
+            _fill(hints[key], value, place)
+            if dataclasses.is_dataclass(hints[key])
+            else _typed(hints[key], value, place)
+        )
+    return cls(**filled)
+
+
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-3 as text
+        except ValueError:
+            pass
+    expected = origin or kind
+    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+        raise ValueError(f"{where} must be of type {expected.__name__}, got {value!r}")
+    return value
+
+
+def _check(recipe: Recipe) -> None:
+    data, training = recipe.data, recipe.training
+    known(training.schedule, SCHEDULES, "schedule")
+    known(training.precision, PRECISIONS, "precision")
+    positive = {
+        "data.length": data.length,
+        "data.vocab_size": data.vocab_size,
+        **{
+            f"training.{k}": getattr(training, k)
+            for k in (
+                *("steps", "batch_size", "accumulate", "learning_rate", "log_every", "evaluate_every"),
+                *("save_every", "evaluate_tokens", "keep_checkpoints"),
+            )
+        },
+    }
+    for key, value in positive.items():
+        if value <= 0:
+            raise ValueError(f"{key} must be greater than 0, got {value}")
+    if data.length < 2:
+        raise ValueError(
+            f"data.length must be at least 2 (there is nothing to predict in one token), got {data.length}"
+        )
+    if training.batch_size % training.accumulate:
+        raise ValueError(
+            f"training.accumulate must divide training.batch_size, got {training.accumulate} and {training.batch_size}"
+        )
+
+
+_SECTIONS = {"data": DataOptions, "training": TrainingOptions}

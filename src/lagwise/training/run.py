@@ -1,0 +1,206 @@
+"""Train a recipe into a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments, set_seed
+from transformers.utils.logging import disable_progress_bar
+
+from lagwise.data import TokenData, TrainingWindows, prepare
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training.hardware import bfloat16_is_fast, describe
+from lagwise.training.recipe import Recipe, load_recipe
+from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, newest_whole_checkpoint, parameter_groups
+
+RECIPE_FILE = "recipe.yaml"
+RUN_FILE = "run.json"
+
+
+def train(recipe: Recipe, out: Path, *, progress: bool = True, data: TokenData | None = None) -> Path:
+    """Train a recipe and leave model, tokenizer, resolved recipe, metrics and checkpoints in ``out``.
+
+    Everything that can be wrong is found before the first step: data, lengths, names, the folder. FileExistsError if
+    ``out`` holds a run already. Under ``torchrun`` every process calls this; the batch is shared among them.
+    """
+    if out.is_dir() and any(out.iterdir()):
+        raise FileExistsError(
+            f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
+        )
+    arguments = _arguments(recipe, out)
+    data = data or _prepare(recipe, arguments, progress)
+    model = build_model(recipe, data)
+    trainer = _trainer(recipe, model, data, arguments, progress)
+    trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
+    if trainer.is_world_process_zero():
+        out.mkdir(parents=True, exist_ok=True)
+        (out / RECIPE_FILE).write_text(recipe.to_yaml())
+        identity = {"data": data.folder.name, "parameters": model.num_parameters(), "processes": arguments.world_size}
+        (out / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
+    trainer.train()
+    return _finish(trainer, data, out)
+
+
+def resume(out: Path, *, progress: bool = True) -> Path:
+    """Go on with a run from its newest whole checkpoint, exactly: the same losses as if it had never stopped.
+
+    FileNotFoundError if ``out`` is no run; ValueError if no checkpoint in it is whole or its data have changed.
+    """
+    if not (out / RECIPE_FILE).is_file():
+        raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
+    checkpoint = newest_whole_checkpoint(out)
+    recipe = load_recipe(str(out / RECIPE_FILE))
+    arguments = _arguments(recipe, out)
+    data = _prepare(recipe, arguments, progress)
+    if data.folder.name != json.loads((out / RUN_FILE).read_text())["data"]:
+        raise ValueError(
+            f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
+        )
+    trainer = _trainer(recipe, build_model(recipe, data), data, arguments, progress)
+    if trainer.is_world_process_zero():
+        _rewind_metrics(out, int(checkpoint.name.split("-")[1]))
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    return _finish(trainer, data, out)
+
+
+def build_model(recipe: Recipe, data: TokenData) -> LagwiseForCausalLM:
+    """The recipe's model, freshly initialised, with the tokenizer's vocabulary. ValueError for unknown fields."""
+    tokenizer = data.tokenizer
+    fields: dict[str, Any] = {"vocab_size": len(tokenizer), **recipe.model}
+    if fields["vocab_size"] < len(tokenizer):
+        raise ValueError(f"model.vocab_size {fields['vocab_size']} is less than the tokenizer's {len(tokenizer)}")
+    allowed = [name for name in LagwiseConfig.__annotations__ if not name.startswith("_")]
+    for name in fields:
+        if name not in allowed:
+            raise ValueError(f"unknown key in model: {name!r} (known: {', '.join(sorted(allowed))})")
+    ids: dict[str, Any] = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    config = LagwiseConfig(**{**ids, **fields})
+    limit = config.max_position_embeddings
+    if limit is not None and recipe.data.length > limit:
+        raise ValueError(f"data.length {recipe.data.length} is over model.max_position_embeddings {limit}")
+    set_seed(recipe.training.seed)
+    model = LagwiseForCausalLM(config)
+    with torch.no_grad():  # a kernel that cannot serve this length says so now
+        model.eval()(torch.zeros(1, recipe.data.length, dtype=torch.long), use_cache=False)
+    return model.train()
+
+
+def _prepare(recipe: Recipe, arguments: TrainingArguments, progress: bool) -> TokenData:
+    options = recipe.data
+    first = arguments.process_index == 0
+    with arguments.main_process_first(desc="tokenizing"):
+        return prepare(options.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress and first)
+
+
+def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
+    disable_progress_bar()  # transformers draws one for every file it writes, across ours
+    options = recipe.training
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if options.batch_size % (world * options.accumulate):
+        raise ValueError(
+            f"training.batch_size must be a multiple of processes times accumulate, got {options.batch_size} for "
+            f"{world} * {options.accumulate}"
+        )
+    micro_batch = options.batch_size // (world * options.accumulate)
+    bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
+    return TrainingArguments(
+        output_dir=str(out),
+        max_steps=options.steps,
+        per_device_train_batch_size=micro_batch,
+        per_device_eval_batch_size=micro_batch,
+        gradient_accumulation_steps=options.accumulate,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=options.schedule,
+        warmup_steps=options.warmup_steps,
+        max_grad_norm=options.clip,
+        bf16=bfloat16,
+        seed=options.seed,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend="gloo" if world > 1 and not torch.cuda.is_available() else None,
+        ddp_find_unused_parameters=False,
+        train_sampling_strategy="sequential",  # the windows come shuffled
+        logging_steps=options.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=options.evaluate_every,
+        save_steps=options.save_every,
+        report_to=_tensorboard(out),
+        disable_tqdm=True,
+        prediction_loss_only=True,
+        remove_unused_columns=False,
+    )
+
+
+def _trainer(
+    recipe: Recipe, model: LagwiseForCausalLM, data: TokenData, arguments: TrainingArguments, progress: bool
+) -> LagwiseTrainer:
+    options, length = recipe.training, recipe.data.length
+    progress = progress and arguments.process_index == 0
+    if options.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    tokens_per_step = options.batch_size * length
+    valid = data.splits["valid"][: max(options.evaluate_tokens, length)]
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, options.weight_decay),
+        lr=options.learning_rate,
+        betas=(options.beta1, options.beta2),
+        eps=options.epsilon,
+        fused=True,
+    )
+    return LagwiseTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=TrainingWindows(data.splits["train"], length, options.steps * options.batch_size, options.seed),
+        eval_dataset=TrainingWindows(valid, min(length, len(valid)), max(1, len(valid) // length - 1), 0),
+        optimizers=(optimizer, None),
+        callbacks=[Progress(tokens_per_step, disable=not progress)],
+        processing_class=data.tokenizer,
+        valid_bytes_per_token=data.text_bytes["valid"] / len(data.splits["valid"]),
+        keep_checkpoints=options.keep_checkpoints,
+    )
+
+
+def _tensorboard(out: Path) -> list[str]:
+    try:
+        import tensorboardX  # noqa: F401
+    except ImportError:
+        return []
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(out / "tensorboard"))
+    return ["tensorboard"]
+
+
+def _finish(trainer: LagwiseTrainer, data: TokenData, out: Path) -> Path:
+    """Put the final model at the top of the run folder: written beside it first, then moved file by file."""
+    if trainer.is_world_process_zero():
+        with tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as partial:
+            model: Any = trainer.accelerator.unwrap_model(trainer.model)
+            model.save_pretrained(partial)
+            data.tokenizer.save_pretrained(partial)
+            for file in sorted(Path(partial).iterdir(), key=lambda f: f.name == "config.json"):
+                os.replace(file, out / file.name)  # config.json last: it is what makes the folder a model
+        shutil.rmtree(out / ".saving", ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    return out
+
+
+def _rewind_metrics(out: Path, step: int) -> None:
+    """Drop logged lines beyond the checkpoint; training will write them again."""
+    path = out / METRICS_FILE
+    kept = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= step]
+    path.write_text("".join(line + "\n" for line in kept))
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """The logged lines of a run, in order. FileNotFoundError if it has none."""
+    path = run / METRICS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(run)!r} has no {METRICS_FILE}: it is not a training run")
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    return [line for line in lines if all(math.isfinite(v) for v in line.values() if isinstance(v, float))]

@@ -1,0 +1,136 @@
+"""The Trainer of transformers, with checkpoints that are whole or absent, and a log that a person can read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+from lagwise.models.loading import check_weights
+
+METRICS_FILE = "metrics.jsonl"
+_PARTIAL = ".saving"
+
+
+class LagwiseTrainer(Trainer):
+    """Trainer whose checkpoints appear under their name only when complete, and whose evaluation speaks bits per byte.
+
+    valid_bytes_per_token: text bytes behind one token of the validation set.
+    """
+
+    def __init__(self, *args: Any, valid_bytes_per_token: float, keep_checkpoints: int, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.valid_bytes_per_token = valid_bytes_per_token
+        self.keep_checkpoints = keep_checkpoints
+        self._saving = False
+        self.remove_callback(PrinterCallback)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        for name in ("loss", "eval_loss"):
+            if name in logs and not math.isfinite(logs[name]):
+                raise FloatingPointError(
+                    f"{name} is {logs[name]} at step {self.state.global_step}: training has diverged. Try a smaller "
+                    "training.learning_rate or training.precision=float32; saved checkpoints are intact"
+                )
+        if "eval_loss" in logs:
+            logs["eval_bits_per_byte"] = logs["eval_loss"] / math.log(2) / self.valid_bytes_per_token
+        super().log(logs, *args, **kwargs)
+        if self.is_world_process_zero():
+            with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:
+                f.write(json.dumps({"step": self.state.global_step, **logs}) + "\n")
+
+    def _get_output_dir(self, trial: Any) -> str:
+        run = super()._get_output_dir(trial)
+        return os.path.join(run, _PARTIAL) if self._saving else run
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        run = Path(super()._get_output_dir(trial))
+        name = f"checkpoint-{self.state.global_step}"
+        if self.args.should_save and not all(p.isfinite().all() for p in model.parameters()):
+            raise FloatingPointError(
+                f"a weight is not finite at step {self.state.global_step}: the earlier checkpoints are kept as they are"
+            )
+        self._saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._saving = False
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            shutil.rmtree(run / name, ignore_errors=True)
+            os.replace(run / _PARTIAL / name, run / name)
+            for old in checkpoints(run)[: -self.keep_checkpoints]:
+                shutil.rmtree(old)
+        self.accelerator.wait_for_everyone()
+
+
+class Progress(TrainerCallback):
+    """One bar for the whole training: loss, validation bits per byte and tokens per second."""
+
+    def __init__(self, tokens_per_step: int, disable: bool):
+        self.tokens_per_step, self.disable = tokens_per_step, disable
+        self.shown: dict[str, str] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.first, self.started, self.evaluating = state.global_step, time.monotonic(), 0.0
+        self.bar = tqdm(
+            desc="training", total=state.max_steps, initial=state.global_step, unit="step", disable=self.disable
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        logs = logs or {}
+        if "loss" in logs:
+            self.shown["loss"] = f"{logs['loss']:.3f}"
+            speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
+            self.shown["tokens/s"] = f"{speed:,.0f}"
+        if "eval_bits_per_byte" in logs:
+            self.shown["valid bits/byte"] = f"{logs['eval_bits_per_byte']:.3f}"
+        self.bar.set_postfix(self.shown, refresh=False)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.close()
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """AdamW groups: matrices decay; biases, norms, decay rates and embeddings do not."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.dim() >= 2 and id(p) not in embeddings]
+    chosen = {id(p) for p in decayed}
+    rest = [p for p in trained if id(p) not in chosen]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first."""
+    found = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdigit())
+    return sorted(found, key=lambda f: int(f.name.split("-")[1]))
+
+
+def newest_whole_checkpoint(run: Path) -> Path:
+    """The newest checkpoint that can be resumed; ValueError says what is wrong with each if none can."""
+    complaints = []
+    for folder in reversed(checkpoints(run)):
+        try:
+            check_weights(folder)
+            json.loads((folder / "trainer_state.json").read_text())
+            torch.load(folder / "optimizer.pt", map_location="meta", weights_only=True, mmap=True)
+            return folder
+        except (OSError, ValueError, RuntimeError, EOFError, SafetensorError) as error:
+            complaints.append(f"{folder.name}: {error}")
+    raise ValueError(f"no checkpoint to resume in {str(run)!r}" + "".join(f"\n  {c}" for c in complaints))
