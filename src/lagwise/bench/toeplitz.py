@@ -33,7 +33,7 @@ class Row:
         return self.seconds[method].median / self.seconds[OURS].median
 
 
-def run(
+def time_layers(
     lengths: Sequence[int],
     *,
     channels: int = 512,

@@ -36,7 +36,7 @@ def toeplitz(
     """
     from lagwise.bench.harness import save_results
     from lagwise.bench.peers import load_peer
-    from lagwise.bench.toeplitz import run, table_rows, where_time_goes
+    from lagwise.bench.toeplitz import table_rows, time_layers, where_time_goes
     from lagwise.cli.tables import print_table
 
     try:
@@ -44,7 +44,9 @@ def toeplitz(
     except ValueError as error:
         raise typer.BadParameter(f"--lengths are whole numbers separated by commas, got {lengths!r}") from error
     peers = {name: load_peer(name) for name in peer or []}
-    rows = run(wanted, channels=channels, tokens=tokens, repeats=repeats, threads=threads, peers=peers, memory=memory)
+    rows = time_layers(
+        wanted, channels=channels, tokens=tokens, repeats=repeats, threads=threads, peers=peers, memory=memory
+    )
     head = ("length", "batch", "method", "ms", "quartiles", "times ours", "step memory")
     print_table("Forward and backward of one layer", head, table_rows(rows))
     parts = {n: where_time_goes(n, channels=channels, tokens=tokens, repeats=repeats) for n in wanted}

@@ -202,11 +202,14 @@ def _split_word(path: Path) -> str | None:
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
-    """Deal files out by a hash of their names, so that a file's split does not depend on the others."""
+    """Deal files out, and order them, by a hash of their names: a file's split does not depend on the others, and the
+    beginning of a split is a fair sample of it."""
     root = files[0].parent if len(files) == 1 else Path(*_common(files))
     dealt: dict[str, list[Path]] = {s: [] for s in SPLITS}
-    for file in files:
-        share = int(hashlib.sha256(file.relative_to(root).as_posix().encode()).hexdigest()[:8], 16) / 2**32
+    shares = {
+        f: int(hashlib.sha256(f.relative_to(root).as_posix().encode()).hexdigest()[:8], 16) / 2**32 for f in files
+    }
+    for file, share in sorted(shares.items(), key=lambda item: item[1]):
         dealt["test" if share < _HELD_OUT else "valid" if share < 2 * _HELD_OUT else "train"].append(file)
     for split in ("valid", "test"):  # few files may all have been dealt to train
         if not dealt[split]:

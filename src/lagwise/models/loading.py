@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from lagwise.models.modeling import LagwiseForCausalLM
 
 _WEIGHTS = "model.safetensors"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the bar that transformers draws for every file it reads or writes."""
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def load_model(folder: str | Path) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
@@ -25,7 +40,8 @@ def load_model(folder: str | Path) -> tuple[LagwiseForCausalLM, PreTrainedTokeni
             f"{str(folder)!r} is not a model folder: it has no config.json (has training finished?)"
         )
     check_weights(folder)
-    model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True)
+    with quiet():
+        model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         what = "; ".join(f"{kind.removesuffix('_keys')}: {', '.join(keys[:3])}" for kind, keys in wrong.items() if keys)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments, set_seed
-from transformers.utils.logging import disable_progress_bar
 
 from lagwise.data import TokenData, TrainingWindows, prepare
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.loading import quiet
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.recipe import Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, newest_whole_checkpoint, parameter_groups
@@ -36,15 +36,19 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True, data: TokenData |
         )
     arguments = _arguments(recipe, out)
     data = data or _prepare(recipe, arguments, progress)
-    model = build_model(recipe, data)
-    trainer = _trainer(recipe, model, data, arguments, progress)
+    trainer = _trainer(recipe, data, arguments, progress)
     trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
     if trainer.is_world_process_zero():
         out.mkdir(parents=True, exist_ok=True)
         (out / RECIPE_FILE).write_text(recipe.to_yaml())
-        identity = {"data": data.folder.name, "parameters": model.num_parameters(), "processes": arguments.world_size}
+        identity = {
+            "data": data.folder.name,
+            "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
+            "processes": arguments.world_size,
+        }
         (out / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
-    trainer.train()
+    with quiet():
+        trainer.train()
     return _finish(trainer, data, out)
 
 
@@ -63,10 +67,11 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         raise ValueError(
             f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
         )
-    trainer = _trainer(recipe, build_model(recipe, data), data, arguments, progress)
+    trainer = _trainer(recipe, data, arguments, progress)
     if trainer.is_world_process_zero():
         _rewind_metrics(out, int(checkpoint.name.split("-")[1]))
-    trainer.train(resume_from_checkpoint=str(checkpoint))
+    with quiet():
+        trainer.train(resume_from_checkpoint=str(checkpoint))
     return _finish(trainer, data, out)
 
 
@@ -100,7 +105,6 @@ def _prepare(recipe: Recipe, arguments: TrainingArguments, progress: bool) -> To
 
 
 def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
-    disable_progress_bar()  # transformers draws one for every file it writes, across ours
     options = recipe.training
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if options.batch_size % (world * options.accumulate):
@@ -138,11 +142,11 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     )
 
 
-def _trainer(
-    recipe: Recipe, model: LagwiseForCausalLM, data: TokenData, arguments: TrainingArguments, progress: bool
-) -> LagwiseTrainer:
+def _trainer(recipe: Recipe, data: TokenData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
     options, length = recipe.training, recipe.data.length
     progress = progress and arguments.process_index == 0
+    windows = TrainingWindows(data.splits["train"], length, options.steps * options.batch_size, options.seed)
+    model = build_model(recipe, data)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     tokens_per_step = options.batch_size * length
@@ -157,7 +161,7 @@ def _trainer(
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=TrainingWindows(data.splits["train"], length, options.steps * options.batch_size, options.seed),
+        train_dataset=windows,
         eval_dataset=TrainingWindows(valid, min(length, len(valid)), max(1, len(valid) // length - 1), 0),
         optimizers=(optimizer, None),
         callbacks=[Progress(tokens_per_step, disable=not progress)],
@@ -172,14 +176,14 @@ def _tensorboard(out: Path) -> list[str]:
         import tensorboardX  # noqa: F401
     except ImportError:
         return []
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(out / "tensorboard"))
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
     return ["tensorboard"]
 
 
 def _finish(trainer: LagwiseTrainer, data: TokenData, out: Path) -> Path:
     """Put the final model at the top of the run folder: written beside it first, then moved file by file."""
     if trainer.is_world_process_zero():
-        with tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as partial:
+        with quiet(), tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
             data.tokenizer.save_pretrained(partial)
@@ -193,6 +197,8 @@ def _finish(trainer: LagwiseTrainer, data: TokenData, out: Path) -> Path:
 def _rewind_metrics(out: Path, step: int) -> None:
     """Drop logged lines beyond the checkpoint; training will write them again."""
     path = out / METRICS_FILE
+    if not path.is_file():  # stopped before the first line
+        return
     kept = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= step]
     path.write_text("".join(line + "\n" for line in kept))
 

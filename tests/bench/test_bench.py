@@ -1,0 +1,80 @@
+"""The benchmark measures what it says, and refuses wrong layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lagwise.bench import toeplitz
+from lagwise.bench.harness import check_causal_layer, interleaved, peak_memory, save_results
+from lagwise.bench.peers import LiteralTNO, load_peer
+from lagwise.mixers import ToeplitzMixer
+
+
+def test_the_literal_peer_is_our_layer() -> None:
+    """Same parameters, same function: what is timed is the same work."""
+    ours, literal = ToeplitzMixer(5), LiteralTNO(5)
+    literal.load_state_dict(ours.kernel.state_dict())
+    x = torch.randn(2, 200, 5)
+    torch.testing.assert_close(ours(x), literal(x), rtol=1e-3, atol=1e-4)
+
+
+class Leaky(nn.Module):
+    """A layer that looks one token ahead."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x.roll(-1, dims=1)
+
+
+class WrongGradient(ToeplitzMixer):
+    def forward(self, x: Tensor, **kwargs: Tensor) -> Tensor:
+        return super().forward(x.detach() + 0.5 * x - 0.5 * x.detach())
+
+
+def test_wrong_layers_are_not_timed() -> None:
+    assert check_causal_layer(ToeplitzMixer(6), 6, 100) < 1e-5
+    assert check_causal_layer(LiteralTNO(6), 6, 100) < 1e-5
+    for wrong in (Leaky(6), WrongGradient(6)):
+        with pytest.raises(ValueError, match="not timed"):
+            check_causal_layer(wrong, 6, 100)
+
+
+def test_methods_are_interleaved() -> None:
+    calls: list[str] = []
+    timings = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, warmup=1)
+    assert calls == ["a", "b"] * 4
+    assert all(t.lower <= t.median <= t.upper for t in timings.values())
+    with pytest.raises(ValueError, match="at least 2"):
+        interleaved({}, repeats=1)
+
+
+def test_a_run_with_a_peer(tmp_path: Path) -> None:
+    peers = {"another": load_peer("lagwise.bench.toeplitz:literal")}
+    rows = toeplitz.time_layers([64], channels=8, tokens=128, repeats=2, peers=peers, memory=False, progress=False)
+    assert set(rows[0].seconds) == {"lagwise", "literal", "another"}
+    assert rows[0].ratio("lagwise") == 1
+    assert len(toeplitz.table_rows(rows)) == 3
+    save_results(tmp_path / "r.json", "command", {"layers": rows})
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert saved["results"]["layers"][0]["seconds"]["literal"]["median"] > 0
+    assert saved["torch"] == torch.__version__
+
+
+def test_memory_is_the_steps_own() -> None:
+    """A step on 64 MB of input needs its output and two gradients at least."""
+    used = peak_memory(toeplitz.ours, channels=64, length=1024, batch=256, threads=1)
+    assert 2 * 64 * 2**20 < used < 20 * 64 * 2**20
+
+
+@pytest.mark.parametrize("name", ["nocolon", "no.such:thing", "lagwise.bench.toeplitz:nothing"])
+def test_unknown_peers(name: str) -> None:
+    with pytest.raises(ValueError, match="peer"):
+        load_peer(name)

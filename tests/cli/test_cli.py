@@ -1,0 +1,82 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lagwise.cli.main import app
+from lagwise.training import Recipe
+
+runner = CliRunner()
+
+
+def lagwise(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lagwise", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([], ["train", "evaluate", "generate", "plot", "bench", "recipes", "demo"]),
+        (["train"], ["--data", "--recipe", "--resume", "torchrun", "training.steps=5000"]),
+        (["evaluate"], ["--lengths", "runs/tnn-lm"]),
+        (["generate"], ["--prompt", "--temperature"]),
+        (["plot"], ["report.html"]),
+        (["bench", "toeplitz"], ["--peer", "module:factory", "--out"]),
+    ],
+)
+def test_help_teaches(command: list[str], words: list[str]) -> None:
+    result = runner.invoke(app, [*command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    assert result.exit_code == 0
+    for word in words:
+        assert word in result.output, word
+
+
+def test_help_is_quick_to_load() -> None:
+    """Neither torch nor transformers is imported for it."""
+    code = "import sys, lagwise.cli.main; print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_recipes_are_listed_and_shown() -> None:
+    assert "tnn-lm" in runner.invoke(app, ["recipes"]).output
+    shown = runner.invoke(app, ["recipes", "tnn-lm"]).output
+    assert "learning_rate: 0.004" in shown
+    assert "# training.clip: largest gradient norm" in shown
+
+
+def test_from_text_to_report(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(tiny_recipe.to_yaml())
+    run = tmp_path / "run"
+    for arguments, expected in (
+        (["train", "--recipe", recipe, "--out", run, "training.steps=4"], "Trained: "),
+        (["evaluate", run, "--lengths", "32,64"], "bits/byte"),
+        (["generate", run, "--prompt", "the ", "--tokens", "8", "--seed", "1"], "the "),
+        (["plot", run], "report.html"),
+    ):
+        result = runner.invoke(app, list(map(str, arguments)), catch_exceptions=False)
+        assert result.exit_code == 0
+        assert expected in result.output
+
+
+def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for arguments, message in (
+        (["train", "--data", empty, "--out", tmp_path / "run"], f"error: {empty} is empty"),
+        (["train", "training.step=3"], "did you mean 'steps'"),
+        (["generate", tmp_path / "nowhere"], "not a model folder"),
+    ):
+        result = lagwise(*arguments)
+        assert result.returncode == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,78 @@
+"""Shared fixtures. Data are made here or taken from Python's own standard library; nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # the suite is the CPU's; GPU tests ask for a device themselves
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+from lagwise.data import TokenData, prepare
+from lagwise.training.recipe import Recipe, load_recipe
+
+WORDS = "the lag of a token is how far it lies behind and every kernel weighs what it finds there".split()  # noqa: SIM905
+
+TINY_MODEL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "block": {
+        "name": "prenorm",
+        "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "rpe", "hidden": 8, "layers": 1}},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def uninitialised_is_nan() -> Iterator[None]:
+    """Every torch.empty comes filled with NaN, so that reading what was never written shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["LAGWISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 kB of learnable text."""
+    random.seed(0)
+    lines = (" ".join(random.choices(WORDS, k=10)) for _ in range(900))
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def text_data(text_file: Path) -> TokenData:
+    return prepare(str(text_file), "bytes", progress=False)
+
+
+@pytest.fixture
+def tiny_recipe(text_file: Path) -> Recipe:
+    """A recipe that trains in about a second."""
+    recipe = load_recipe(
+        "tnn-lm",
+        [
+            f"data.source={text_file}",
+            *("data.length=32", "training.steps=6", "training.batch_size=4", "training.warmup_steps=2"),
+            *("training.save_every=3", "training.evaluate_every=3", "training.log_every=1"),
+            *("training.evaluate_tokens=512", "training.precision=float32"),
+        ],
+    )
+    recipe.model = TINY_MODEL
+    return recipe

@@ -1,0 +1,222 @@
+"""Sources, tokenizers and token files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import lzma
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare, read_documents, token_bytes
+from lagwise.data import tokens as tokens_module
+
+TEXT = "A line of text, with ünïcödé in it.\n" * 200
+
+
+def split_texts(name: str) -> dict[str, str]:
+    source = open_source(name)
+    return {split: "".join(source.documents(split)) for split in ("train", "valid", "test")}
+
+
+class TestSources:
+    def test_a_text_file_is_cut_at_lines_without_loss(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("".join(f"line {i}\n" for i in range(1000)))
+        parts = split_texts(str(tmp_path / "a.txt"))
+        assert parts["train"] + parts["valid"] + parts["test"] == (tmp_path / "a.txt").read_text()
+        assert 0.04 < len(parts["valid"]) / len(parts["train"]) < 0.07
+
+    @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".jsonl.xz"])
+    def test_records_are_documents(self, tmp_path: Path, suffix: str) -> None:
+        documents = [f"document {i}" for i in range(100)]
+        path = tmp_path / f"a{suffix}"
+        if suffix == ".parquet":
+            from pyarrow import parquet, table
+
+            parquet.write_table(table({"text": documents}), path)
+        else:
+            lines = "\n".join(json.dumps({"text": d}) for d in documents)
+            path.write_bytes(lzma.compress(lines.encode()) if suffix.endswith("xz") else lines.encode())
+        source = open_source(str(path))
+        found = [d for split in ("train", "valid", "test") for d in source.documents(split)]
+        assert found == documents
+
+    def test_a_folder_is_split_by_the_words_in_its_names(self, tmp_path: Path) -> None:
+        for name in ("my-train", "my.val", "my_test"):
+            (tmp_path / f"{name}.txt").write_text(name)
+        assert split_texts(str(tmp_path)) == {"train": "my-train", "valid": "my.val", "test": "my_test"}
+
+    def test_other_folders_are_split_by_file(self, tmp_path: Path) -> None:
+        for i in range(60):
+            (tmp_path / f"{i}.txt").write_text(f"<{i}>")
+        source = open_source(str(tmp_path))
+        files = [f for s in source.files.values() for f in s]
+        assert sorted(files) == sorted(tmp_path.iterdir())
+        assert all(source.files.values())
+        (tmp_path / "60.txt").write_text("one more moves no other")
+        again = open_source(str(tmp_path))
+        assert all(set(source.files[s]) <= set(again.files[s]) for s in source.files)
+
+    def test_the_standard_library(self) -> None:
+        source = open_source("stdlib")
+        files = [f for split in source.files.values() for f in split]
+        assert len(files) == len(set(files))
+        sizes = {split: sum(f.stat().st_size for f in files) for split, files in source.files.items()}
+        assert sizes["train"] > 4e6
+        assert min(sizes.values()) > 2e5
+        assert not any("site-packages" in f.parts for f in files)
+
+    def test_the_fingerprint_is_of_the_content(self, tmp_path: Path) -> None:
+        for name, text in (("a.txt", TEXT), ("b.txt", TEXT + "!")):
+            (tmp_path / name).write_text(text)
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "a.txt").write_text(TEXT)
+        one, other, moved = (
+            open_source(str(p)).fingerprint() for p in (tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "sub/a.txt")
+        )
+        assert one == moved
+        assert one != other
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("empty.txt", b"", "is empty"),
+            ("binary.txt", b"ELF\0\1\2", "looks binary"),
+            ("latin.txt", "größe".encode("latin1"), "not UTF-8.*byte 2.*iconv"),
+            ("cut.txt.xz", lzma.compress(TEXT.encode())[:60], "cut short"),
+            ("bad.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', "line 2"),
+            ("bad2.jsonl", b'{"text": 5}\n', "must be a string"),
+            ("bad.parquet", b"PAR1 not really", "parquet"),
+        ],
+    )
+    def test_bad_files_are_named_with_their_trouble(
+        self, tmp_path: Path, name: str, content: bytes, message: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message) as error:
+            split_texts(str(tmp_path / name))
+        assert name in str(error.value)
+
+    def test_missing_paths_and_empty_folders(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="hub:nowhere"):
+            open_source("nowhere")
+        with pytest.raises(ValueError, match="in folder"):
+            open_source(str(tmp_path))
+
+
+class TestTokenizers:
+    def test_bytes_are_their_own_ids(self) -> None:
+        tokenizer = load_tokenizer("bytes")
+        text = "héllo → 日本\n\ttabs"
+        assert tokenizer(text)["input_ids"] == list(text.encode())
+        assert tokenizer.decode(list(text.encode())) == text
+        assert (len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id) == (258, 256, 257)
+
+    def test_bpe_is_trained_and_saved(self, tmp_path: Path) -> None:
+        tokenizer = load_tokenizer("bpe", vocab_size=280, texts=iter([TEXT]))
+        assert len(tokenizer) == 280
+        ids = tokenizer(TEXT)["input_ids"]
+        assert len(ids) < len(TEXT.encode()) / 2
+        assert tokenizer.decode(ids) == TEXT
+        tokenizer.save_pretrained(tmp_path)
+        assert load_tokenizer(str(tmp_path))(TEXT)["input_ids"] == ids
+
+    def test_gpt2_files(self, tmp_path: Path) -> None:
+        trained = load_tokenizer("bpe", vocab_size=300, texts=iter([TEXT]))
+        state = json.loads(trained.backend_tokenizer.to_str())["model"]
+        (tmp_path / "vocab.json").write_text(json.dumps(state["vocab"]))
+        merges = [" ".join(m) for m in state["merges"]]
+        (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
+        assert load_tokenizer(str(tmp_path))(TEXT)["input_ids"] == trained(TEXT)["input_ids"]
+
+    def test_token_bytes_add_up(self) -> None:
+        tokenizer = load_tokenizer("bpe", vocab_size=300, texts=iter([TEXT]))
+        sizes = token_bytes(tokenizer)
+        assert sizes[tokenizer(TEXT)["input_ids"]].sum() == len(TEXT.encode())
+        assert sizes[tokenizer.eos_token_id] == 0
+
+    def test_unknown_tokenizers(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="'bytes', 'bpe' or a folder"):
+            load_tokenizer("word")
+        with pytest.raises(ValueError, match="no tokenizer in folder"):
+            load_tokenizer(str(tmp_path))
+        with pytest.raises(ValueError, match="at least 258"):
+            load_tokenizer("bpe", vocab_size=100, texts=iter([TEXT]))
+
+
+class TestTokenFiles:
+    def test_text_comes_back(self, text_file: Path) -> None:
+        for tokenizer in ("bytes", "bpe"):
+            data = prepare(str(text_file), tokenizer, vocab_size=300, progress=False)
+            parts = split_texts(str(text_file))
+            for split, text in parts.items():
+                ids = data.splits[split]
+                assert ids[-1] == data.tokenizer.eos_token_id
+                assert data.tokenizer.decode(ids, skip_special_tokens=True) == text
+                assert data.text_bytes[split] == len(text.encode())
+
+    def test_long_documents_are_cut_for_the_tokenizer_without_loss(self) -> None:
+        text = "\n\n".join(f"Paragraph {i}.\n  indented\n" for i in range(20000))
+        pieces = list(tokens_module._pieces(text))
+        assert len(pieces) > 5
+        assert "".join(pieces) == text
+        assert "".join(tokens_module._pieces("x" * 200_000)) == "x" * 200_000
+
+    def test_second_time_nothing_is_encoded(self, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = prepare(str(text_file), "bytes", progress=False)
+        monkeypatch.setattr(tokens_module, "_encode", lambda *a: pytest.fail("encoded again"))
+        assert prepare(str(text_file), "bytes", progress=False).folder == first.folder
+
+    def test_changed_text_is_encoded_anew(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text(TEXT)
+        before = prepare(str(path), "bytes", progress=False).folder
+        path.write_text(TEXT.replace("text", "test"))
+        assert prepare(str(path), "bytes", progress=False).folder != before
+
+    def test_a_full_disk_leaves_nothing_and_says_what_to_do(
+        self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*args: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(tokens_module, "_encode", full)
+        with pytest.raises(OSError, match="LAGWISE_CACHE"):
+            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        assert not list((tmp_path / "tokens").iterdir())
+
+    def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("one line only")
+        with pytest.raises(ValueError, match=r"split of .* has no text"):
+            prepare(str(tmp_path / "a.txt"), "bytes", cache=tmp_path, progress=False)
+
+
+class TestWindows:
+    def test_an_epoch_shows_every_window_once(self) -> None:
+        tokens = np.arange(1000, dtype=np.uint16)
+        windows = TrainingWindows(tokens, 10, 1000, seed=0)
+        epoch = [windows[i]["input_ids"] for i in range(windows.per_epoch)]
+        starts = sorted(int(w[0]) for w in epoch)
+        assert len(epoch) == 99
+        assert np.diff(starts).tolist() == [10] * 98
+        assert all(w.tolist() == list(range(w[0], w[0] + 10)) for w in epoch)
+
+    def test_examples_depend_on_seed_and_number_only(self) -> None:
+        tokens = np.arange(1000, dtype=np.uint16)
+        one, same, other = (TrainingWindows(tokens, 10, 500, seed) for seed in (1, 1, 2))
+        starts = {i: int(one[i]["input_ids"][0]) for i in (300, 5, 299, 0)}
+        assert starts == {i: int(same[i]["input_ids"][0]) for i in starts}
+        assert starts != {i: int(other[i]["input_ids"][0]) for i in starts}
+
+    def test_one_window_is_enough_and_less_is_an_error(self) -> None:
+        tokens = np.arange(10, dtype=np.uint16)
+        assert TrainingWindows(tokens, 10, 3, 0)[2]["input_ids"].tolist() == list(range(10))
+        with pytest.raises(ValueError, match="10 tokens, fewer than one sequence of 11"):
+            TrainingWindows(tokens, 11, 3, 0)
+
+
+def test_documents_of_a_python_file() -> None:
+    assert "def test_documents_of_a_python_file" in next(read_documents(Path(__file__)))

@@ -1,0 +1,120 @@
+"""The rules of evaluation, on models whose answers are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lagwise.evaluation import compressor_bits_per_byte, evaluate, evaluate_run, extrapolation
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training import Recipe, train
+
+
+class Oracle(nn.Module):
+    """Predicts ``previous token + 1`` with a known probability, and counts what it is shown."""
+
+    def __init__(self, probability: float, vocab: int = 8):
+        super().__init__()
+        self.confidence = nn.Parameter(torch.tensor(math.log(probability * (vocab - 1) / (1 - probability))))
+        self.vocab = vocab
+        self.config = SimpleNamespace()
+        self.rows: list[tuple[int, int]] = []
+        self.base_model = self._hidden
+
+    def _hidden(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
+        self.rows += [(input_ids.shape[1], int(row[0])) for row in input_ids]
+        following = nn.functional.one_hot((input_ids + 1) % self.vocab, self.vocab)
+        return SimpleNamespace(last_hidden_state=following * self.confidence)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return nn.Identity()
+
+
+@pytest.mark.parametrize("length", [1, 7, 100, 99999])
+def test_every_token_but_the_first_is_scored_once(length: int) -> None:
+    tokens = (np.arange(1001) % 8).astype(np.uint16)
+    score = evaluate(Oracle(0.5), tokens, length, np.ones(8, dtype=np.int64))
+    assert score.tokens == score.text_bytes == 1000
+    assert score.bits_per_byte == pytest.approx(1.0)
+    assert score.perplexity == pytest.approx(2.0)
+
+
+def test_windows_tile_the_stream() -> None:
+    tokens = (np.arange(24) % 8).astype(np.uint16)
+    oracle = Oracle(0.9)
+    evaluate(oracle, tokens, 7, np.ones(8, dtype=np.int64))
+    assert oracle.rows == [(7, 0), (7, 7), (7, 6), (2, 5)]
+
+
+def test_separators_cost_the_model_and_are_not_text() -> None:
+    tokens = np.array([0, 1, 7, 0, 1, 7], dtype=np.uint16)  # 7 ends a document
+    sizes = np.array([1] * 7 + [0])
+    score = evaluate(Oracle(0.5), tokens, 10, sizes)
+    assert (score.tokens, score.text_bytes) == (5, 3)
+
+
+def test_a_model_with_a_limit_is_not_asked_beyond_it() -> None:
+    oracle = Oracle(0.5)
+    oracle.config = SimpleNamespace(max_position_embeddings=16)
+    tokens = (np.arange(101) % 8).astype(np.uint16)
+    sizes = np.ones(8, dtype=np.int64)
+    assert [s.length for s in extrapolation(oracle, tokens, [8, 16, 32], sizes)] == [8, 16]
+    with pytest.raises(ValueError, match="length 32 is over the model's limit of 16"):
+        evaluate(oracle, tokens, 32, sizes)
+
+
+def test_nothing_to_predict_and_nan() -> None:
+    with pytest.raises(ValueError, match="at least 2 tokens"):
+        evaluate(Oracle(0.5), np.zeros(1, dtype=np.uint16), 4, np.ones(8))
+    broken = Oracle(0.5)
+    broken.confidence.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="damaged"):
+        evaluate(broken, np.zeros(9, dtype=np.uint16), 4, np.ones(8))
+
+
+def test_a_real_model_scores_as_its_own_loss() -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=1)).eval()
+    tokens = np.random.default_rng(0).integers(0, 256, 301).astype(np.uint16)
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    score = evaluate(model, tokens, 300, np.ones(258, dtype=np.int64))
+    assert score.nats / score.tokens == pytest.approx(model(ids, labels=ids).loss.item(), rel=1e-5)
+
+
+def test_compressors_on_known_text() -> None:
+    noise = np.random.default_rng(0).bytes(20_000)
+    for name, value in compressor_bits_per_byte(noise).items():
+        assert 8 < value < 8.6, name
+    assert compressor_bits_per_byte(b"a" * 20_000)["gzip"] < 0.1
+    with pytest.raises(ValueError, match="no text"):
+        compressor_bits_per_byte(b"")
+
+
+def test_evaluating_a_run(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    result = evaluate_run(run, [32, 64], progress=False)
+    assert [s["length"] for s in result["test"]] == [32, 64]
+    assert result["test"][0]["tokens"] == result["test"][1]["tokens"]
+    assert set(result["compressors"]) == {"gzip, 32-byte windows", "gzip", "bz2", "xz"}
+    assert (run / "evaluation.json").is_file()
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text().upper())
+    elsewhere = evaluate_run(run, [32], source=str(other), progress=False)
+    assert elsewhere["data"] == str(other)
+    assert elsewhere["test"][0]["bits_per_byte"] != result["test"][0]["bits_per_byte"]
+    with pytest.raises(ValueError, match="lengths must be"):
+        evaluate_run(run, [0])
+
+
+def test_evaluating_a_run_with_a_trained_tokenizer(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
+    tiny_recipe.data.tokenizer, tiny_recipe.data.vocab_size = "bpe", 300
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    own = evaluate_run(run, [32], progress=False)
+    again = evaluate_run(run, [32], source=str(text_file), progress=False)
+    assert own["test"][0]["nats"] == pytest.approx(again["test"][0]["nats"])
+    assert own["test"][0]["text_bytes"] == again["test"][0]["text_bytes"]

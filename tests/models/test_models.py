@@ -1,0 +1,297 @@
+"""Models as transformers' users meet them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
+
+from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache, generate_text, load_model
+from lagwise.training.recipe import load_recipe
+
+KERNEL = {"name": "rpe", "hidden": 8, "layers": 1}
+TNN: dict[str, Any] = {"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 2, "kernel": KERNEL}}}
+GTU_ONLY: dict[str, Any] = {"block": {**TNN["block"], "channel_mixer": {"name": "none"}}}
+ATTENTION_GLU: dict[str, Any] = {"block": {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}}
+LEARNED_DECAY: dict[str, Any] = {
+    "block": {
+        "name": "prenorm",
+        "token_mixer": {"name": "gtu", "kernel": {**KERNEL, "learn_decay": True, "inputs": "sincos"}},
+    }
+}
+TRANSFORMER: dict[str, Any] = {
+    "norm": "layer",
+    "position_embedding": "learned",
+    "max_position_embeddings": 300,
+    "block": {
+        "name": "prenorm",
+        "norm": "layer",
+        "token_mixer": {"name": "attention", "heads": 2, "position": "none"},
+        "channel_mixer": {"name": "mlp"},
+    },
+}
+every_model = pytest.mark.parametrize(
+    "fields",
+    [TNN, GTU_ONLY, ATTENTION_GLU, LEARNED_DECAY, TRANSFORMER],
+    ids=["tnn", "gtu-only", "attention-glu", "learned-decay", "transformer"],
+)
+LENGTH = {"max_new_tokens": 25, "min_new_tokens": 25, "pad_token_id": 257}
+
+
+def make(fields: dict[str, Any]) -> LagwiseForCausalLM:
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=2, **fields)).eval()
+    with torch.no_grad():  # a fresh model only repeats its input: sharpen it, so that equal outputs mean something
+        for module in model.model.layers.modules():
+            if type(module) is torch.nn.Linear:
+                module.weight.mul_(20)
+    return model
+
+
+def prompt(rows: int = 2, length: int = 40) -> torch.Tensor:
+    return torch.randint(0, 256, (rows, length))
+
+
+def test_published_size() -> None:
+    """TNN table 2's 48.68M: 48,666,112 trained parameters and 7 x 1536 fixed decay rates."""
+    recipe = load_recipe("tnn-wikitext-103")
+    with torch.device("meta"):
+        model = LagwiseForCausalLM(LagwiseConfig(**recipe.model))
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == 48_666_112
+    rates = sum(layer.block.token_mixer.toeplitz.channels for layer in model.model.layers)
+    assert rates == 10_752
+    assert round((trained + rates) / 1e6, 2) == 48.68
+
+
+@every_model
+def test_save_and_load_through_the_auto_classes(fields: dict, tmp_path: Path) -> None:
+    model, ids = make(fields), prompt()
+    model.save_pretrained(tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert isinstance(loaded, LagwiseForCausalLM)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    with safe_open(tmp_path / "model.safetensors", "pt") as f:
+        assert "lm_head.weight" not in f.keys()  # noqa: SIM118
+    assert AutoConfig.from_pretrained(tmp_path).block == model.config.block
+    backbone = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(backbone.embed_tokens.weight, model.model.embed_tokens.weight)
+    low = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert low.dtype == torch.bfloat16
+    assert low(ids).logits.isfinite().all()
+
+
+def test_kernel_networks_keep_their_own_initialisation() -> None:
+    """The model's narrow one, with zero biases, would give every lag the same tap."""
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=1, **TNN))
+    kernel = model.model.layers[0].block.token_mixer.toeplitz.kernel
+    assert kernel.first.bias.abs().max() > 0.1
+    raw = kernel.taps(50) / kernel.taps(50).abs().max()
+    assert raw.diff(dim=1).abs().max() > 0.01
+
+
+@every_model
+def test_greedy_generation_equals_recomputing(fields: dict) -> None:
+    model, ids = make(fields), prompt()
+    streamed = model.generate(ids, do_sample=False, **LENGTH)
+    assert streamed.shape == (2, 65)
+    assert torch.equal(streamed, model.generate(ids, do_sample=False, use_cache=False, **LENGTH))
+    assert len(set(streamed[0, 40:].tolist())) > 3  # it says something
+    for chunk in (1, 16):
+        assert torch.equal(streamed, model.generate(ids, do_sample=False, prefill_chunk_size=chunk, **LENGTH))
+
+
+@every_model
+def test_sampling_and_beams_equal_recomputing(fields: dict) -> None:
+    model, ids = make(fields), prompt()
+    for options in ({"num_beams": 4}, {"do_sample": True, "num_return_sequences": 3, "top_p": 0.9}):
+        results = []
+        for use_cache in (True, False):
+            torch.manual_seed(1)
+            results.append(model.generate(ids, use_cache=use_cache, **options, **LENGTH))
+        assert torch.equal(*results), options
+
+
+@every_model
+def test_left_padding_and_rows_of_different_length(fields: dict) -> None:
+    model, ids = make(fields), prompt(1)
+    alone = model.generate(ids, do_sample=False, **LENGTH)
+    other = prompt(1, 46)
+    batch = torch.cat([torch.cat([torch.full((1, 6), 257), ids], 1), other])
+    mask = torch.ones(2, 46, dtype=torch.long)
+    mask[0, :6] = 0
+    together = model.generate(batch, attention_mask=mask, do_sample=False, **LENGTH)
+    assert torch.equal(together[:1, 6:], alone)
+    assert torch.equal(together[1:], model.generate(other, do_sample=False, **LENGTH))
+
+
+@every_model
+def test_continue_from_a_returned_cache(fields: dict) -> None:
+    model, ids = make(fields), prompt()
+    first = model.generate(ids, do_sample=False, return_dict_in_generate=True, **LENGTH)
+    assert isinstance(first.past_key_values, StreamingCache)
+    more = model.generate(
+        first.sequences,
+        past_key_values=first.past_key_values,
+        do_sample=False,
+        max_new_tokens=10,
+        min_new_tokens=10,
+        pad_token_id=257,
+    )
+    whole = model.generate(ids, do_sample=False, max_new_tokens=35, min_new_tokens=35, pad_token_id=257)
+    assert torch.equal(more, whole)
+
+
+@every_model
+def test_inputs_embeds_and_gradient_checkpointing(fields: dict) -> None:
+    model, ids = make(fields), prompt()
+    embedded = model.generate(inputs_embeds=model.get_input_embeddings()(ids), do_sample=False, **LENGTH)
+    assert torch.equal(embedded, model.generate(ids, do_sample=False, **LENGTH)[:, 40:])
+    model.train()
+    grads = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_model
+def test_packed_loss_is_the_separate_losses(fields: dict) -> None:
+    model = make(fields)
+    a, b = prompt(1, 20), prompt(1, 33)
+    seq_idx = torch.cat([torch.zeros(1, 20), torch.ones(1, 33)], 1).long()
+    packed = model(torch.cat([a, b], 1), seq_idx=seq_idx, use_cache=False).logits
+    torch.testing.assert_close(packed[:, :20], model(a, use_cache=False).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packed[:, 20:], model(b, use_cache=False).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_hidden_states_come_with_the_last_one_normed() -> None:
+    model, ids = make(TNN), prompt()
+    out = model.model(ids, output_hidden_states=True)
+    assert len(out.hidden_states) == 3
+    assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
+
+
+def test_pipeline_and_streamed_text(tmp_path: Path) -> None:
+    model, tokenizer = make(TNN), load_tokenizer("bytes")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    writer = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    texts = writer(["one", "a longer prompt"], max_new_tokens=6, do_sample=False, batch_size=2)
+    assert texts[0][0]["generated_text"].startswith("one")
+    assert texts[1][0]["generated_text"].startswith("a longer prompt")
+    loaded, same_tokenizer = load_model(tmp_path)
+    pieces: list[str] = []
+    text = generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3, write=pieces.append)
+    assert "".join(pieces) == text
+    assert text.startswith("def ")
+    assert text == generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3)
+    greedy = [generate_text(loaded, same_tokenizer, "", max_new_tokens=5, temperature=0) for _ in range(2)]
+    assert greedy[0] == greedy[1]
+    with pytest.raises(ValueError, match="top_p"):
+        generate_text(loaded, same_tokenizer, "x", top_p=0)
+
+
+def test_assisted_decoding_is_refused() -> None:
+    with pytest.raises(ValueError, match="stateful"):
+        make(TNN).generate(prompt(1), prompt_lookup_num_tokens=3, **LENGTH)
+
+
+class TestBadInput:
+    def test_ids_of_another_tokenizer(self) -> None:
+        with pytest.raises(ValueError, match=r"input_ids must be in \[0, 258\), got .*400"):
+            make(TNN)(torch.tensor([[1, 400]]))
+
+    def test_empty_sequence(self) -> None:
+        with pytest.raises(ValueError, match="length >= 1"):
+            make(TNN)(torch.zeros(1, 0, dtype=torch.long))
+
+    def test_nan_in_the_input(self) -> None:
+        embeds = torch.zeros(1, 4, 16)
+        embeds[0, 1, 2] = torch.nan
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            make(TNN)(inputs_embeds=embeds)
+
+    def test_longer_than_the_limit_whole_or_streamed(self) -> None:
+        model = make(TRANSFORMER)
+        with pytest.raises(ValueError, match=r"at most 300 tokens .*, got 301"):
+            model(prompt(1, 301))
+        cache = model(prompt(1, 300)).past_key_values
+        with pytest.raises(ValueError, match=r"at most 300 tokens .*, got 301"):
+            model(prompt(1, 1), past_key_values=cache)
+
+    def test_mask_of_another_shape(self) -> None:
+        with pytest.raises(ValueError, match="attention_mask must be"):
+            make(TNN)(prompt(2, 8), attention_mask=torch.ones(2, 7))
+
+    def test_cache_of_another_batch_or_model(self) -> None:
+        cache = make(TNN)(prompt(2)).past_key_values
+        with pytest.raises(ValueError, match="batch of 2, the input is a batch of 3"):
+            make(TNN)(prompt(3, 1), past_key_values=cache)
+        with pytest.raises(ValueError, match="StreamingCache"):
+            make(TNN)(prompt(2, 1), past_key_values=StreamingCache(5))
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"hidden_size": 0}, "hidden_size"),
+            ({"vocab_size": "many"}, "vocab_size"),
+            ({"norm": "batch"}, "norm"),
+            ({"block": {"name": "prenrm"}}, "did you mean 'prenorm'"),
+            ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernels": {}}}}, "did you mean 'kernel'"),
+            ({"block": "tnn"}, "mapping"),
+            ({"position_embedding": "learned"}, "max_position_embeddings"),
+        ],
+    )
+    def test_configuration(self, fields: dict, message: str) -> None:
+        with pytest.raises(Exception, match=message):
+            LagwiseForCausalLM(LagwiseConfig(**{"hidden_size": 8, "num_hidden_layers": 1, **fields}))
+
+
+class TestDamagedFolders:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        make(TNN).save_pretrained(tmp_path)
+        load_tokenizer("bytes").save_pretrained(tmp_path)
+        return tmp_path
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"config\.json"):
+            load_model(tmp_path / "nothing")
+
+    def test_cut_short(self, folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        with pytest.raises(ValueError, match="cut short or damaged"):
+            load_model(folder)
+
+    def test_a_pickle_is_never_opened(self, folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+        with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is a pickle"):
+            load_model(folder)
+        with pytest.raises(OSError, match="safetensors"):
+            AutoModelForCausalLM.from_pretrained(folder)
+
+    def test_weights_of_another_shape_of_model(self, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["num_hidden_layers"] = 3
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="do not fit"):
+            load_model(folder)
+
+    def test_whole_folder_loads(self, folder: Path) -> None:
+        copy = shutil.copytree(folder, folder / "copy")
+        assert load_model(copy)[0].config.hidden_size == 16

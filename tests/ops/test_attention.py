@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lagwise.ops import alibi_slopes, attention, attention_reference
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 600])
+@pytest.mark.parametrize("total", [0, 5, 600])
+@pytest.mark.parametrize("slopes", [None, alibi_slopes(3)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_equals_its_formula(length: int, total: int, slopes: torch.Tensor | None, causal: bool) -> None:
+    """600 queries are more than one chunk; ``total`` more keys stand before the queries."""
+    q = torch.randn(2, 3, length, 4, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(2, 3, length + total, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    ours, exact = (f(q, k, v, causal=causal, slopes=slopes) for f in (attention, attention_reference))
+    torch.testing.assert_close(ours, exact, rtol=0, atol=1e-10)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (ours, exact)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_slopes_are_those_of_the_alibi_paper() -> None:
+    assert alibi_slopes(8).tolist() == [2.0**-k for k in range(1, 9)]
+    twelve = alibi_slopes(12)
+    torch.testing.assert_close(twelve[:8], alibi_slopes(8))
+    torch.testing.assert_close(twelve[8:], alibi_slopes(16)[0::2][:4])
+
+
+def test_masked_keys_leave_no_trace_and_padding_is_finite() -> None:
+    q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    mask = torch.tensor([[False, False, True, True, True, True]])
+    y = attention(q, k, v, mask=mask)
+    assert y.isfinite().all()
+    alone = attention(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:])
+    torch.testing.assert_close(y[:, :, 2:], alone)
+
+
+def test_more_queries_than_keys_is_an_error() -> None:
+    q, k = torch.ones(1, 1, 3, 2), torch.ones(1, 1, 2, 2)
+    with pytest.raises(ValueError, match="2 keys and 3 queries"):
+        attention(q, k, k)
+    with pytest.raises(ValueError, match="heads"):
+        alibi_slopes(0)

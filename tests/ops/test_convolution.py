@@ -1,0 +1,153 @@
+"""Every engine against the dense matrix, values and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lagwise.ops import ENGINES, fast_length, toeplitz_matrix, toeplitz_product, toeplitz_reference, truncation_length
+
+LENGTHS = (1, 2, 3, 63, 64, 65, 100, 257, 1000, 1021)
+FAST = tuple(engine for engine in ENGINES if engine != "dense")
+
+pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
+
+
+def both(engine: str, x: torch.Tensor, taps: torch.Tensor, causal: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(engine, reference) for the output and both gradients."""
+    x, taps = x.requires_grad_(), taps.requires_grad_()
+    weight = torch.randn(x.shape, dtype=x.dtype)
+    results = []
+    for product in (
+        toeplitz_product(x, taps, causal=causal, engine=engine),
+        toeplitz_reference(x, taps, causal=causal),
+    ):
+        results.append((product, *torch.autograd.grad(product, (x, taps), weight)))
+    return list(zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("engine", FAST)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_engine_equals_the_dense_matrix(engine: str, causal: bool, length: int) -> None:
+    for n_taps in {1, 5, 129, length if causal else 2 * length - 1, 2 * length + 33}:
+        x = torch.randn(2, length, 3, dtype=torch.float64)
+        taps = torch.randn(3, n_taps, dtype=torch.float64)
+        for value, exact in both(engine, x, taps, causal):
+            torch.testing.assert_close(value, exact, rtol=0, atol=1e-10 * math.sqrt(length) + 1e-12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 300), st.integers(0, 150), st.integers(1, 5), st.booleans(), st.sampled_from(FAST))
+def test_any_length_and_taps(length: int, half: int, batch: int, causal: bool, engine: str) -> None:
+    x = torch.randn(batch, length, 2, dtype=torch.float64)
+    taps = torch.randn(2, 2 * half + 1, dtype=torch.float64)
+    for value, exact in both(engine, x, taps, causal):
+        torch.testing.assert_close(value, exact, rtol=0, atol=1e-10)
+
+
+def test_many_channels_take_several_groups() -> None:
+    """More channels than one cache-sized group, in a number that groups do not divide."""
+    x = torch.randn(64, 500, 37, dtype=torch.float64)
+    taps = torch.randn(37, 500, dtype=torch.float64)
+    for value, exact in both("fft", x, taps, True):
+        torch.testing.assert_close(value, exact, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", FAST)
+def test_transposed_memory_gives_the_same(engine: str) -> None:
+    x = torch.randn(2, 5, 100).transpose(1, 2)
+    taps = torch.randn(5, 100)
+    y = toeplitz_product(x, taps, engine=engine)
+    torch.testing.assert_close(y, toeplitz_reference(x.contiguous(), taps), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["fft", "overlap_save", "block"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradcheck(engine: str, causal: bool) -> None:
+    x = torch.randn(2, 7, 2, dtype=torch.float64, requires_grad=True)
+    taps = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, b: toeplitz_product(a, b, causal=causal, engine=engine), (x, taps))
+
+
+def test_only_the_gradients_asked_for() -> None:
+    x, taps = torch.randn(1, 9, 2, requires_grad=True), torch.randn(2, 9)
+    toeplitz_product(x, taps, engine="fft").sum().backward()
+    assert x.grad is not None
+    assert taps.grad is None
+
+
+def test_block_engine_is_exactly_causal() -> None:
+    """A huge future token leaves every earlier output as it was, bit for bit."""
+    x, taps = torch.randn(1, 1000, 3), torch.randn(3, 1000)
+    before = toeplitz_product(x, taps, engine="block")
+    x[:, 700] *= 1e5
+    after = toeplitz_product(x, taps, engine="block")
+    assert torch.equal(before[:, :700], after[:, :700])
+    assert not torch.equal(before[:, 700:], after[:, 700:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("engine", FAST)
+def test_half_precision_signals_are_mixed_in_float32(dtype: torch.dtype, engine: str) -> None:
+    x, taps = torch.randn(2, 300, 4).to(dtype).requires_grad_(), torch.randn(4, 300)
+    y = toeplitz_product(x, taps, engine=engine)
+    y.sum().backward()
+    assert y.dtype == dtype
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+    exact = toeplitz_reference(x.double(), taps.double())
+    assert (y.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_truncation_bound_holds_and_is_tight() -> None:
+    decay, tolerance = 0.99, 1e-8
+    cut = truncation_length(decay, tolerance)
+    assert cut == 1833
+    taps = (decay ** torch.arange(4000, dtype=torch.float64))[None]
+    x = torch.ones(1, 4000, 1, dtype=torch.float64)
+    error = (toeplitz_product(x, taps) - toeplitz_product(x, taps[:, :cut])).abs().max()
+    assert tolerance * 1e-2 < error <= tolerance / (1 - decay)
+
+
+def test_truncation_length_at_the_ends() -> None:
+    assert truncation_length(1.0, 1e-8) is None
+    assert truncation_length(0.0, 1e-8) == 1
+    for decay, tolerance in ((1.1, 1e-8), (0.9, 0.0), (0.9, 1.0)):
+        with pytest.raises(ValueError, match="must be in"):
+            truncation_length(decay, tolerance)
+
+
+def test_fast_lengths_are_even_smooth_and_near() -> None:
+    for minimum in range(1, 3000):
+        length = fast_length(minimum)
+        assert minimum <= length <= max(2, 1.34 * minimum)
+        assert length % 2 == 0
+        odd = length
+        while odd % 2 == 0:
+            odd //= 2
+        assert odd in (1, 3, 5, 9, 15)
+
+
+def test_matrix_has_the_taps_on_its_diagonals() -> None:
+    matrix = toeplitz_matrix(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), 3, causal=False)[0]
+    assert matrix.tolist() == [[3, 2, 1], [4, 3, 2], [5, 4, 3]]
+
+
+@pytest.mark.parametrize(
+    ("x", "taps", "options", "message"),
+    [
+        (torch.ones(1, 0, 2), torch.ones(2, 3), {}, "length >= 1"),
+        (torch.ones(4, 2), torch.ones(2, 3), {}, "batch, length"),
+        (torch.ones(1, 4, 2), torch.ones(3, 3), {}, "channels=2"),
+        (torch.ones(1, 4, 2), torch.ones(2, 4), {"causal": False}, "odd in number"),
+        (torch.ones(1, 4, 2), torch.ones(2, 4), {"engine": "magic"}, "'magic'"),
+    ],
+)
+def test_wrong_arguments_are_named(x: torch.Tensor, taps: torch.Tensor, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toeplitz_product(x, taps, **options)

@@ -1,0 +1,73 @@
+"""Rooms, their order, and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
+# Each room may import itself, those before it, and the small modules at the top of the package.
+ROOMS = (
+    *("ops", "kernels", "mixers", "blocks", "models", "data", "training", "evaluation", "analysis", "bench", "cli"),
+)
+TOP = {"_lazy", "_registration", "allocator", "tables"}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {parts[1] for name in names if (parts := name.split("."))[0] == "lagwise" and len(parts) > 1}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_dependencies_point_one_way(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0]
+    if room not in ROOMS:
+        return
+    allowed = set(ROOMS[: ROOMS.index(room) + 1]) | TOP | {"__version__"}
+    assert imported_rooms(path) <= allowed
+
+
+def test_every_folder_is_a_room() -> None:
+    folders = {f.name for f in PACKAGE.iterdir() if f.is_dir() and f.name != "__pycache__"}
+    assert folders == {*ROOMS, "recipes"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_files_stay_small(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 350
+
+
+def loaded_after(statement: str, *modules: str) -> set[str]:
+    code = f"import sys; {statement}; print(*[m for m in {modules!r} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_importing_is_cheap() -> None:
+    assert loaded_after("import lagwise", "torch", "transformers") == set()
+    assert loaded_after("import lagwise.ops, lagwise.mixers", "transformers", "torch") == {"torch"}
+    assert loaded_after("import lagwise.training.recipe", "transformers", "torch") == set()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import lagwise; from transformers import AutoModelForCausalLM as A",
+        "from transformers import AutoModelForCausalLM as A; import lagwise",
+        "import lagwise.models.modeling; from transformers import AutoModelForCausalLM as A",
+        "import lagwise; lagwise.LagwiseConfig; from transformers import AutoModelForCausalLM as A",
+    ],
+)
+def test_auto_classes_know_us_in_any_order_of_imports(statement: str) -> None:
+    check = "import lagwise; A.from_config(lagwise.LagwiseConfig(hidden_size=8, num_hidden_layers=1))"
+    assert loaded_after(f"{statement}; {check}", "lagwise.models.modeling") == {"lagwise.models.modeling"}

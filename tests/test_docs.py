@@ -1,0 +1,77 @@
+"""The documents say what is so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def equations() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_equations_page_is_current(equations: ModuleType) -> None:
+    assert equations.PAGE.read_text() == equations.page(), "run `make docs`"
+
+
+def test_every_cited_place_is_tested(equations: ModuleType) -> None:
+    rows = [line for line in equations.page().splitlines() if line.startswith(("| TNN", "| SKI", "| TCNCA"))]
+    assert len(rows) >= 10
+    untested = [row for row in rows if not row.split("|")[3].strip()]
+    assert not untested
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("as in TNN eq. 5.", {("TNN", "equation", "5")}),
+        ("(TNN §3.3 and eq. 5)", {("TNN", "section", "3.3"), ("TNN", "equation", "5")}),
+        ("TNN tables 8 to 10", {("TNN", "table", n) for n in ("8", "9", "10")}),
+        ("TNN eq. 1, 6 and 9", {("TNN", "equation", n) for n in ("1", "6", "9")}),
+        (
+            "TNN §3.1 and fig. 2; SKI-TNN app. A",
+            {("TNN", "section", "3.1"), ("TNN", "figure", "2"), ("SKI-TNN", "appendix", "A")},
+        ),
+        ("nothing here, TNN as such", set()),
+    ],
+)
+def test_citations_are_read(equations: ModuleType, text: str, places: set) -> None:
+    assert equations.cited_places(text) == places
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"\bmake ([a-z-]+)", readme))
+    assert {"demo", "test"} <= targets
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
+    from lagwise.cli.main import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {group.name for group in app.registered_groups}
+    used = set(re.findall(r"\blagwise ([a-z]+) ", readme)) - {"is", "and"}
+    assert used <= known
+
+
+def test_results_files_name_their_command_and_machine() -> None:
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        content = json.loads(path.read_text())
+        for key in ("command", "torch", "processor", "results"):
+            assert content[key], f"{path.name}: {key}"
+
+
+def test_continuous_integration_calls_the_readmes_test_command() -> None:
+    assert "make test" in (ROOT / ".ci" / "run").read_text()

@@ -1,0 +1,71 @@
+"""Recipes are checked key by key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lagwise.training.recipe import load_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes_load_and_say_what_they_are(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.description
+    assert recipe.model["num_hidden_layers"] >= 1
+
+
+def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        "tnn-lm",
+        [
+            "training.steps=7",
+            "training.learning_rate=1e-4",
+            "model.block.token_mixer.kernel.decay=0.9",
+            "data.source=x",
+        ],
+    )
+    assert (recipe.training.steps, recipe.training.learning_rate, recipe.data.source) == (7, 1e-4, "x")
+    assert recipe.model["block"]["token_mixer"]["kernel"]["decay"] == 0.9
+    path = tmp_path / "r.yaml"
+    path.write_text(recipe.to_yaml())
+    assert load_recipe(str(path)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.step=7", r"did you mean 'steps'"),
+        ("steps=7", r"did you mean training\.steps=\.\.\.\?"),
+        ("nonsense", "written section.key=value"),
+        ("training.steps=many", "training.steps must be of type int, got 'many'"),
+        ("training.steps=1.5", "of type int"),
+        ("training.steps=true", "of type int"),
+        ("training.learning_rate=fast", "of type float"),
+        ("training.steps=0", "greater than 0"),
+        ("training.schedule=cosin", "did you mean 'cosine'"),
+        ("training.precision=half", "unknown precision"),
+        ("data.length=1", "at least 2"),
+        ("training.accumulate=3", "must divide"),
+        ("data.source.x=1", "'source' is a value"),
+        ("training=5", "must be a mapping"),
+    ],
+)
+def test_wrong_overrides_are_named(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recipe("tnn-lm", ["data.source=stdlib", override])
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'tnn-lm'"):
+        load_recipe("tnn-ml")
+    with pytest.raises(FileNotFoundError, match="no recipe file"):
+        load_recipe(str(tmp_path / "none.yaml"))
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("model: [unclosed")
+    with pytest.raises(ValueError, match="not valid YAML"):
+        load_recipe(str(bad))
+    bad.write_text("modell: {}")
+    with pytest.raises(ValueError, match="did you mean 'model'"):
+        load_recipe(str(bad))

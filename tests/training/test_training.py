@@ -1,0 +1,215 @@
+"""Training: learning, exact resume, whole checkpoints, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lagwise.data import TokenData
+from lagwise.models import load_model
+from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
+from lagwise.training.run import build_model
+from lagwise.training.trainer import LagwiseTrainer, checkpoints, newest_whole_checkpoint, parameter_groups
+
+
+def losses(run: Path) -> dict[float, float]:
+    return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+def test_a_run_learns_and_leaves_everything(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.steps = 60
+    tiny_recipe.training.learning_rate = 0.02
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    found = losses(run)
+    assert found[60] < found[1] - 1.0
+    names = {f.name for f in run.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "recipe.yaml", "run.json", "metrics.jsonl"} <= names
+    assert not {n for n in names if n.startswith(".saving")}
+    assert load_recipe(str(run / "recipe.yaml")) == tiny_recipe
+    assert json.loads((run / "run.json").read_text())["torch"] == torch.__version__
+    evaluated = [line for line in read_metrics(run) if "eval_loss" in line]
+    assert evaluated[-1]["eval_bits_per_byte"] < evaluated[0]["eval_bits_per_byte"]
+    assert [c.name for c in checkpoints(run)] == ["checkpoint-57", "checkpoint-60"]
+    model, tokenizer = load_model(run)
+    assert model.config.vocab_size == len(tokenizer)
+
+
+def test_resuming_gives_the_same_losses_and_weights(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
+    half = train(tiny_recipe, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json"):
+        (half / file).unlink()
+    for checkpoint in checkpoints(half)[1:]:  # as if killed after the first
+        for file in checkpoint.iterdir():
+            file.unlink()
+        checkpoint.rmdir()
+    resume(half, progress=False)
+    assert losses(half) == losses(whole)
+    for name, weight in weights(whole).items():
+        assert torch.equal(weight, weights(half)[name]), name
+
+
+def test_accumulation_is_the_same_step(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    one = train(tiny_recipe, tmp_path / "one", progress=False)
+    tiny_recipe.training.accumulate = 2
+    two = train(tiny_recipe, tmp_path / "two", progress=False)
+    for name, weight in weights(one).items():
+        torch.testing.assert_close(weight, weights(two)[name], rtol=1e-3, atol=2e-5)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    first, last = checkpoints(run)
+    cut = (last / "model.safetensors").read_bytes()[:-50]
+    (last / "model.safetensors").write_bytes(cut)
+    assert newest_whole_checkpoint(run) == first
+    (first / "optimizer.pt").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match=r"no checkpoint to resume.*\n.*cut short.*\n.*checkpoint-3"):
+        newest_whole_checkpoint(run)
+
+
+def test_killed_in_the_middle_of_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death while a checkpoint is written leaves the earlier one, no half one, and the run resumes."""
+    original = LagwiseTrainer._save_rng_state
+
+    def dies_the_second_time(self: LagwiseTrainer, output_dir: str) -> None:
+        if self.state.global_step == 6:
+            raise KeyboardInterrupt
+        original(self, output_dir)
+
+    monkeypatch.setattr(LagwiseTrainer, "_save_rng_state", dies_the_second_time)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]
+    monkeypatch.undo()
+    run = resume(tmp_path / "run", progress=False)
+    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
+    assert losses(run) == losses(whole)
+
+
+def test_divergence_stops_with_advice(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.learning_rate = 1e30
+    with pytest.raises(FloatingPointError, match=r"smaller training\.learning_rate"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    for checkpoint in checkpoints(tmp_path / "run"):
+        assert all(w.isfinite().all() for w in weights(checkpoint).values())
+
+
+def test_optimizer_groups(tiny_recipe: Recipe, text_data: TokenData) -> None:
+    model = build_model(tiny_recipe, text_data)
+    decayed, rest = parameter_groups(model, 0.1)
+    assert decayed["weight_decay"] == 0.1
+    assert rest["weight_decay"] == 0
+    assert all(p.dim() >= 2 for p in decayed["params"])
+    assert any(p is model.model.embed_tokens.weight for p in rest["params"])
+    assert len(decayed["params"]) + len(rest["params"]) == len(list(model.parameters()))
+
+
+class TestRefusals:
+    """Everything that can be wrong is found before the first step, and nothing that exists is touched."""
+
+    def test_a_folder_in_use(self, tiny_recipe: Recipe, tmp_path: Path) -> None:
+        (tmp_path / "precious").write_text("kept")
+        with pytest.raises(FileExistsError, match="--resume"):
+            train(tiny_recipe, tmp_path, progress=False)
+        assert (tmp_path / "precious").read_text() == "kept"
+
+    def test_text_shorter_than_a_sequence(self, tiny_recipe: Recipe, tmp_path: Path) -> None:
+        tiny_recipe.data.length = 10**6
+        with pytest.raises(ValueError, match="fewer than one sequence of 1000000"):
+            train(tiny_recipe, tmp_path / "run", progress=False)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            ({"hidden": 8}, "unknown key in model: 'hidden'"),
+            ({"vocab_size": 10}, "less than the tokenizer's 258"),
+            ({"max_position_embeddings": 16}, r"data\.length 32 is over"),
+            ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rp"}}}}, "mean 'rpe'"),
+            (
+                {
+                    "block": {
+                        "name": "prenorm",
+                        "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 9}},
+                    }
+                },
+                "9 tokens, got a sequence of 32",
+            ),
+        ],
+    )
+    def test_models_that_cannot_be(self, tiny_recipe: Recipe, tmp_path: Path, model: dict, message: str) -> None:
+        tiny_recipe.model = model
+        with pytest.raises(ValueError, match=message):
+            train(tiny_recipe, tmp_path / "run", progress=False)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_batch_that_cannot_be_shared(
+        self, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tiny_recipe.training.accumulate = 3
+        with pytest.raises(ValueError, match="multiple of processes times accumulate"):
+            train(tiny_recipe, tmp_path / "run", progress=False)
+
+    def test_resuming_what_is_no_run_or_has_other_data(
+        self, tiny_recipe: Recipe, tmp_path: Path, text_file: Path
+    ) -> None:
+        with pytest.raises(FileNotFoundError, match="not a run to resume"):
+            resume(tmp_path)
+        text = tmp_path / "text.txt"
+        text.write_text(text_file.read_text())
+        tiny_recipe.data.source = str(text)
+        run = train(tiny_recipe, tmp_path / "run", progress=False)
+        text.write_text(text_file.read_text().upper())
+        with pytest.raises(ValueError, match="have changed since it began"):
+            resume(run)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_loss_of_one(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """torchrun with gloo, the same total batch."""
+    tiny_recipe.training.save_every = 100
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(tiny_recipe.to_yaml())
+    one = train(tiny_recipe, tmp_path / "one", progress=False)
+    two = tmp_path / "two"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lagwise"]
+    subprocess.run([*command, "train", "--recipe", str(recipe), "--out", str(two)], check=True, timeout=300)
+    for step, loss in losses(one).items():
+        assert losses(two)[step] == pytest.approx(loss, rel=1e-4), step
+    assert json.loads((two / "run.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_exactly(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """SIGKILL at any moment, from the outside, through the command line."""
+    tiny_recipe.training.steps = 400
+    tiny_recipe.training.save_every = 20
+    tiny_recipe.training.evaluate_every = 1000
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(tiny_recipe.to_yaml())
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [sys.executable, "-m", "lagwise", "train"]
+    subprocess.run([*command, "--recipe", str(recipe), "--out", str(whole)], check=True, timeout=300)
+    process = subprocess.Popen([*command, "--recipe", str(recipe), "--out", str(killed)])
+    while not checkpoints(killed) and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "model.safetensors").exists()
+    subprocess.run([*command, "--resume", str(killed)], check=True, timeout=300)
+    assert losses(killed) == losses(whole)
