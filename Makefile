@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint types bench docs clean
+.PHONY: demo test test-slow test-gpu lint bench docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -23,6 +23,9 @@ test: $(INSTALLED)  ## the test suite
 
 test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
 	$(BIN)/python -m pytest -m slow --timeout=1200
+
+test-gpu: $(INSTALLED)  ## what differs on a GPU, on a machine that has one (with a CUDA build of torch)
+	LAGWISE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .

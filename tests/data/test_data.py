@@ -80,6 +80,18 @@ class TestSources:
         assert one == moved
         assert one != other
 
+    def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
+        """A folder stands in for the hub: `datasets` loads both by name."""
+        for split, count in (("train", 40), ("test", 6)):
+            lines = "".join(json.dumps({"text": f"{split} {i}"}) + "\n" for i in range(count))
+            (tmp_path / f"{split}.jsonl").write_text(lines)
+        source = open_source(f"hub:{tmp_path}")
+        assert list(source.documents("train")) == [f"train {i}" for i in range(40)]
+        assert list(source.documents("valid")) == list(source.documents("test")) == [f"test {i}" for i in range(6)]
+        assert source.fingerprint() == open_source(f"hub:{tmp_path}").fingerprint()
+        with pytest.raises(ValueError, match="cannot load data set"):
+            open_source(f"hub:{tmp_path}/nothing")
+
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [

@@ -1,0 +1,94 @@
+"""Gather evaluated runs into one results file, a table and a picture.
+
+    python benchmarks/compare_runs.py OUT.json RUN [RUN ...]
+
+Each RUN is a folder left by `lagwise train` and `lagwise evaluate`. The file has, for every run, its recipe, size,
+threads, validation curve, training speed and scores at every length.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import yaml
+
+from lagwise.bench.harness import save_results
+from lagwise.training import read_metrics
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def gather(run: Path) -> dict[str, Any]:
+    metrics = read_metrics(run)
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["data"]["source"] = Path(recipe["data"]["source"]).name
+    identity = json.loads((run / "run.json").read_text())
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    evaluation["data"] = Path(evaluation["data"]).name
+    summary = next(line for line in reversed(metrics) if "train_runtime" in line)
+    seconds = summary["train_runtime"] - sum(line.get("eval_runtime", 0.0) for line in metrics)
+    return {
+        "recipe": recipe,
+        "parameters": identity["parameters"],
+        "threads": identity["threads"],
+        "steps_per_second": recipe["training"]["steps"] / seconds,
+        "validation": [(m["step"], m["eval_bits_per_byte"]) for m in metrics if "eval_bits_per_byte" in m],
+        "evaluation": evaluation,
+    }
+
+
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    lengths = sorted({s["length"] for run in runs.values() for s in run["evaluation"]["test"]})
+    lines = [
+        "| run | parameters | steps/s | valid | " + " | ".join(f"test {n}" for n in lengths) + " |",
+        "|---|" + "---|" * (3 + len(lengths)),
+    ]
+    for name, run in runs.items():
+        scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
+        cells = [f"{run['parameters']:,}", f"{run['steps_per_second']:.2f}"]
+        cells += [
+            f"{run['evaluation']['valid']['bits_per_byte']:.3f}",
+            *(scores.get(n, "over its limit") for n in lengths),
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def picture(runs: dict[str, dict[str, Any]], path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for name, run in runs.items():
+        steps, values = zip(*run["validation"], strict=True)
+        left.plot(steps, values, label=name)
+        scores = run["evaluation"]["test"]
+        right.plot([s["length"] for s in scores], [s["bits_per_byte"] for s in scores], marker="o", label=name)
+    left.set(xlabel="step", ylabel="validation bits per byte", title="Learning")
+    right.set(
+        xlabel="context length", ylabel="test bits per byte", xscale="log", title="The same bytes at longer contexts"
+    )
+    lengths = [s["length"] for s in next(iter(runs.values()))["evaluation"]["test"]]
+    right.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
+    right.minorticks_off()
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    out, folders = Path(sys.argv[1]), [Path(a) for a in sys.argv[2:]]
+    runs = {folder.name: gather(folder) for folder in folders}
+    names = " ".join(f"runs/{name}" for name in runs)
+    save_results(out, f"python benchmarks/compare_runs.py {out} {names}", runs)
+    picture(runs, out.with_suffix(".png"))
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
