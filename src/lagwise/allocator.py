@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -14,8 +15,11 @@ def keep_freed_memory() -> bool:
 
     Activations above 32 MB are otherwise mapped and faulted in afresh at every step, which can cost more than the
     arithmetic on them. It is a setting of the whole process, so only programs call it (the command line does, before
-    torch is loaded), never ``import lagwise``. Peak memory is unchanged; memory is returned at exit only.
+    torch is loaded), never ``import lagwise``. Peak memory is unchanged; memory is returned at exit only. The
+    environment variable ``LAGWISE_KEEP_MEMORY=0`` turns it off.
     """
+    if os.environ.get("LAGWISE_KEEP_MEMORY") == "0":
+        return False
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)

@@ -63,6 +63,10 @@ class KernelLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
 
+    def transposed(self, x: Tensor) -> Tensor:
+        """The same for x ``(n, in)``, as ``(out, n)`` in memory: the layout of taps, which every FFT reads."""
+        return torch.addmm(self.bias.to(x.dtype)[:, None], self.weight.to(x.dtype), x.t())
+
 
 def negligible(dtype: torch.dtype) -> float:
     """Relative size below which a tap does not reach a sum of that dtype (float32 rounding is 6e-8)."""

@@ -78,10 +78,13 @@ class RPEKernel(LagKernel):
         dtype = self.precision(self.last.weight)
         lags = self.lags(length, self.last.weight.device)
         with torch.autocast(lags.device.type, enabled=False):
-            h = self.first(self._features(lags.to(dtype)))
-            for layer in (*self.hidden, self.last):
-                h = layer(ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:])))
-            return h.t() * self._log_decay(dtype).mul(lags.abs()).exp()
+            h = self._activated(self.first(self._features(lags.to(dtype))))
+            for layer in self.hidden:
+                h = self._activated(layer(h))
+            return self.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
+
+    def _activated(self, h: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:]))
 
     def _features(self, lags: Tensor) -> Tensor:
         if self.inputs == "integer":
