@@ -108,6 +108,16 @@ def test_divergence_stops_with_advice(tiny_recipe: Recipe, tmp_path: Path) -> No
         assert all(w.isfinite().all() for w in weights(checkpoint).values())
 
 
+def test_a_run_is_understood_from_any_folder(
+    tiny_recipe: Recipe, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(text_file.parent)
+    tiny_recipe.data.source = text_file.name
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe(str(run / "recipe.yaml")).data.source == str(text_file.resolve())
+
+
 def test_optimizer_groups(tiny_recipe: Recipe, text_data: TokenData) -> None:
     model = build_model(tiny_recipe, text_data)
     decayed, rest = parameter_groups(model, 0.1)
@@ -136,7 +146,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("model", "message"),
         [
-            ({"hidden": 8}, "unknown key in model: 'hidden'"),
+            ({"hidden": 8}, "did you mean 'hidden_size'"),
             ({"vocab_size": 10}, "less than the tokenizer's 258"),
             ({"max_position_embeddings": 16}, r"data\.length 32 is over"),
             ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rp"}}}}, "mean 'rpe'"),
@@ -147,7 +157,7 @@ class TestRefusals:
                         "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 9}},
                     }
                 },
-                "9 tokens, got a sequence of 32",
+                r"data\.length 32 is over the kernel's max_length 9",
             ),
         ],
     )
@@ -156,6 +166,12 @@ class TestRefusals:
         with pytest.raises(ValueError, match=message):
             train(tiny_recipe, tmp_path / "run", progress=False)
         assert not (tmp_path / "run").exists()
+
+    def test_models_are_checked_before_the_text_is_read(self, tiny_recipe: Recipe, tmp_path: Path) -> None:
+        tiny_recipe.model = {"block": {"name": "prenrm"}}
+        tiny_recipe.data.source = str(tmp_path / "missing.txt")
+        with pytest.raises(ValueError, match="did you mean 'prenorm'"):
+            train(tiny_recipe, tmp_path / "run", progress=False)
 
     def test_a_batch_that_cannot_be_shared(
         self, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -137,7 +137,10 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
                     bar.update(read)
                 f.write(np.asarray([tokenizer.eos_token_id], dtype=dtype).tobytes())
         if size == 0:
-            raise ValueError(f"the {split} split of {source.name!r} has no text; give more or longer documents")
+            raise ValueError(
+                f"{source.name!r} is too short: after {text_bytes.get('train', 0)} bytes for training nothing is left "
+                f"for the {split} split; give more text"
+            )
         text_bytes[split] = size
     tokenizer.save_pretrained(folder / "tokenizer")
     meta = {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}

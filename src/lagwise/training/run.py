@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from transformers import TrainingArguments, set_seed
 
 from lagwise.data import TokenData, TrainingWindows, prepare
+from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import quiet
+from lagwise.tables import known
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.recipe import Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, newest_whole_checkpoint, parameter_groups
@@ -34,7 +37,9 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True, data: TokenData |
         raise FileExistsError(
             f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
         )
+    recipe = _rooted(recipe)
     arguments = _arguments(recipe, out)
+    check_model(recipe)
     data = data or _prepare(recipe, arguments, progress)
     trainer = _trainer(recipe, data, arguments, progress)
     trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
@@ -76,25 +81,48 @@ def resume(out: Path, *, progress: bool = True) -> Path:
 
 
 def build_model(recipe: Recipe, data: TokenData) -> LagwiseForCausalLM:
-    """The recipe's model, freshly initialised, with the tokenizer's vocabulary. ValueError for unknown fields."""
+    """The recipe's model, freshly initialised, with the tokenizer's vocabulary. ValueError if they do not fit."""
     tokenizer = data.tokenizer
-    fields: dict[str, Any] = {"vocab_size": len(tokenizer), **recipe.model}
-    if fields["vocab_size"] < len(tokenizer):
-        raise ValueError(f"model.vocab_size {fields['vocab_size']} is less than the tokenizer's {len(tokenizer)}")
-    allowed = [name for name in LagwiseConfig.__annotations__ if not name.startswith("_")]
-    for name in fields:
-        if name not in allowed:
-            raise ValueError(f"unknown key in model: {name!r} (known: {', '.join(sorted(allowed))})")
-    ids: dict[str, Any] = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    config = LagwiseConfig(**{**ids, **fields})
+    config = _model_config(recipe, len(tokenizer))
+    if config.vocab_size < len(tokenizer):
+        raise ValueError(f"model.vocab_size {config.vocab_size} is less than the tokenizer's {len(tokenizer)}")
+    for kind in ("bos", "eos", "pad"):
+        setattr(config, f"{kind}_token_id", getattr(tokenizer, f"{kind}_token_id"))
+    set_seed(recipe.training.seed)
+    return LagwiseForCausalLM(config)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, or a training
+    length that the model or one of its kernels cannot serve."""
+    config = _model_config(recipe, recipe.data.vocab_size)
     limit = config.max_position_embeddings
     if limit is not None and recipe.data.length > limit:
         raise ValueError(f"data.length {recipe.data.length} is over model.max_position_embeddings {limit}")
-    set_seed(recipe.training.seed)
-    model = LagwiseForCausalLM(config)
-    with torch.no_grad():  # a kernel that cannot serve this length says so now
-        model.eval()(torch.zeros(1, recipe.data.length, dtype=torch.long), use_cache=False)
-    return model.train()
+    with torch.device("meta"):
+        model = LagwiseForCausalLM(config)
+    for kernel in model.modules():
+        if isinstance(kernel, LagKernel) and (kernel.max_length or recipe.data.length) < recipe.data.length:
+            raise ValueError(f"data.length {recipe.data.length} is over the kernel's max_length {kernel.max_length}")
+
+
+def _model_config(recipe: Recipe, vocab_size: int) -> LagwiseConfig:
+    allowed = [name for name in LagwiseConfig.__annotations__ if not name.startswith("_")]
+    for name in recipe.model:
+        known(name, allowed, "key in model")
+    fields: dict[str, Any] = {"vocab_size": vocab_size, **recipe.model}
+    return LagwiseConfig(**fields)
+
+
+def _rooted(recipe: Recipe) -> Recipe:
+    """The recipe with local paths made absolute, so that a run is understood from any folder."""
+    options = recipe.data
+    paths: dict[str, Any] = {
+        name: str(Path(value).expanduser().resolve())
+        for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
+        if Path(value).expanduser().exists() and value not in ("stdlib", "bytes", "bpe")
+    }
+    return replace(recipe, data=replace(options, **paths))
 
 
 def _prepare(recipe: Recipe, arguments: TrainingArguments, progress: bool) -> TokenData:
