@@ -10,7 +10,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lagwise needs Python 3.11 or later: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@# torch first and by its exact version: a range would pull the newest build, with gigabytes of CUDA
+	@# torch first and by its exact version: a range would pull the newest build, which on Linux carries CUDA, where
+	@# pip has been told of a CPU build of this one
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@touch $@

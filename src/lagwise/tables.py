@@ -20,7 +20,7 @@ def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what:
     Positional ``args`` and keyword ``context`` come from the caller (channels, causal); everything else in the spec
     must be a keyword-only parameter of the constructor. ValueError names the unknown key and the nearest known one.
     """
-    if not isinstance(spec, Mapping) or "name" not in spec:
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ValueError(f"{what} must be a mapping with a 'name', got {spec!r}")
     part = table.get(known(spec["name"], table, what))
     assert part is not None
@@ -28,7 +28,10 @@ def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what:
     options = {key: value for key, value in spec.items() if key != "name"}
     for key in options:
         known(key, [name for name in accepted if name not in context], f"option of {what} {spec['name']!r}")
-    return part(*args, **{key: value for key, value in context.items() if key in accepted}, **options)
+    try:
+        return part(*args, **{key: value for key, value in context.items() if key in accepted}, **options)
+    except TypeError as error:  # an option of a type that the arithmetic of the constructor refuses
+        raise ValueError(f"{what} {spec['name']!r} cannot be built from {options}: {error}") from error
 
 
 def known(name: Any, names: Any, what: str) -> Any:

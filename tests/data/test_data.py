@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import lzma
+import math
 import os
 from pathlib import Path
 
@@ -48,6 +49,30 @@ class TestSources:
         for name in ("my-train", "my.val", "my_test"):
             (tmp_path / f"{name}.txt").write_text(name)
         assert split_texts(str(tmp_path)) == {"train": "my-train", "valid": "my.val", "test": "my_test"}
+
+    def test_a_text_without_lines_is_cut_at_spaces(self, tmp_path: Path) -> None:
+        text = " ".join(f"word{i}" for i in range(5000))
+        (tmp_path / "a.txt").write_text(text)
+        parts = split_texts(str(tmp_path / "a.txt"))
+        assert parts["train"] + parts["valid"] + parts["test"] == text
+        assert parts["train"].endswith(" ")
+        assert 0.04 < len(parts["test"]) / len(text) < 0.06
+
+    def test_few_records_are_cut_each_and_not_glued(self, tmp_path: Path) -> None:
+        records = ["a" * 1000, "b" * 1000]
+        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": r}) for r in records) + "\n\n")
+        source = open_source(str(tmp_path / "a.jsonl"))
+        assert [sorted(set(d)) for d in source.documents("train")] == [["a"], ["b"]]
+        assert [len(d) for d in source.documents("test")] == [50, 50]
+
+    def test_folders_may_name_the_splits(self, tmp_path: Path) -> None:
+        for split in ("train", "test"):
+            (tmp_path / split).mkdir()
+            (tmp_path / split / "0.txt").write_text(split)
+        assert split_texts(str(tmp_path)) == {"train": "train", "valid": "test", "test": "test"}
+        (tmp_path / "stray.txt").write_text("?")
+        with pytest.raises(ValueError, match=r"stray\.txt"):
+            open_source(str(tmp_path))
 
     def test_other_folders_are_split_by_file(self, tmp_path: Path) -> None:
         for i in range(60):
@@ -101,6 +126,7 @@ class TestSources:
             ("cut.txt.xz", lzma.compress(TEXT.encode())[:60], "cut short"),
             ("bad.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', "line 2"),
             ("bad2.jsonl", b'{"text": 5}\n', "must be a string"),
+            ("surrogate.jsonl", b'{"text": "\\ud800"}\n', "line 1.*Unicode"),
             ("bad.parquet", b"PAR1 not really", "parquet"),
         ],
     )
@@ -146,9 +172,32 @@ class TestTokenizers:
 
     def test_token_bytes_add_up(self) -> None:
         tokenizer = load_tokenizer("bpe", vocab_size=300, texts=iter([TEXT]))
-        sizes = token_bytes(tokenizer)
+        sizes = token_bytes(tokenizer, math.nan)
         assert sizes[tokenizer(TEXT)["input_ids"]].sum() == len(TEXT.encode())
         assert sizes[tokenizer.eos_token_id] == 0
+
+    def test_other_tokenizers_count_by_their_average(self, tmp_path: Path) -> None:
+        """A tokenizer of words gives no bytes to spaces; each of its tokens stands for the text's average."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
+
+        words = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        words.train_from_iterator([TEXT], trainers.WordPieceTrainer(vocab_size=80, special_tokens=["[UNK]", "[SEP]"]))
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", eos_token="[SEP]").save_pretrained(tmp_path)
+        (tmp_path / "a.txt").write_text(TEXT)
+        data = prepare(str(tmp_path / "a.txt"), str(tmp_path), progress=False)
+        sizes = token_bytes(data.tokenizer, data.bytes_per_token("train"))
+        assert sizes[data.splits["train"]].sum() == pytest.approx(data.text_bytes["train"], rel=0.01)
+
+    def test_text_that_spells_a_special_token_is_text(self, tmp_path: Path) -> None:
+        text = "before <|endoftext|> after\n" * 200
+        (tmp_path / "a.txt").write_text(text)
+        for tokenizer in ("bytes", "bpe"):
+            data = prepare(str(tmp_path / "a.txt"), tokenizer, vocab_size=280, progress=False)
+            ids = data.splits["train"]
+            assert (ids == data.tokenizer.eos_token_id).sum() == 1
+            assert data.tokenizer.decode(ids[:-1]).startswith("before <|endoftext|> after")
 
     def test_unknown_tokenizers(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="'bytes', 'bpe' or a folder"):
@@ -201,7 +250,7 @@ class TestTokenFiles:
         assert not list((tmp_path / "tokens").iterdir())
 
     def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("one line only")
+        (tmp_path / "a.txt").write_text("ab")
         with pytest.raises(ValueError, match=r"too short: .* the (valid|test) split"):
             prepare(str(tmp_path / "a.txt"), "bytes", cache=tmp_path, progress=False)
 

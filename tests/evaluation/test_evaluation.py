@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, evaluate_run, extrapolation
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, train
 
 
@@ -23,7 +23,7 @@ class Oracle(nn.Module):
         super().__init__()
         self.confidence = nn.Parameter(torch.tensor(math.log(probability * (vocab - 1) / (1 - probability))))
         self.vocab = vocab
-        self.config = SimpleNamespace()
+        self.length_limit: int | None = None
         self.rows: list[tuple[int, int]] = []
         self.base_model = self._hidden
 
@@ -61,7 +61,7 @@ def test_separators_cost_the_model_and_are_not_text() -> None:
 
 def test_a_model_with_a_limit_is_not_asked_beyond_it() -> None:
     oracle = Oracle(0.5)
-    oracle.config = SimpleNamespace(max_position_embeddings=16)
+    oracle.length_limit = 16
     tokens = (np.arange(101) % 8).astype(np.uint16)
     sizes = np.ones(8, dtype=np.int64)
     assert [s.length for s in extrapolation(oracle, tokens, [8, 16, 32], sizes)] == [8, 16]
@@ -109,6 +109,32 @@ def test_evaluating_a_run(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) 
     assert elsewhere["test"][0]["bits_per_byte"] != result["test"][0]["bits_per_byte"]
     with pytest.raises(ValueError, match="lengths must be"):
         evaluate_run(run, [0])
+
+
+def test_changed_data_are_not_taken_for_held_out(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(text_file.read_text())
+    tiny_recipe.data.source = str(text)
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    text.write_text("new " + text_file.read_text())
+    with pytest.raises(ValueError, match="has changed since"):
+        evaluate_run(run, [32], progress=False)
+    assert evaluate_run(run, [32], source=str(text), progress=False)["test"]
+
+
+def test_a_kernel_with_an_end_is_not_asked_beyond_it(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    kernel = {"name": "free", "max_length": 40}
+    tiny_recipe.model = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": kernel}},
+    }
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert [s["length"] for s in evaluate_run(run, [32, 64], progress=False)["test"]] == [32]
+    model, tokenizer = load_model(run)
+    with pytest.raises(ValueError, match="the prompt has 3, so at most 37 can be added"):
+        generate_text(model, tokenizer, "abc", max_new_tokens=38)
+    assert generate_text(model, tokenizer, "abc", max_new_tokens=37)
 
 
 def test_evaluating_a_run_with_a_trained_tokenizer(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:

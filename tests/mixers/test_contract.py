@@ -10,14 +10,13 @@ from torch import Tensor
 
 from lagwise.mixers import MIXERS, Mixer
 
-CHANNELS = 12
+CHANNELS = 16
 LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
 
 # Every entry with its defaults, and the options that change how it computes.
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in MIXERS if name != "attention"),
-    ("attention", {"heads": 3}),
-    ("attention", {"heads": 3, "position": "none"}),
+    *((name, {}) for name in MIXERS),
+    ("attention", {"position": "none"}),
     ("toeplitz", {"engine": "block"}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
@@ -43,10 +42,6 @@ def in_chunks(mixer: Mixer, x: Tensor, sizes: list[int]) -> Tensor:
             parts.append(y)
             start += size
     return torch.cat(parts, dim=1)
-
-
-def test_every_entry_of_the_table_is_under_contract() -> None:
-    assert {name for name, _ in OPTIONS} == set(MIXERS)
 
 
 @every_mixer
@@ -247,7 +242,7 @@ def check_compiled(mixer: Mixer, backend: str) -> None:
 @every_mixer
 def test_wrong_input_is_named(name: str, options: dict) -> None:
     mixer = make(name, options)
-    with pytest.raises(ValueError, match="channels=12"):
+    with pytest.raises(ValueError, match="channels=16"):
         mixer(torch.ones(1, 4, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match="length >= 1"):
         mixer(noise(1, 0))

@@ -49,6 +49,9 @@ def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
         ("data.length=1", "at least 2"),
         ("training.accumulate=3", "must divide"),
         ("data.source.x=1", "'source' is a value"),
+        ("training.clip=-1", "at least 0"),
+        ("training.beta2=7", r"in \[0, 1\)"),
+        ("training.steps=[", "not valid YAML"),
         ("training=5", "must be a mapping"),
     ],
 )

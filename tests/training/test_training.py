@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from lagwise.data import TokenData
-from lagwise.models import load_model
+from lagwise.models import generate_text, load_model
 from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
 from lagwise.training.run import build_model
 from lagwise.training.trainer import LagwiseTrainer, checkpoints, newest_whole_checkpoint, parameter_groups
@@ -98,6 +100,55 @@ def test_killed_in_the_middle_of_saving(tiny_recipe: Recipe, tmp_path: Path, mon
     run = resume(tmp_path / "run", progress=False)
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
     assert losses(run) == losses(whole)
+
+
+def test_stopped_before_the_first_checkpoint(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LagwiseTrainer, "_save_checkpoint", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    run = resume(tmp_path / "run", progress=False)
+    assert losses(run) == losses(train(tiny_recipe, tmp_path / "whole", progress=False))
+    before = (run / "metrics.jsonl").read_text()
+    resume(run, progress=False)  # finished: nothing to do
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_a_full_disk_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LagwiseTrainer._save_rng_state
+
+    def full(self: LagwiseTrainer, output_dir: str) -> None:
+        if self.state.global_step == 6:
+            raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+        original(self, output_dir)
+
+    monkeypatch.setattr(LagwiseTrainer, "_save_rng_state", full)
+    with pytest.raises(OSError, match=r"cannot save checkpoint-6 .*--resume"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / ".saving").exists()
+    assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]
+
+
+def test_a_log_cut_short_is_read_up_to_there(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    whole = read_metrics(run)
+    with open(run / "metrics.jsonl", "a") as f:
+        f.write('{"step": 7, "lo')
+    assert read_metrics(run) == whole
+
+
+def test_a_tokenizer_without_padding_trains(tiny_recipe: Recipe, tmp_path: Path, text_data: TokenData) -> None:
+    tokenizer = copy.deepcopy(text_data.tokenizer)
+    tokenizer.pad_token = None
+    tokenizer.bos_token = None
+    data = dataclasses.replace(text_data, tokenizer=tokenizer)
+    run = train(tiny_recipe, tmp_path / "run", progress=False, data=data)
+    assert generate_text(*load_model(run), "", max_new_tokens=3, temperature=0) is not None
 
 
 def test_divergence_stops_with_advice(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -190,6 +241,7 @@ class TestRefusals:
         tiny_recipe.data.source = str(text)
         run = train(tiny_recipe, tmp_path / "run", progress=False)
         text.write_text(text_file.read_text().upper())
+        (run / "config.json").unlink()  # as if it had not finished
         with pytest.raises(ValueError, match="have changed since it began"):
             resume(run)
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lagwise.cli.parsing import whole_numbers
+
 bench = typer.Typer(help="Measure speed and memory beside peers, in one run, checked first.", no_args_is_help=True)
 
 
@@ -39,10 +41,7 @@ def toeplitz(
     from lagwise.bench.toeplitz import table_rows, time_layers, where_time_goes
     from lagwise.cli.tables import print_table
 
-    try:
-        wanted = [int(n) for n in lengths.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"--lengths are whole numbers separated by commas, got {lengths!r}") from error
+    wanted = whole_numbers(lengths, "--lengths")
     peers = {name: load_peer(name) for name in peer or []}
     rows = time_layers(
         wanted, channels=channels, tokens=tokens, repeats=repeats, threads=threads, peers=peers, memory=memory

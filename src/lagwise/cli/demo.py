@@ -13,23 +13,23 @@ from lagwise.analysis.report import SAMPLE_FILE, plot_run
 from lagwise.cli.tables import print_evaluation
 from lagwise.evaluation import evaluate_run
 from lagwise.models import generate_text, load_model
-from lagwise.training import load_recipe, train
+from lagwise.training import check_model, load_recipe, train
 
 PROMPT = "class "
-_MARK = "demo"  # the recipe a folder must hold before we replace it
+_MARKER = ".lagwise-demo"  # only a folder that holds this file is ever replaced
 
 
 def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None]) -> None:
     """Train the ``demo`` recipe into ``out``, evaluate, sample and plot. ValueError if ``out`` holds something else."""
     started = time.monotonic()
-    recipe = load_recipe(_MARK, overrides)
-    if out.is_dir() and any(out.iterdir()):
-        description = load_recipe(_MARK).description
-        saved = out / "recipe.yaml"
-        if not saved.is_file() or load_recipe(str(saved)).description != description:
-            raise ValueError(f"{str(out)!r} is not an earlier demo; choose another folder with --out")
+    recipe = load_recipe("demo", overrides)
+    check_model(recipe)
+    if (out / _MARKER).is_file():
         shutil.rmtree(out)
+    elif out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{str(out)!r} is not an earlier demo; choose another folder with --out")
     train(recipe, out)
+    (out / _MARKER).touch()
     print_evaluation(evaluate_run(out))
     model, tokenizer = load_model(out)
     typer.secho("A sample:\n", bold=True)

@@ -10,6 +10,7 @@ import typer
 
 from lagwise.allocator import keep_freed_memory
 from lagwise.cli.bench import bench
+from lagwise.cli.parsing import whole_numbers
 
 app = typer.Typer(
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
@@ -32,7 +33,10 @@ def train(
         str | None,
         typer.Option(help="A text file or folder (.txt, .jsonl, .parquet, .xz), `stdlib`, or `hub:NAME`."),
     ] = None,
-    recipe: Annotated[str, typer.Option(help="Name of a recipe (see `lagwise recipes`) or a YAML file.")] = "tnn-lm",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Name of a recipe (see `lagwise recipes`) or a YAML file.", show_default="tnn-lm"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with a run that was stopped; takes no other options.")
@@ -53,12 +57,14 @@ def train(
     from lagwise import training
 
     if resume is not None:
-        if overrides or data or out:
+        if overrides or data or out or recipe:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
         folder = training.resume(resume)
     else:
-        changes = [*([f"data.source={data}"] if data else []), *(overrides or [])]
-        settings = training.load_recipe(recipe, changes)
+        recipe = recipe or "tnn-lm"
+        settings = training.load_recipe(recipe, overrides or [])
+        if data:
+            settings.data.source = data
         folder = training.train(settings, out or Path("runs") / Path(recipe).stem)
     typer.echo(
         f"\nTrained: {folder}\nNext:    lagwise evaluate {folder}\n         lagwise generate {folder} --prompt ..."
@@ -84,23 +90,23 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
 def evaluate(
     run: Run,
     lengths: Annotated[
-        str, typer.Option(help="Context lengths, separated by commas.")
-    ] = "512,1024,2048,4096,8192,14336",
+        str | None,
+        typer.Option(help="Context lengths, separated by commas.", show_default="512,1024,2048,4096,8192,14336"),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Other text than the run's own data, as for `train`.")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of each split to use, from its start.")] = 16 * 14336 + 1,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of each split to use, from its start.", show_default="229377")
+    ] = None,
 ) -> None:
     """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
     """
     from lagwise.cli.tables import print_evaluation
-    from lagwise.evaluation import evaluate_run
+    from lagwise.evaluation import DEFAULT_LENGTHS, DEFAULT_TOKENS, evaluate_run
 
-    try:
-        wanted = [int(n) for n in lengths.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"--lengths are whole numbers separated by commas, got {lengths!r}") from error
-    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=tokens))
+    wanted = DEFAULT_LENGTHS if lengths is None else whole_numbers(lengths, "--lengths")
+    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=DEFAULT_TOKENS if tokens is None else tokens))
 
 
 @app.command()

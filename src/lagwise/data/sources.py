@@ -21,6 +21,7 @@ _SPLIT_WORDS = {
     "dev": "valid",
     "test": "test",
 }
+_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are dealt out whole
 _HELD_OUT = 0.05  # share of valid and of test when the data name no splits
 _STDLIB_SKIPPED = {
     "site-packages",
@@ -50,7 +51,8 @@ class Source:
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in a fixed order. ValueError for a file that is not what its name says."""
         if self.dataset is not None:
-            yield from (row["text"] for row in self.dataset[split])
+            for number, row in enumerate(self.dataset[split]):
+                yield _text(row["text"], f"data set {self.name!r}, {split} row {number}")
             return
         for path in self.files[split]:
             documents = read_documents(path)
@@ -77,7 +79,7 @@ def open_source(name: str) -> Source:
     dev) and test in their names, else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
     ``text`` column.
 
-    FileNotFoundError or ValueError say what is missing. Nothing is read yet but names and sizes.
+    FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
     """
     if name == "stdlib":
         return _by_file(name, _stdlib_files())
@@ -96,8 +98,14 @@ def open_source(name: str) -> Source:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz) in folder {name!r}")
     for file in files:
         _check_file(file)
-    named = {s: [f for f in files if _split_word(f) == s] for s in SPLITS}
+    named = {s: [f for f in files if _split_word(f.relative_to(path)) == s] for s in SPLITS}
     if named["train"] and (named["valid"] or named["test"]):
+        stray = [f for f in files if _split_word(f.relative_to(path)) is None]
+        if stray:
+            raise ValueError(
+                f"the names in {name!r} say which files are train, valid and test, but {stray[0].name!r} does not; "
+                "rename it or move it away"
+            )
         for s, other in (("valid", "test"), ("test", "valid")):
             named[s] = named[s] or named[other]
         return Source(name, named)
@@ -119,7 +127,8 @@ def read_documents(path: Path) -> Iterator[str]:
         with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
             if kind == ".jsonl":
                 for number, line in enumerate(f, 1):
-                    yield _record(line, path, number)
+                    if line.strip():
+                        yield _record(line, path, number)
             else:
                 yield _decoded(f.read(), path)
     except (lzma.LZMAError, EOFError) as error:
@@ -131,19 +140,28 @@ def _parquet(path: Path) -> Iterator[str]:
 
     try:
         for batch in parquet.ParquetFile(path).iter_batches(columns=["text"]):
-            yield from batch.column("text").to_pylist()
+            yield from (_text(value, f"{path}") for value in batch.column("text").to_pylist())
     except (ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
 
 def _record(line: bytes, path: Path, number: int) -> str:
+    where = f"{path}, line {number}"
     try:
-        text = json.loads(line)["text"]
+        return _text(json.loads(line)["text"], where)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}, line {number}: expected a JSON object with a 'text' field ({error!r})") from error
-    if not isinstance(text, str):
-        raise ValueError(f"{path}, line {number}: 'text' must be a string, got {type(text).__name__}")
-    return text
+        raise ValueError(f"{where}: expected a JSON object with a 'text' field ({error!r})") from error
+
+
+def _text(value: Any, where: str) -> str:
+    """A record's text, if it is one that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: 'text' must be a string, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: 'text' is not valid Unicode ({error})") from error
+    return value
 
 
 def _decoded(data: bytes, path: Path) -> str:
@@ -159,17 +177,28 @@ def _decoded(data: bytes, path: Path) -> str:
 
 
 def _cut(documents: list[str], share: tuple[float, float]) -> list[str]:
-    """Documents (or, of a single one, whole lines) between two shares of the total."""
-    parts = documents if len(documents) > 2 else "".join(documents).splitlines(keepends=True)
-    total = sum(map(len, parts))
-    taken, position = [], 0
-    for part in parts:
+    """What lies between two shares of the total: whole documents, or of few ones a part of each."""
+    if len(documents) < _FEW_DOCUMENTS:
+        parts = (text[_boundary(text, share[0]) : _boundary(text, share[1])] for text in documents)
+        return [part for part in parts if part]
+    total, position, taken = sum(map(len, documents)), 0, []
+    for document in documents:
         if share[0] * total <= position < share[1] * total:
-            taken.append(part)
-        position += len(part)
-    if len(documents) > 2 or not taken:
-        return taken
-    return ["".join(taken)]
+            taken.append(document)
+        position += len(document)
+    return taken
+
+
+def _boundary(text: str, share: float) -> int:
+    """Where to cut a text at a share of its length: after the next line, else the next space, if one is near."""
+    position = round(share * len(text))
+    if position in (0, len(text)):
+        return position
+    for mark in ("\n", " "):
+        found = text.find(mark, position - 1, position + len(text) // 100 + 1)
+        if found >= 0:
+            return found + 1
+    return position
 
 
 def _ranges() -> dict[str, tuple[float, float]]:
@@ -197,8 +226,13 @@ def _check_file(path: Path) -> None:
 
 
 def _split_word(path: Path) -> str | None:
-    words = path.name.lower().replace("-", ".").replace("_", ".").split(".")
-    return next((_SPLIT_WORDS[w] for w in words if w in _SPLIT_WORDS), None)
+    """The split that a file's name says, or else that of the folders above it."""
+    for part in reversed(path.parts):
+        words = part.lower().replace("-", ".").replace("_", ".").split(".")
+        for word in words:
+            if word in _SPLIT_WORDS:
+                return _SPLIT_WORDS[word]
+    return None
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
@@ -238,6 +272,8 @@ def _hub(name: str) -> Source:
         splits: Any = load_dataset(path, config or None)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
+    if "train" not in splits:
+        raise ValueError(f"data set {path!r} has no train split (it has {', '.join(splits)})")
     train = splits["train"]
     held = [splits[s] for s in ("validation", "valid", "test") if s in splits]
     if "text" not in train.column_names:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -44,19 +45,26 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     return tokenizer
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether every character of a token is one byte of text, as in GPT-2's tokenizer and ours."""
+    decoder = json.loads(cast(Any, tokenizer).backend_tokenizer.to_str())["decoder"] or {}
+    return any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ())))
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> np.ndarray:
     """Bytes of text that each token id stands for; special tokens stand for none.
 
-    Exact for byte-level tokenizers, where every character of a token is one byte of text.
+    Exact for byte-level tokenizers. Others drop and add spaces, so that no token has bytes of its own; there every
+    token stands for ``bytes_per_token``, the average over the whole text.
     """
-    alphabet = set(_byte_alphabet())
-    sizes = np.zeros(len(tokenizer), dtype=np.int64)
+    sizes = np.full(len(tokenizer), bytes_per_token)
+    sizes[tokenizer.all_special_ids] = 0
+    if not is_byte_level(tokenizer):
+        return sizes
     special = set(tokenizer.all_special_ids)
     for token, index in tokenizer.get_vocab().items():
-        if index in special:
-            continue
-        byte_level = all(char in alphabet for char in token)
-        sizes[index] = len(token) if byte_level else len(str(tokenizer.decode([index])).encode())
+        if index not in special:
+            sizes[index] = len(token)
     return sizes
 
 

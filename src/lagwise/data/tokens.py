@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FORMAT = 1  # raise when the token files' meaning changes
+_TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _PIECE = 1 << 16  # characters given to the tokenizer at a time
 _BATCH = 64  # pieces encoded in parallel
 
@@ -41,6 +42,10 @@ class TokenData:
     splits: dict[str, np.ndarray]
     text_bytes: dict[str, int]
 
+    def bytes_per_token(self, split: str) -> float:
+        """Average over a split, separators included."""
+        return self.text_bytes[split] / len(self.splits[split])
+
 
 def default_cache() -> Path:
     """Where token files are kept: ``$LAGWISE_CACHE``, else ``~/.cache/lagwise``."""
@@ -56,8 +61,7 @@ def prepare(
     are written beside their place and renamed. Raises what those raise, and OSError with advice when the disk is full.
     """
     source = open_source(name)
-    key = _key(source, tokenizer, vocab_size)
-    folder = (cache or default_cache()) / "tokens" / key[:24]
+    folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
     if not (folder / "meta.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
@@ -108,16 +112,17 @@ class TrainingWindows(Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def _key(source: Source, tokenizer: str, vocab_size: int) -> str:
+def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
+    """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
     if tokenizer == "bpe":
         identity.append(str(vocab_size))
     elif Path(tokenizer).expanduser().is_dir():
-        for file in sorted(Path(tokenizer).expanduser().glob("*")):
-            if file.suffix in (".json", ".txt", ".model"):
-                identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
         identity[2] = "folder"
-    return hashlib.sha256("\n".join(identity).encode()).hexdigest()
+        for file in sorted(Path(tokenizer).expanduser().glob("*")):
+            if file.name in _TOKENIZER_FILES or file.suffix == ".model":
+                identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
+    return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> None:
@@ -154,11 +159,13 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
         yield data, len(data)
         return
     batch: list[str] = []
+    # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
+    options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
     for piece in (*_pieces(text), None):
         if piece is not None:
             batch.append(piece)
         if batch and (piece is None or len(batch) == _BATCH):
-            encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+            encoded = tokenizer(batch, **options)["input_ids"]
             yield (
                 np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded]),
                 sum(len(p.encode()) for p in batch),

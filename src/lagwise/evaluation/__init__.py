@@ -2,10 +2,11 @@
 
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.perplexity import Score, evaluate, extrapolation
-from lagwise.evaluation.run import DEFAULT_LENGTHS, EVALUATION_FILE, evaluate_run
+from lagwise.evaluation.run import DEFAULT_LENGTHS, DEFAULT_TOKENS, EVALUATION_FILE, evaluate_run
 
 __all__ = [
     "DEFAULT_LENGTHS",
+    "DEFAULT_TOKENS",
     "EVALUATION_FILE",
     "Score",
     "compressor_bits_per_byte",

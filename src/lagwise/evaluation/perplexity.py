@@ -54,17 +54,17 @@ class Score:
 def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, progress: bool = False) -> Score:
     """Score a causal language model on a stream of tokens, by the rules above.
 
-    model: a `LagwiseForCausalLM` (or any causal model of transformers). tokens ``(n,)``; sizes ``(vocab,)`` bytes of
-    text behind each token id, from `token_bytes`. ValueError if there is nothing to predict, or the length is over
+    model: a `LagwiseForCausalLM`. tokens ``(n,)``; sizes ``(vocab,)`` bytes of text behind each token id, from
+    `token_bytes`. ValueError if there is nothing to predict, or the length is over
     the model's limit; FloatingPointError if the model gives NaN.
     """
     if len(tokens) < 2 or length < 1:
         raise ValueError(
             f"evaluation needs at least 2 tokens and a length of at least 1, got {len(tokens)} and {length}"
         )
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = model.length_limit
     if limit is not None and min(length, len(tokens) - 1) > limit:
-        raise ValueError(f"length {length} is over the model's limit of {limit} tokens (max_position_embeddings)")
+        raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
     model.eval()
     device = next(model.parameters()).device
     stream = torch.from_numpy(tokens.astype(np.int64))
@@ -83,7 +83,7 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
             bar.update(x.numel())
     if not math.isfinite(nats):
         raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")
-    return Score(length, len(targets), nats, int(sizes[tokens[1:]].sum()))
+    return Score(length, len(targets), nats, round(sizes[tokens[1:]].sum()))
 
 
 def extrapolation(
@@ -93,7 +93,7 @@ def extrapolation(
 
     Arguments and errors as in `evaluate`. Lengths beyond the model's limit are left out of the result.
     """
-    limit = getattr(model.config, "max_position_embeddings", None)
+    limit = model.length_limit
     usable = [n for n in lengths if limit is None or n <= limit]
     return [evaluate(model, tokens, n, sizes, progress=progress) for n in usable]
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lagwise.data import prepare, token_bytes
+from transformers import PreTrainedTokenizerBase
+
+from lagwise.data import TokenData, content_key, open_source, prepare, token_bytes
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.perplexity import evaluate, extrapolation
 from lagwise.models import load_model
-from lagwise.training import load_recipe
+from lagwise.training import Recipe, load_recipe
 
 EVALUATION_FILE = "evaluation.json"
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
@@ -29,9 +31,10 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a run on its validation text (at the training length) and test text (at every length).
 
-    source: other text to test on than the run's own data. max_tokens: of each split, from its start; compressors get
-    the same test bytes. The result is also written to ``RUN/evaluation.json``. Errors as `load_model`, `prepare` and
-    `evaluate`; lengths over the model's limit are left out, ValueError if that leaves none.
+    source: other text to test on than the run's own data (which must not have changed). max_tokens: of each split,
+    from its start; compressors get the same test bytes. The result is also written to ``RUN/evaluation.json``. Errors
+    as `load_model`, `prepare` and `evaluate`; lengths over the model's limit are left out, ValueError if that leaves
+    none.
     """
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
@@ -39,29 +42,43 @@ def evaluate_run(
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
     model, tokenizer = load_model(run)
     recipe = load_recipe(str(run / "recipe.yaml"))
-    # Its own data are found again by their hash; other text needs the tokenizer that the model was trained with.
-    own = source is None or recipe.data.tokenizer == "bytes"
-    data = prepare(
-        source or recipe.data.source,
-        recipe.data.tokenizer if own else str(run),
-        vocab_size=recipe.data.vocab_size,
-        progress=progress,
+    data = (
+        _own_data(run, recipe, tokenizer, progress) if source is None else prepare(source, str(run), progress=progress)
     )
-    sizes = token_bytes(tokenizer)
-    limit = model.config.max_position_embeddings
+    limit = model.length_limit
     usable = [n for n in lengths if limit is None or n <= limit]
     if not usable:
         raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+    trained_at = recipe.data.length
     test, valid = (data.splits[s][:max_tokens] for s in ("test", "valid"))
+    valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
     text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
+    window = max(1, round(trained_at * data.bytes_per_token("test")))
     result = {
         "data": source or recipe.data.source,
-        "trained_at": recipe.data.length,
-        "valid": evaluate(model, valid, min(recipe.data.length, limit or recipe.data.length), sizes).to_dict(),
-        "test": [s.to_dict() for s in extrapolation(model, test, usable, sizes, progress=progress)],
-        "compressors": compressor_bits_per_byte(text, window=recipe.data.length),
+        "trained_at": trained_at,
+        "valid": evaluate(model, valid, min(trained_at, limit or trained_at), valid_sizes).to_dict(),
+        "test": [s.to_dict() for s in extrapolation(model, test, usable, test_sizes, progress=progress)],
+        "compressors": compressor_bits_per_byte(text, window=window),
     }
     partial = run / f".{EVALUATION_FILE}"
     partial.write_text(json.dumps(result, indent=1) + "\n")
     os.replace(partial, run / EVALUATION_FILE)
     return result
+
+
+def _own_data(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, progress: bool) -> TokenData:
+    """The run's training data, found by its hash, encoded as then. ValueError if the text has changed since."""
+    options = recipe.data
+    key = content_key(open_source(options.source), options.tokenizer, options.vocab_size)
+    if key != json.loads((run / "run.json").read_text())["data"]:
+        raise ValueError(
+            f"{options.source!r} has changed since {str(run)!r} was trained on it: its test text may have been seen in "
+            "training. To evaluate on it all the same, give it with --data"
+        )
+    data = prepare(options.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+    return (
+        data
+        if data.tokenizer.get_vocab() == tokenizer.get_vocab()
+        else prepare(options.source, str(run), progress=progress)
+    )

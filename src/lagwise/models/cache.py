@@ -59,12 +59,6 @@ class StateLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map(lambda t: t[indices])
 
-    def offload(self) -> None:
-        self._map(lambda t: t.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        """States move back to the model's device when they next meet its activations."""
-
     def crop(self, max_length: int) -> None:
         raise ValueError("a streaming state cannot be rolled back; keep the earlier cache and branch from it")
 
@@ -73,12 +67,15 @@ class StreamingCache(Cache):
     """Mixer states of all layers, plus what padding has taught about positions.
 
     ``seen`` counts the positions processed, padding included; ``real`` (batch,) counts the tokens that were not
-    padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with.
+    padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with;
+    ``began`` and ``right_padded`` (batch,) say whether a row has had a real token, and padding after one.
     """
 
     def __init__(self, layers: int):
         super().__init__(layers=[StateLayer() for _ in range(layers)])
         self.real: Tensor | None = None
+        self.began: Tensor | None = None
+        self.right_padded: Tensor | None = None
         self.rows: int | None = None
 
     @property
@@ -86,6 +83,19 @@ class StreamingCache(Cache):
         first = self.layers[0]
         assert isinstance(first, StateLayer)
         return first.seen
+
+    def note_padding(self, mask: Tensor | None) -> None:
+        """Take note of a chunk's padding; ValueError if it follows a chunk that ended in padding.
+
+        Padding after a row's text would stand between it and what comes next, at lags that are not there.
+        """
+        if self.right_padded is not None and bool(self.right_padded.any()):
+            raise ValueError("cannot continue a row that was padded on the right; pad on the left to stream")
+        if mask is None:
+            self.began = self.right_padded = None
+            return
+        began = mask.any(dim=1) if self.began is None else self.began | mask.any(dim=1)
+        self.began, self.right_padded = began, began & ~mask[:, -1]
 
     def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Positions (batch, length) of the next tokens, counting real tokens only; remembers the count."""
@@ -96,24 +106,25 @@ class StreamingCache(Cache):
 
     def reorder_cache(self, beam_idx: Any) -> None:
         super().reorder_cache(beam_idx)
-        self._map_real(lambda t: t.index_select(0, beam_idx.to(t.device)))
+        self._map_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)
-        self._map_real(lambda t: t.repeat_interleave(repeats, dim=0))
+        self._map_rows(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        self._map_real(lambda t: t[indices])
+        self._map_rows(lambda t: t[indices])
 
     def reset(self) -> None:
         super().reset()
-        self.real = self.rows = None
+        self.real = self.began = self.right_padded = self.rows = None
 
-    def _map_real(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         self.rows = None  # known again at the next forward
-        if self.real is not None:
-            self.real = change(self.real)
+        self.real = None if self.real is None else change(self.real)
+        self.began = None if self.began is None else change(self.began)
+        self.right_padded = None if self.right_padded is None else change(self.right_padded)
 
 
 def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:

@@ -40,9 +40,9 @@ class LagwiseConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
-    bos_token_id: int | None = 256
-    eos_token_id: int | None = 256
-    pad_token_id: int | None = 257
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -51,6 +51,8 @@ class LagwiseConfig(PreTrainedConfig):
             optional = value is None and name == "max_position_embeddings"
             if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not isinstance(self.initializer_range, int | float) or self.initializer_range < 0:
+            raise ValueError(f"initializer_range must be a number of at least 0, got {self.initializer_range!r}")
         self.block = self.block or {"name": "prenorm"}
         if not isinstance(self.block, dict) or "name" not in self.block:
             raise ValueError(f"block must be a mapping with a 'name', got {self.block!r}")

@@ -36,9 +36,18 @@ def generate_text(
         torch.manual_seed(seed)
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"] if prompt else None
     if ids is None:
-        ids = torch.tensor([[tokenizer.bos_token_id]])
+        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        ids = torch.tensor([[start]])  # documents are separated by the end of text, so one begins after it
+    limit = model.length_limit
+    if limit is not None and ids.shape[1] + max_new_tokens > limit:
+        raise ValueError(
+            f"this model takes at most {limit} tokens; the prompt has {ids.shape[1]}, so at most "
+            f"{max(0, limit - ids.shape[1])} can be added, got max_new_tokens={max_new_tokens}"
+        )
     choice: dict[str, Any] = (
-        {"do_sample": True, "temperature": temperature, "top_p": top_p} if temperature > 0 else {"do_sample": False}
+        {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        if temperature > 0
+        else {"do_sample": False}
     )
     generate: Any = model.generate
     output = generate(

@@ -16,7 +16,10 @@ from lagwise.blocks.prenorm import NORMS
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.models.cache import StateLayer, StreamingCache, real_positions
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.tables import build
+from lagwise.tables import build, known
+
+# Arguments that transformers passes to every model and that mean nothing to this one.
+_IGNORED = ("cache_position", "output_attentions", "return_dict", "num_items_in_batch", "logits_to_keep")
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
@@ -79,7 +82,9 @@ class LagwiseModel(LagwisePreTrainedModel):
 
     Inputs: input_ids ``(batch, length)`` or inputs_embeds ``(batch, length, hidden_size)``; attention_mask
     ``(batch, length so far)``, zero at padding on either side; seq_idx ``(batch, length)`` for packed rows;
-    past_key_values, a `StreamingCache` to continue from. ValueError names what is wrong with an input.
+    past_key_values, a `StreamingCache` to continue from (after padding on the left only). position_ids that start
+    again inside a row, as padding-free collators give them, mean packed documents; other positions are the model's own
+    affair. ValueError names what is wrong with an input.
     """
 
     def __init__(self, config: LagwiseConfig):
@@ -103,17 +108,25 @@ class LagwiseModel(LagwisePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         seq_idx: Tensor | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
+        for name in kwargs:
+            known(name, _IGNORED, "argument of forward")
         h = self._embed(input_ids, inputs_embeds)
         batch, length, _ = h.shape
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if self.gradient_checkpointing and self.training:
+            use_cache = False  # recomputing a block would advance its state twice
         if past_key_values is None and use_cache:
             past_key_values = StreamingCache(len(self.layers))
+        if seq_idx is None and past_key_values is None:
+            seq_idx = _documents(position_ids)
+        mask = None if attention_mask is None else self._current_mask(attention_mask, batch, length)
+        self._check_length(length, past_key_values)
         if past_key_values is not None:
             self._check_cache(past_key_values, batch, seq_idx)
-        self._check_length(length, past_key_values)
-        mask = None if attention_mask is None else self._current_mask(attention_mask, batch, length)
+            past_key_values.note_padding(mask)
         if self.embed_positions is not None:
             h = h + self.embed_positions(self._positions(batch, length, mask, past_key_values, seq_idx, h.device))
         states = []
@@ -156,10 +169,17 @@ class LagwiseModel(LagwisePreTrainedModel):
         cache.rows = batch
 
     def _check_length(self, length: int, cache: StreamingCache | None) -> None:
-        limit = self.config.max_position_embeddings
+        limit = self.length_limit
         total = length + (0 if cache is None else cache.seen)
         if limit is not None and total > limit:
-            raise ValueError(f"this model takes at most {limit} tokens (max_position_embeddings), got {total}")
+            raise ValueError(f"this model takes at most {limit} tokens, got {total}")
+
+    @property
+    def length_limit(self) -> int | None:
+        """Longest sequence that the configuration and every kernel can serve; None for any."""
+        limits = [self.config.max_position_embeddings]
+        limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @staticmethod
     def _current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
@@ -188,10 +208,21 @@ class LagwiseModel(LagwisePreTrainedModel):
         return positions - torch.where(starts, positions, 0).cummax(dim=1).values
 
 
+def _documents(position_ids: Tensor | None) -> Tensor | None:
+    """Document numbers from positions, or None if they never start again."""
+    if position_ids is None or position_ids.dim() != 2:
+        return None
+    starts = position_ids[:, 1:] < position_ids[:, :-1]
+    if not starts.any():
+        return None
+    return torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
+
+
 class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
     """Causal language model with tied embeddings.
 
-    Inputs as `LagwiseModel`, and labels ``(batch, length)`` for the loss (shifted inside; -100 is ignored),
+    Inputs as `LagwiseModel`, and labels ``(batch, length)`` for the loss (shifted inside; -100 is ignored, and so is
+    the first token of every packed document),
     logits_to_keep to compute only the last logits. Generates through `generate` with a `StreamingCache`.
     """
 
@@ -202,6 +233,11 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
         self.model = LagwiseModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @property
+    def length_limit(self) -> int | None:
+        """As `LagwiseModel.length_limit`."""
+        return self.model.length_limit
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -222,6 +258,7 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         seq_idx: Tensor | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         if labels is not None and use_cache is None:
@@ -234,11 +271,17 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             seq_idx=seq_idx,
+            position_ids=position_ids,
+            **{name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")},
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
+            documents = _documents(position_ids) if seq_idx is None else seq_idx
+            if documents is not None:  # the first token of a document is not the next of the one before
+                first = torch.nn.functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+                labels = labels.masked_fill(first, -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states

@@ -48,7 +48,7 @@ def toeplitz_product(x: Tensor, taps: Tensor, *, causal: bool = True, engine: st
     Source:
         TNN eq. 4 and app. B. Unlike the released code the FFT has a fast length of at least length + largest lag
         (not 2n), runs along the contiguous axis, and carries its own gradient. The FFT engines leak round-off from
-        future to past (about 1e-7 of the largest value in the row); ``block`` is exactly causal.
+        future to past (about 1e-7 of the largest value in the row); ``block`` is exactly causal for finite values.
     """
     taps, origin = _validated(x, taps, causal, engine)
     if engine == "auto":
@@ -122,6 +122,8 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str) -> tuple[Tens
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     if x.dim() != 3 or x.shape[1] == 0:
         raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
+    if not (x.is_floating_point() and taps.is_floating_point()):
+        raise ValueError(f"x and taps must be real floating-point tensors, got {x.dtype} and {taps.dtype}")
     if taps.dim() != 2 or taps.shape[0] != x.shape[2] or taps.shape[1] == 0:
         raise ValueError(f"taps must be (channels={x.shape[2]}, n_taps >= 1), got {tuple(taps.shape)}")
     length = x.shape[1]
@@ -290,8 +292,8 @@ def _overlap_add(frames: Tensor, plan: _Plan) -> Tensor:
 def _block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
     """Cut the matrix into ``_BLOCK``-sized Toeplitz blocks; one batched GEMM for each block distance.
 
-    Entries above the diagonal of a causal kernel are exact zeros and blocks above it are never touched, so the future
-    cannot reach the past, not even by rounding.
+    Entries above the diagonal of a causal kernel are exact zeros and blocks above it are never touched, so a finite
+    future cannot reach the past, not even by rounding.
     """
     dtype = _compute_dtype(x, taps)
     batch, length, channels = x.shape

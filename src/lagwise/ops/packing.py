@@ -13,8 +13,8 @@ def per_document(
 ) -> Tensor:
     """Apply a mixer to every document of a packed batch separately.
 
-    Formula: cut each row where ``seq_idx`` changes, pad the documents to the longest, mix them as one batch, and put
-    the outputs back in place.
+    Formula: cut each row where ``seq_idx`` changes, pad documents of like length to the longest of them, mix each such
+    batch, and put the outputs back in place.
 
     Shapes: x ``(batch, length, channels)``; seq_idx ``(batch, length)`` of integers, constant over a document; mask
     ``(batch, length)``, true where a token is real; ``mix(padded, padded_mask)`` keeps shapes. Result like x.
@@ -30,11 +30,21 @@ def per_document(
     document = starts.flatten().cumsum(0) - 1
     first = starts.flatten().nonzero().flatten()
     position = torch.arange(batch * length, device=x.device) - first[document]
-    shape = (int(first.numel()), int(position.max()) + 1)
-    padded = x.new_zeros((*shape, channels)).index_put((document, position), x.reshape(-1, channels))
+    lengths = torch.diff(first, append=first.new_tensor([batch * length]))
     real = torch.ones_like(document, dtype=torch.bool) if mask is None else mask.flatten().bool()
-    padded_mask = torch.zeros(shape, dtype=torch.bool, device=x.device).index_put((document, position), real)
-    return mix(padded, padded_mask)[document, position].view(x.shape)
+    flat, result = x.reshape(-1, channels), torch.empty_like(x).reshape(-1, channels)
+    # Documents of like length go together: padding at most doubles a row of one long document and many short ones.
+    buckets = torch.ceil(torch.log2(lengths.double())).long()
+    for bucket in buckets.unique().tolist():
+        chosen = buckets == bucket
+        tokens = chosen[document]
+        row = (chosen.cumsum(0) - 1)[document[tokens]]
+        place = (row, position[tokens])
+        shape = (int(chosen.sum()), int(lengths[chosen].max()))
+        padded = x.new_zeros((*shape, channels)).index_put(place, flat[tokens])
+        padded_mask = torch.zeros(shape, dtype=torch.bool, device=x.device).index_put(place, real[tokens])
+        result = result.index_put((tokens,), mix(padded, padded_mask)[place].to(result.dtype))
+    return result.view(x.shape)
 
 
 def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:

@@ -130,7 +130,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
             raise ValueError(f"in override {override!r}, {part!r} is a value, not a section")
-    values[last] = yaml.safe_load(text)
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"in override {override!r}, the value is not valid YAML: {error}") from error
 
 
 def _fill(cls: type, values: Any, where: str) -> Any:
@@ -185,6 +188,12 @@ def _check(recipe: Recipe) -> None:
     for key, value in positive.items():
         if value <= 0:
             raise ValueError(f"{key} must be greater than 0, got {value}")
+    for key in ("warmup_steps", "weight_decay", "clip"):
+        if getattr(training, key) < 0:
+            raise ValueError(f"training.{key} must be at least 0, got {getattr(training, key)}")
+    for key in ("beta1", "beta2"):
+        if not 0 <= getattr(training, key) < 1:
+            raise ValueError(f"training.{key} must be in [0, 1), got {getattr(training, key)}")
     if data.length < 2:
         raise ValueError(
             f"data.length must be at least 2 (there is nothing to predict in one token), got {data.length}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments, set_seed
+from transformers import TrainingArguments, default_data_collator, set_seed
 
 from lagwise.data import TokenData, TrainingWindows, prepare
 from lagwise.kernels import LagKernel
@@ -58,7 +57,8 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True, data: TokenData |
 
 
 def resume(out: Path, *, progress: bool = True) -> Path:
-    """Go on with a run from its newest whole checkpoint, exactly: the same losses as if it had never stopped.
+    """Go on with a run from its newest whole checkpoint (or from the start, if it had none yet), exactly: the same
+    losses as if it had never stopped. A finished run is left as it is.
 
     FileNotFoundError if ``out`` is no run; ValueError if no checkpoint in it is whole or its data have changed.
     """
@@ -66,6 +66,9 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
     checkpoint = newest_whole_checkpoint(out)
     recipe = load_recipe(str(out / RECIPE_FILE))
+    reached = 0 if checkpoint is None else int(checkpoint.name.split("-")[1])
+    if reached >= recipe.training.steps and (out / "config.json").is_file():
+        return out
     arguments = _arguments(recipe, out)
     data = _prepare(recipe, arguments, progress)
     if data.folder.name != json.loads((out / RUN_FILE).read_text())["data"]:
@@ -74,9 +77,9 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         )
     trainer = _trainer(recipe, data, arguments, progress)
     if trainer.is_world_process_zero():
-        _rewind_metrics(out, int(checkpoint.name.split("-")[1]))
+        _rewind_metrics(out, reached)
     with quiet():
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return _finish(trainer, data, out)
 
 
@@ -194,7 +197,8 @@ def _trainer(recipe: Recipe, data: TokenData, arguments: TrainingArguments, prog
         optimizers=(optimizer, None),
         callbacks=[Progress(tokens_per_step, disable=not progress)],
         processing_class=data.tokenizer,
-        valid_bytes_per_token=data.text_bytes["valid"] / len(data.splits["valid"]),
+        data_collator=default_data_collator,  # windows are of one length: nothing to pad, no mask
+        valid_bytes_per_token=data.bytes_per_token("valid"),
         keep_checkpoints=options.keep_checkpoints,
     )
 
@@ -227,8 +231,23 @@ def _rewind_metrics(out: Path, step: int) -> None:
     path = out / METRICS_FILE
     if not path.is_file():  # stopped before the first line
         return
-    kept = [line for line in path.read_text().splitlines() if line and json.loads(line)["step"] <= step]
-    path.write_text("".join(line + "\n" for line in kept))
+    kept = [line for line in _logged(path) if line["step"] <= step]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    os.replace(partial, path)
+
+
+def _logged(path: Path) -> list[dict[str, float]]:
+    """The lines of a log, without the last if it was cut short."""
+    lines = path.read_text().splitlines()
+    result = []
+    for number, line in enumerate(lines, 1):
+        try:
+            result.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise
+    return result
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
@@ -236,5 +255,4 @@ def read_metrics(run: Path) -> list[dict[str, float]]:
     path = run / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{str(run)!r} has no {METRICS_FILE}: it is not a training run")
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return [line for line in lines if all(math.isfinite(v) for v in line.values() if isinstance(v, float))]
+    return _logged(path)

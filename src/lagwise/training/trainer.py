@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import shutil
 import time
 from pathlib import Path
@@ -54,6 +55,15 @@ class LagwiseTrainer(Trainer):
         run = super()._get_output_dir(trial)
         return os.path.join(run, _PARTIAL) if self._saving else run
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once; that their second name is missing is no news."""
+        tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
+        if not load_result.unexpected_keys and set(load_result.missing_keys) <= tied:
+            model: Any = self.accelerator.unwrap_model(self.model)
+            model.tie_weights()
+        else:
+            super()._issue_warnings_after_load(load_result)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
@@ -64,6 +74,12 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
+        except (OSError, RuntimeError, SafetensorError) as error:  # what the three writers raise on a full disk
+            shutil.rmtree(run / _PARTIAL, ignore_errors=True)
+            raise OSError(
+                f"cannot save {name} in {str(run)!r} ({error}); earlier checkpoints are whole: free space, then go on "
+                f"with 'lagwise train --resume {run}'"
+            ) from error
         finally:
             self._saving = False
         self.accelerator.wait_for_everyone()
@@ -83,7 +99,7 @@ class Progress(TrainerCallback):
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.first, self.started, self.evaluating = state.global_step, time.monotonic(), 0.0
+        self.first, self.started = state.global_step, time.monotonic()
         self.bar = tqdm(
             desc="training", total=state.max_steps, initial=state.global_step, unit="step", disable=self.disable
         )
@@ -122,15 +138,21 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=lambda f: int(f.name.split("-")[1]))
 
 
-def newest_whole_checkpoint(run: Path) -> Path:
-    """The newest checkpoint that can be resumed; ValueError says what is wrong with each if none can."""
+def newest_whole_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint that can be resumed; None if the run has none yet. ValueError says what is wrong with each
+    if it has some and none can."""
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:
             check_weights(folder)
             json.loads((folder / "trainer_state.json").read_text())
-            torch.load(folder / "optimizer.pt", map_location="meta", weights_only=True, mmap=True)
+            for name in ("optimizer.pt", "scheduler.pt"):
+                torch.load(folder / name, map_location="meta", weights_only=True)
+            if not any(folder.glob("rng_state*.pth")):
+                raise ValueError("no rng_state.pth")
             return folder
-        except (OSError, ValueError, RuntimeError, EOFError, SafetensorError) as error:
+        except (OSError, ValueError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
             complaints.append(f"{folder.name}: {error}")
+    if not complaints:
+        return None
     raise ValueError(f"no checkpoint to resume in {str(run)!r}" + "".join(f"\n  {c}" for c in complaints))
