@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -55,6 +56,8 @@ def toeplitz(
         ((n, *(f"{t.median * 1e3:.1f}" for t in timing.values())) for n, timing in parts.items()),
     )
     if out:
-        command = "lagwise " + " ".join(sys.argv[1:])
+        setting = os.environ.get("LAGWISE_KEEP_MEMORY")
+        command = f"LAGWISE_KEEP_MEMORY={setting} " if setting else ""
+        command += "lagwise " + " ".join(sys.argv[1:])
         save_results(out, command, {"layers": rows, "parts": parts})
         typer.echo(f"written: {out}")
