@@ -75,3 +75,23 @@ def test_results_files_name_their_command_and_machine() -> None:
 
 def test_continuous_integration_calls_the_readmes_test_command() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_readmes_figures_are_those_of_the_results_files() -> None:
+    readme = (ROOT / "README.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+
+    def layers(name: str) -> list[dict]:
+        return json.loads((results / name).read_text())["results"]["layers"]
+
+    def ratio(row: dict) -> float:
+        return row["seconds"]["literal"]["median"] / row["seconds"]["lagwise"]["median"]
+
+    for default, raised in zip(layers("toeplitz-cpu-default-allocator.json"), layers("toeplitz-cpu.json"), strict=True):
+        ours, literal = (round(raised["memory"][name] / 2**20) for name in ("lagwise", "literal"))
+        speed = f"| {default['length']} | {ratio(default):.1f}× | {ratio(raised):.1f}× |"
+        assert f"{speed} {ours} MB against {literal} MB |" in readme
+    for run in json.loads((results / "novels-tnn-transformer.json").read_text())["results"].values():
+        scores = {s["length"]: s["bits_per_byte"] for s in run["evaluation"]["test"]}
+        assert f"| {run['parameters'] / 1e6:.2f}M | {run['steps_per_second']:.2f} |" in readme
+        assert all(f"{scores[n]:.3f}" in readme for n in (512, 2048, 14336) if n in scores)
