@@ -58,7 +58,7 @@ def tests_of(name: str, tests: dict[str, str]) -> list[str]:
 
 
 def page() -> str:
-    tests = {p.relative_to(ROOT).as_posix(): p.read_text() for p in sorted((ROOT / "tests").rglob("test_*.py"))}
+    tests = {p.relative_to(ROOT).as_posix(): p.read_text() for p in sorted((ROOT / "tests").glob("*/test_*.py"))}
     places: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for path in sorted((ROOT / "src").rglob("*.py")):
         for name, text in definitions(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -95,3 +96,26 @@ def test_the_readmes_figures_are_those_of_the_results_files() -> None:
         scores = {s["length"]: s["bits_per_byte"] for s in run["evaluation"]["test"]}
         assert f"| {run['parameters'] / 1e6:.2f}M | {run['steps_per_second']:.2f} |" in readme
         assert all(f"{scores[n]:.3f}" in readme for n in (512, 2048, 14336) if n in scores)
+
+
+def test_the_kernel_of_the_contributing_guide_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One class and one line in a table are enough to mix, stream and plot with it."""
+    import torch
+    from torch import Tensor, nn
+
+    from lagwise.analysis import learned_kernels
+    from lagwise.kernels import KERNELS, LagKernel
+    from lagwise.mixers import GTU
+
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.S)
+    assert code is not None
+    names: dict = {"LagKernel": LagKernel, "torch": torch, "nn": nn, "Tensor": Tensor}
+    exec(textwrap.dedent("   " + code.group(1)), names)
+    monkeypatch.setitem(KERNELS, "exponential", names["ExponentialKernel"])
+    mixer = GTU(4, kernel={"name": "exponential", "rate": 0.2}).double()
+    x = torch.randn(1, 50, 4, dtype=torch.float64)
+    first, state = mixer.prefill(x[:, :30], mixer.init_state(1))
+    rest, _ = mixer.prefill(x[:, 30:], state)
+    torch.testing.assert_close(torch.cat([first, rest], 1), mixer(x), rtol=0, atol=1e-10)
+    assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
