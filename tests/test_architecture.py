@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 ROOMS = (
     *("ops", "kernels", "mixers", "blocks", "models", "data", "training", "evaluation", "analysis", "bench", "cli"),
 )
-TOP = {"_lazy", "_registration", "allocator", "tables"}
+TOP = {"_lazy", "_registration", "process", "tables"}
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -57,6 +58,17 @@ def test_importing_is_cheap() -> None:
     assert loaded_after("import lagwise", "torch", "transformers") == set()
     assert loaded_after("import lagwise.ops, lagwise.mixers", "transformers", "torch") == {"torch"}
     assert loaded_after("import lagwise.training.recipe", "transformers", "torch") == set()
+
+
+@pytest.mark.parametrize("environment", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])
+def test_settings_of_the_process_yield_to_the_users_own(environment: dict[str, str]) -> None:
+    code = "import os, lagwise.process as p; p.share_cores(); print(os.environ.get('GOMP_SPINCOUNT'))"
+    inherited = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**inherited, **environment}
+    )
+    expected = {"7": "7", None: "5000"}[environment.get("GOMP_SPINCOUNT")]
+    assert result.stdout.strip() == ("None" if "OMP_WAIT_POLICY" in environment else expected)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from lagwise.allocator import keep_freed_memory
 from lagwise.cli.bench import bench
 from lagwise.cli.parsing import whole_numbers
+from lagwise.process import keep_freed_memory, share_cores
 
 app = typer.Typer(
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
@@ -171,6 +171,7 @@ def _write(text: str) -> None:
 def main() -> None:
     """Run the command line; what a user can mend is printed as one line, without a traceback."""
     keep_freed_memory()
+    share_cores()
     try:
         app(standalone_mode=True)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
