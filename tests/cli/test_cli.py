@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from lagwise.cli.main import app
 from lagwise.training import Recipe
+from lagwise.training.trainer import LagwiseTrainer
 
 runner = CliRunner()
 
@@ -45,6 +46,23 @@ def test_help_is_quick_to_load() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_stopping_says_how_to_go_on(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    recipe, run = tmp_path / "mine.yaml", tmp_path / "run"
+    recipe.write_text(tiny_recipe.to_yaml())
+    monkeypatch.setattr(LagwiseTrainer, "_save_checkpoint", stopped)
+    result = runner.invoke(app, ["train", "--recipe", str(recipe), "--out", str(run)])
+    assert f"lagwise train --resume {run}" in result.output
+    unfinished = runner.invoke(app, ["generate", str(run)])
+    assert "has not finished" in str(unfinished.exception)
+
+
+def test_version() -> None:
+    assert runner.invoke(app, ["--version"]).output.startswith("lagwise 0.")
+
+
 def test_recipes_are_listed_and_shown() -> None:
     assert "tnn-lm" in runner.invoke(app, ["recipes"]).output
     shown = runner.invoke(app, ["recipes", "tnn-lm"]).output
@@ -73,7 +91,7 @@ def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         (["train", "--data", empty, "--out", tmp_path / "run"], f"error: {empty} is empty"),
         (["train", "training.step=3"], "did you mean 'steps'"),
-        (["generate", tmp_path / "nowhere"], "not a model folder"),
+        (["generate", tmp_path / "nowhere"], "there is no folder"),
     ):
         result = lagwise(*arguments)
         assert result.returncode == 2

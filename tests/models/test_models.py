@@ -291,8 +291,10 @@ class TestDamagedFolders:
         return tmp_path
 
     def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        with pytest.raises(FileNotFoundError, match="there is no folder"):
             load_model(tmp_path / "nothing")
+        with pytest.raises(FileNotFoundError, match=r"config\.json"):
+            load_model(tmp_path)
 
     def test_cut_short(self, folder: Path) -> None:
         weights = folder / "model.safetensors"

@@ -52,7 +52,9 @@ def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
         ("training.clip=-1", "at least 0"),
         ("training.beta2=7", r"in \[0, 1\)"),
         ("training.steps=[", "not valid YAML"),
-        ("training=5", "must be a mapping"),
+        ("training=5", "written section.key=value"),
+        ("training.steps", "written section.key=value"),
+        ("trainning.steps=5", "did you mean 'training'"),
     ],
 )
 def test_wrong_overrides_are_named(override: str, message: str) -> None:

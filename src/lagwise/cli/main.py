@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -59,13 +61,16 @@ def train(
     if resume is not None:
         if overrides or data or out or recipe:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
-        folder = training.resume(resume)
+        with _resumable(resume):
+            folder = training.resume(resume)
     else:
         recipe = recipe or "tnn-lm"
         settings = training.load_recipe(recipe, overrides or [])
         if data:
             settings.data.source = data
-        folder = training.train(settings, out or Path("runs") / Path(recipe).stem)
+        folder = out or Path("runs") / Path(recipe).stem
+        with _resumable(folder):
+            training.train(settings, folder)
     typer.echo(
         f"\nTrained: {folder}\nNext:    lagwise evaluate {folder}\n         lagwise generate {folder} --prompt ..."
     )
@@ -84,6 +89,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
     for section, options in (("data", DataOptions), ("training", TrainingOptions)):
         lines = (line.strip() for line in (options.__doc__ or "").splitlines())
         typer.echo("\n".join(f"# {section}.{line}" if ":" in line else f"#     {line}" for line in lines))
+    typer.echo("# model.block: options of the blocks, mixers and kernels named there; a misspelt one lists them all")
 
 
 @app.command()
@@ -161,6 +167,34 @@ def demo(
     from lagwise.cli.demo import run_demo
 
     run_demo(out, overrides or [], write=_write)
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Say how to go on if the user stops the training."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "recipe.yaml").is_file():
+            typer.echo(f"\nStopped. To go on: lagwise train --resume {folder}", err=True)
+        raise
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from lagwise import __version__
+
+        typer.echo(f"lagwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure."""
 
 
 def _write(text: str) -> None:

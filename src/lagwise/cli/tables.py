@@ -33,3 +33,5 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
         ("length", "bits/byte", "perplexity/token"),
         ((s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.4f}") for s in test),
     )
+    if test[-1]["length"] > test[-1]["tokens"]:
+        Console().print(f"The test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once.")

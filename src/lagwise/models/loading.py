@@ -35,10 +35,14 @@ def load_model(folder: str | Path) -> tuple[LagwiseForCausalLM, PreTrainedTokeni
     not fit the configuration (a file from another version). Only JSON and safetensors are read.
     """
     folder = Path(folder).expanduser()
-    if not (folder / "config.json").is_file():
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(folder)!r}")
+    if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():
         raise FileNotFoundError(
-            f"{str(folder)!r} is not a model folder: it has no config.json (has training finished?)"
+            f"the training of {str(folder)!r} has not finished; go on with 'lagwise train --resume {folder}'"
         )
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     check_weights(folder)
     with quiet():
         model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True)

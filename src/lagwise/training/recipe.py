@@ -120,10 +120,12 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     sections = [f.name for f in dataclasses.fields(Recipe)]
     parts = key.split(".")
-    if not separator or parts[0] not in sections:
+    if separator and len(parts) > 1:
+        known(parts[0], sections, "section of a recipe")
+    else:
         leaves = [f"{s}.{f.name}" for s, cls in _SECTIONS.items() for f in dataclasses.fields(cls)]
         near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
-        hint = f"; did you mean {near}=...?" if near else f" with a key from {', '.join(sections)}"
+        hint = f"; did you mean {near}=...?" if near else " (see 'lagwise recipes tnn-lm' for the keys)"
         raise ValueError(f"an override is written section.key=value, got {override!r}{hint}")
     *path, last = parts
     for part in path:
