@@ -26,7 +26,7 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem }
 table { border-collapse: collapse } th, td { padding: .25rem .9rem .25rem 0; text-align: right }
-th:first-child, td:first-child { text-align: left } th { border-bottom: 1px solid #999 }
+th:first-child, td:first-child, .facts td { text-align: left } th { border-bottom: 1px solid #999 }
 pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; white-space: pre-wrap } img { max-width: 100% }
 """
 
@@ -80,7 +80,7 @@ def report_page(
     """The page as HTML text; pictures are inside it."""
     parts = [
         f"<h1>{html.escape(title)}</h1>",
-        _table(("", ""), facts.items()),
+        f'<div class="facts">{_table(("", ""), facts.items())}</div>',
         "<h2>Learning</h2>",
         _image(figures["loss"]),
     ]
