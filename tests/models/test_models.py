@@ -131,6 +131,8 @@ def test_left_padding_and_rows_of_different_length(fields: dict) -> None:
     together = model.generate(batch, attention_mask=mask, do_sample=False, **LENGTH)
     assert torch.equal(together[:1, 6:], alone)
     assert torch.equal(together[1:], model.generate(other, do_sample=False, **LENGTH))
+    anew = model.generate(batch, attention_mask=mask, do_sample=False, use_cache=False, **LENGTH)
+    assert torch.equal(together, anew)
 
 
 @every_model
@@ -177,7 +179,10 @@ def test_packed_loss_is_the_separate_losses(fields: dict) -> None:
     separate = (19 * model(a, labels=a).loss + 32 * model(b, labels=b).loss) / 51
     for packing in ({"seq_idx": seq_idx}, {"position_ids": position_ids}):
         torch.testing.assert_close(model(row, labels=row, **packing).loss, separate, rtol=1e-5, atol=1e-5)
-    packed = model(row, seq_idx=seq_idx, use_cache=False).logits
+    packed = model(row, seq_idx=seq_idx).logits
+    assert torch.equal(packed, model(row, position_ids=position_ids).logits)
+    with pytest.raises(ValueError, match="cannot be streamed"):
+        model(row, seq_idx=seq_idx, use_cache=True)
     torch.testing.assert_close(packed[:, :20], model(a, use_cache=False).logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(packed[:, 20:], model(b, use_cache=False).logits, rtol=1e-4, atol=1e-4)
 

@@ -115,13 +115,14 @@ class LagwiseModel(LagwisePreTrainedModel):
             known(name, _IGNORED, "argument of forward")
         h = self._embed(input_ids, inputs_embeds)
         batch, length, _ = h.shape
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if seq_idx is None and past_key_values is None:
+            seq_idx = _documents(position_ids)
+        if use_cache is None:  # packed rows are whole texts: nothing follows them
+            use_cache = self.config.use_cache and not self.training and seq_idx is None
         if self.gradient_checkpointing and self.training:
             use_cache = False  # recomputing a block would advance its state twice
         if past_key_values is None and use_cache:
             past_key_values = StreamingCache(len(self.layers))
-        if seq_idx is None and past_key_values is None:
-            seq_idx = _documents(position_ids)
         mask = None if attention_mask is None else self._current_mask(attention_mask, batch, length)
         self._check_length(length, past_key_values)
         if past_key_values is not None:

@@ -110,7 +110,7 @@ class Progress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
         if "loss" in logs:
-            self.shown["nats/token"] = f"{logs['loss']:.3f}"
+            self.shown["loss (nats)"] = f"{logs['loss']:.3f}"
             speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
             self.shown["tokens/s"] = f"{speed:,.0f}"
         if "eval_bits_per_byte" in logs:
