@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lagwise.data import TokenData, content_key, open_source, prepare, token_bytes
+from lagwise.data import TokenData, prepare, token_bytes
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.perplexity import evaluate, extrapolation
 from lagwise.models import load_model
-from lagwise.training import Recipe, load_recipe
+from lagwise.training import Recipe, data_unchanged, load_recipe
 
 EVALUATION_FILE = "evaluation.json"
 DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
@@ -46,8 +46,7 @@ def evaluate_run(
         _own_data(run, recipe, tokenizer, progress) if source is None else prepare(source, str(run), progress=progress)
     )
     limit = model.length_limit
-    usable = [n for n in lengths if limit is None or n <= limit]
-    if not usable:
+    if limit is not None and min(lengths) > limit:
         raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
     trained_at = recipe.data.length
     test, valid = (data.splits[s][:max_tokens] for s in ("test", "valid"))
@@ -58,7 +57,7 @@ def evaluate_run(
         "data": source or recipe.data.source,
         "trained_at": trained_at,
         "valid": evaluate(model, valid, min(trained_at, limit or trained_at), valid_sizes).to_dict(),
-        "test": [s.to_dict() for s in extrapolation(model, test, usable, test_sizes, progress=progress)],
+        "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],
         "compressors": compressor_bits_per_byte(text, window=window),
     }
     partial = run / f".{EVALUATION_FILE}"
@@ -70,8 +69,7 @@ def evaluate_run(
 def _own_data(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, progress: bool) -> TokenData:
     """The run's training data, found by its hash, encoded as then. ValueError if the text has changed since."""
     options = recipe.data
-    key = content_key(open_source(options.source), options.tokenizer, options.vocab_size)
-    if key != json.loads((run / "run.json").read_text())["data"]:
+    if not data_unchanged(run, recipe):
         raise ValueError(
             f"{options.source!r} has changed since {str(run)!r} was trained on it: its test text may have been seen in "
             "training. To evaluate on it all the same, give it with --data"

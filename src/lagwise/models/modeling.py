@@ -16,6 +16,7 @@ from lagwise.blocks.prenorm import NORMS
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.models.cache import StateLayer, StreamingCache, real_positions
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.ops import document_starts
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
@@ -97,6 +98,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = NORMS[config.norm](config.hidden_size)
         self.gradient_checkpointing = False
+        limits = [config.max_position_embeddings]
+        limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
+        # Longest sequence that the configuration and every kernel can serve; None for any.
+        self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
         self.post_init()
 
     def forward(
@@ -175,13 +180,6 @@ class LagwiseModel(LagwisePreTrainedModel):
         if limit is not None and total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 
-    @property
-    def length_limit(self) -> int | None:
-        """Longest sequence that the configuration and every kernel can serve; None for any."""
-        limits = [self.config.max_position_embeddings]
-        limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
-        return min((limit for limit in limits if limit is not None), default=None)
-
     @staticmethod
     def _current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
         if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
@@ -204,9 +202,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         positions = real_positions(batch, length, mask, device).clamp(min=0)
         if seq_idx is None:
             return positions
-        starts = torch.ones_like(seq_idx, dtype=torch.bool)
-        starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
-        return positions - torch.where(starts, positions, 0).cummax(dim=1).values
+        return positions - torch.where(document_starts(seq_idx), positions, 0).cummax(dim=1).values
 
 
 def _documents(position_ids: Tensor | None) -> Tensor | None:
@@ -262,6 +258,8 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
+        if seq_idx is None and past_key_values is None:
+            seq_idx = _documents(position_ids)
         if labels is not None and use_cache is None:
             use_cache = False  # a loss is taken over whole sequences; nothing is streamed after it
         out = self.model(
@@ -272,17 +270,14 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             seq_idx=seq_idx,
-            position_ids=position_ids,
             **{name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")},
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
-            documents = _documents(position_ids) if seq_idx is None else seq_idx
-            if documents is not None:  # the first token of a document is not the next of the one before
-                first = torch.nn.functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
-                labels = labels.masked_fill(first, -100)
+            if seq_idx is not None:  # the first token of a document is not the next of the one before
+                labels = labels.masked_fill(document_starts(seq_idx), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states

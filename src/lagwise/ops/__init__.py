@@ -9,13 +9,14 @@ from lagwise.ops.convolution import (
     toeplitz_reference,
     truncation_length,
 )
-from lagwise.ops.packing import per_document, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import document_starts, per_document, seq_idx_from_cu_seqlens
 
 __all__ = [
     "ENGINES",
     "alibi_slopes",
     "attention",
     "attention_reference",
+    "document_starts",
     "fast_length",
     "per_document",
     "seq_idx_from_cu_seqlens",

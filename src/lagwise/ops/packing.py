@@ -25,8 +25,7 @@ def per_document(
         if value is not None and value.shape != x.shape[:2]:
             raise ValueError(f"{name} must be (batch, length) = {tuple(x.shape[:2])}, got {tuple(value.shape)}")
     batch, length, channels = x.shape
-    starts = torch.ones_like(seq_idx, dtype=torch.bool)
-    starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    starts = document_starts(seq_idx)
     document = starts.flatten().cumsum(0) - 1
     first = starts.flatten().nonzero().flatten()
     position = torch.arange(batch * length, device=x.device) - first[document]
@@ -45,6 +44,16 @@ def per_document(
         padded_mask = torch.zeros(shape, dtype=torch.bool, device=x.device).index_put(place, real[tokens])
         result = result.index_put((tokens,), mix(padded, padded_mask)[place].to(result.dtype))
     return result.view(x.shape)
+
+
+def document_starts(seq_idx: Tensor) -> Tensor:
+    """Where a packed row begins a document: true at its first token and wherever seq_idx changes.
+
+    Shapes: seq_idx ``(batch, length)`` of integers; result the same, boolean.
+    """
+    starts = torch.ones_like(seq_idx, dtype=torch.bool)
+    starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    return starts
 
 
 def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:

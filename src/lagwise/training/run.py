@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments, default_data_collator, set_seed
 
-from lagwise.data import TokenData, TrainingWindows, prepare
+from lagwise.data import TokenData, TrainingWindows, content_key, open_source, prepare
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import quiet
@@ -70,17 +70,24 @@ def resume(out: Path, *, progress: bool = True) -> Path:
     if reached >= recipe.training.steps and (out / "config.json").is_file():
         return out
     arguments = _arguments(recipe, out)
-    data = _prepare(recipe, arguments, progress)
-    if data.folder.name != json.loads((out / RUN_FILE).read_text())["data"]:
+    if not data_unchanged(out, recipe):
         raise ValueError(
             f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
         )
+    data = _prepare(recipe, arguments, progress)
     trainer = _trainer(recipe, data, arguments, progress)
     if trainer.is_world_process_zero():
         _rewind_metrics(out, reached)
     with quiet():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return _finish(trainer, data, out)
+
+
+def data_unchanged(out: Path, recipe: Recipe) -> bool:
+    """Whether a run's text is still what it was when the run began, by its hash; nothing is encoded."""
+    options = recipe.data
+    key = content_key(open_source(options.source), options.tokenizer, options.vocab_size)
+    return key == json.loads((out / RUN_FILE).read_text())["data"]
 
 
 def build_model(recipe: Recipe, data: TokenData) -> LagwiseForCausalLM:
