@@ -16,10 +16,19 @@ PAGE = ROOT / "docs" / "equations.md"
 _PAPERS = ("TNN", "SKI-TNN", "TCNCA")
 _NUMBER = r"(?:[A-Z](?:\.\d+)?|\d+(?:\.\d+)*)"
 _LIST = rf"{_NUMBER}(?:(?:, | and | to ){_NUMBER}(?![A-Za-z]))*"
-_PLACE = rf"(?:§{_NUMBER}|(?:eq|fig|app|alg|th|tables?)\.? {_LIST})"
+_PLACE = rf"(?:§{_NUMBER}|(?:eq|fig|app|alg|def|prop|th|tables?)\.? {_LIST})"
 _CITATION = re.compile(rf"(?<![\w-])({'|'.join(_PAPERS)}),? ({_PLACE}(?:(?:, | and |; ){_PLACE})*)")
-_KIND = re.compile(rf"(§|(?:eq|fig|app|alg|th|tables?)\.?)\s?({_LIST})")
-_NAMES = {"§": "section", "eq": "equation", "fig": "figure", "app": "appendix", "alg": "algorithm", "th": "theorem"}
+_KIND = re.compile(rf"(§|(?:eq|fig|app|alg|def|prop|th|tables?)\.?)\s?({_LIST})")
+_NAMES = {
+    "§": "section",
+    "eq": "equation",
+    "fig": "figure",
+    "app": "appendix",
+    "alg": "algorithm",
+    "def": "definition",
+    "prop": "proposition",
+    "th": "theorem",
+}
 
 
 def cited_places(text: str) -> set[tuple[str, str, str]]:

@@ -18,7 +18,7 @@ from lagwise.mixers import ToeplitzMixer
 def test_the_literal_peer_is_our_layer() -> None:
     """Same parameters, same function: what is timed is the same work."""
     ours, literal = ToeplitzMixer(5), LiteralTNO(5)
-    literal.load_state_dict(ours.kernel.state_dict())
+    literal.load_state_dict(ours.kernel.network.state_dict())
     x = torch.randn(2, 200, 5)
     torch.testing.assert_close(ours(x), literal(x), rtol=1e-3, atol=1e-4)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lagwise.kernels import KERNELS, FreeKernel, LagKernel, RPEKernel
+from lagwise.kernels import KERNELS, FreeKernel, FrequencyKernel, LagKernel, RPEKernel
 from lagwise.tables import build
 
 VARIANTS = [
@@ -19,6 +19,8 @@ VARIANTS = [
     {"name": "rpe", "learn_decay": True},
     {"name": "rpe", "layers": 0, "hidden": 4},
     {"name": "free", "decay": 1.0},
+    *({"name": "frequency", "inputs": i, "activation": a} for i in ("cos", "omega") for a in ("relu", "silu", "gelu")),
+    {"name": "frequency", "grid": 40},
 ]
 every_kernel = pytest.mark.parametrize("spec", VARIANTS, ids=str)
 
@@ -34,6 +36,7 @@ def test_shapes_and_sides(spec: dict, length: int) -> None:
     reach = min(length, causal.horizon() or length)
     assert causal.taps(length).shape == (5, reach)
     assert both.taps(length).shape == (5, 2 * reach - 1)
+    assert both.horizon() == causal.horizon()
     assert causal.lags(length, torch.device("cpu")).tolist() == list(range(reach))
 
 
@@ -72,8 +75,8 @@ def test_rpe_is_the_published_formula() -> None:
     kernel = RPEKernel(3, hidden=4, layers=2, decay=0.9).double()
 
     def tap(lag: int) -> torch.Tensor:
-        h = kernel.first.weight[:, 0] * lag + kernel.first.bias
-        for layer in (*kernel.hidden, kernel.last):
+        h = kernel.network.first.weight[:, 0] * lag + kernel.network.first.bias
+        for layer in (*kernel.network.hidden, kernel.network.last):
             h = torch.relu(h / (h.square().mean() + torch.finfo(h.dtype).eps).sqrt())
             h = layer.weight @ h + layer.bias
         return 0.9**lag * h
@@ -121,7 +124,10 @@ def test_free_kernel_ends_at_its_table() -> None:
         ({"name": "rpe", "layer": 3}, "did you mean 'layers'"),
         ({"name": "rpe", "activation": "rellu"}, "did you mean 'relu'"),
         ({"name": "rpe", "decay": 1.5}, "decay"),
-        ({"name": "rpe", "hidden": 3}, "even"),
+        ({"name": "rpe", "hidden": 3, "inputs": "sincos"}, "even"),
+        ({"name": "rpe", "hidden": 0}, "hidden"),
+        ({"name": "frequency", "inputs": "sin"}, "known: cos, omega"),
+        ({"name": "frequency", "grid": 0}, "grid"),
         ({"name": "free", "max_length": 0}, "max_length"),
         ({"layers": 3}, "'name'"),
     ],
@@ -129,3 +135,79 @@ def test_free_kernel_ends_at_its_table() -> None:
 def test_wrong_specs_are_named(spec: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(spec)
+
+
+@pytest.mark.parametrize("inputs", ["cos", "omega"])
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+def test_causal_frequency_taps_have_the_networks_real_part_and_its_hilbert_transform(inputs, activation) -> None:
+    """SKI-TNN alg. 2 and def. 1, with the Hilbert transform done as the convolution it is defined by."""
+    grid = 24
+    kernel = FrequencyKernel(3, hidden=8, layers=2, activation=activation, inputs=inputs, grid=grid).double()
+    angle = torch.arange(grid + 1, dtype=torch.float64) * math.pi / grid
+    real = kernel.network(torch.cos(angle)[:, None] if inputs == "cos" else angle[:, None]).t()
+    # The definition's 2 / (pi l) at odd l, summed over its periodic images: cot(pi l / 2n) / n.
+    l = torch.arange(1, 2 * grid, dtype=torch.float64)  # noqa: E741
+    h = torch.cat([torch.zeros(1, dtype=torch.float64), (l % 2) / torch.tan(math.pi * l / (2 * grid)) / grid])
+    even = torch.cat([real, real[:, 1:-1].flip(1)], dim=1)
+    index = (torch.arange(2 * grid)[:, None] - torch.arange(2 * grid)[None, :]) % (2 * grid)
+    hilbert = even @ h[index].t()
+    expected = torch.fft.ifft(torch.complex(even, -hilbert))
+    assert expected.imag.abs().max() < 1e-14
+    assert expected.real[:, grid + 1 :].abs().max() < 1e-14  # causal
+    torch.testing.assert_close(kernel.taps(grid + 1), expected.real[:, : grid + 1], rtol=0, atol=1e-13)
+    torch.testing.assert_close(torch.fft.rfft(kernel.taps(99), 2 * grid).real, real, rtol=0, atol=1e-13)
+
+
+def test_two_sided_frequency_taps_have_the_networks_response() -> None:
+    """SKI-TNN §3.3.2: real and imaginary halves, real at 0 and pi."""
+    grid = 24
+    kernel = FrequencyKernel(3, causal=False, hidden=8, layers=2, grid=grid).double()
+    angle = torch.arange(grid + 1, dtype=torch.float64) * math.pi / grid
+    real, imaginary = kernel.network(torch.cos(angle)[:, None]).t().chunk(2)
+    imaginary = imaginary.clone()
+    imaginary[:, [0, -1]] = 0
+    lags = torch.arange(-grid, grid + 1, dtype=torch.float64)
+    response = kernel.taps(999).to(torch.complex128) @ torch.exp(-1j * lags[:, None] * angle[None, :])
+    torch.testing.assert_close(response, torch.complex(real, imaginary), rtol=0, atol=1e-12)
+    native = kernel.spectrum(2 * grid, grid)
+    torch.testing.assert_close(native, torch.complex(real, imaginary), rtol=0, atol=1e-13)
+
+
+@every_kernel
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("length", "n_fft"), [(1, 2), (20, 40), (40, 80), (40, 96), (50, 512), (512, 1024), (600, 1280)]
+)
+def test_a_spectrum_is_that_of_the_taps(spec: dict, causal: bool, length: int, n_fft: int) -> None:
+    kernel = make(spec, causal=causal).double()
+    if kernel.max_length is not None and length > kernel.max_length:
+        pytest.skip("longer than the kernel")
+    taps = kernel.taps(length)
+    centre = 0 if causal else taps.shape[1] // 2
+    # The longest lag of an even grid is ambiguous in its own transform; a signal of `length` never reaches it.
+    circle = torch.zeros(5, n_fft, dtype=torch.float64)
+    circle[:, (torch.arange(taps.shape[1]) - centre) % n_fft] = taps
+    got = torch.fft.irfft(kernel.spectrum(n_fft, length), n_fft)
+    if spec["name"] == "frequency" and n_fft == 2 * spec.get("grid", 512) and not causal:
+        got[:, n_fft // 2] = circle[:, n_fft // 2]
+    torch.testing.assert_close(got, circle, rtol=0, atol=1e-13)
+
+
+def test_refining_the_grid_of_a_smooth_response_keeps_its_taps() -> None:
+    """SKI-TNN §1: a finer grid reaches further back. What aliased in from beyond the old grid leaves."""
+    coarse = FrequencyKernel(4, activation="silu", grid=128, hidden=8, layers=1).double()
+    fine = FrequencyKernel(4, activation="silu", grid=512, hidden=8, layers=1).double()
+    fine.load_state_dict(coarse.state_dict())
+    torch.testing.assert_close(fine.taps(100), coarse.taps(100), rtol=0, atol=1e-9)
+    assert fine.taps(9999).shape[1] == 513
+
+
+@every_kernel
+@pytest.mark.parametrize("causal", [True, False])
+def test_values_at_chosen_lags_are_those_of_the_taps(spec: dict, causal: bool) -> None:
+    kernel = make(spec, causal=causal).double()
+    taps = kernel.taps(60)
+    lags = torch.tensor([7, 0, 39, 40]) if causal else torch.tensor([7, -39, 0, 39])
+    lags = lags[lags.abs() < taps.shape[1] // (1 if causal else 2) + causal]
+    inside = lags + (0 if causal else taps.shape[1] // 2)
+    torch.testing.assert_close(kernel.at(lags), taps[:, inside.clamp(max=taps.shape[1] - 1)], rtol=0, atol=1e-13)

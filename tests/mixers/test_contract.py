@@ -21,6 +21,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
     ("toeplitz", {"kernel": {"name": "free", "max_length": 1100}}),
+    ("toeplitz", {"kernel": {"name": "frequency"}}),
+    ("toeplitz", {"kernel": {"name": "frequency", "inputs": "omega", "grid": 100}}),
+    ("toeplitz", {"kernel": {"name": "frequency", "grid": 100}, "engine": "block"}),
+    ("gtu", {"kernel": {"name": "frequency", "activation": "silu"}}),
 ]
 every_mixer = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: str(v) if v else "default")
 

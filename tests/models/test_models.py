@@ -93,7 +93,7 @@ def test_kernel_networks_keep_their_own_initialisation() -> None:
     """The model's narrow one, with zero biases, would give every lag the same tap."""
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=1, **TNN))
     kernel = model.model.layers[0].block.token_mixer.toeplitz.kernel
-    assert kernel.first.bias.abs().max() > 0.1
+    assert kernel.network.first.bias.abs().max() > 0.1
     raw = kernel.taps(50) / kernel.taps(50).abs().max()
     assert raw.diff(dim=1).abs().max() > 0.01
 

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lagwise.ops import ENGINES, fast_length, toeplitz_matrix, toeplitz_product, toeplitz_reference, truncation_length
+from lagwise.ops import (
+    ENGINES,
+    SPECTRAL_ENGINES,
+    fast_length,
+    spectral_product,
+    toeplitz_matrix,
+    toeplitz_product,
+    toeplitz_reference,
+    truncation_length,
+)
 
 LENGTHS = (1, 2, 3, 63, 64, 65, 100, 257, 1000, 1021)
 FAST = tuple(engine for engine in ENGINES if engine != "dense")
@@ -56,6 +65,55 @@ def test_many_channels_take_several_groups() -> None:
     taps = torch.randn(37, 500, dtype=torch.float64)
     for value, exact in both("fft", x, taps, True):
         torch.testing.assert_close(value, exact, rtol=0, atol=1e-9)
+
+
+def on_a_circle(taps: torch.Tensor, n_fft: int, causal: bool) -> torch.Tensor:
+    """Spectrum of taps placed with lag 0 first and negative lags at the end."""
+    origin = 0 if causal else taps.shape[1] // 2
+    padded = torch.nn.functional.pad(taps, (0, n_fft - taps.shape[1]))
+    return torch.fft.rfft(padded.roll(-origin, 1))
+
+
+@pytest.mark.parametrize("engine", SPECTRAL_ENGINES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 1021, 5000])
+def test_spectral_product_equals_the_dense_matrix(engine: str, causal: bool, length: int) -> None:
+    """SKI-TNN §3.3.2: values and gradients of a kernel given by its frequencies."""
+    reach = min(length, 70)
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    taps = torch.randn(3, reach if causal else 2 * reach - 1, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(x.shape, dtype=x.dtype)
+    y = spectral_product(
+        x, lambda n_fft: on_a_circle(taps, n_fft, causal), n_taps=taps.shape[1], causal=causal, engine=engine
+    )
+    exact = toeplitz_product(x, taps, causal=causal, engine="block" if length > 2000 else "dense")
+    torch.testing.assert_close(y, exact, rtol=0, atol=1e-10)
+    for got, wanted in zip(
+        torch.autograd.grad(y, (x, taps), weight), torch.autograd.grad(exact, (x, taps), weight), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
+
+
+def test_spectral_gradcheck() -> None:
+    x = torch.randn(2, 5, 2, dtype=torch.float64, requires_grad=True)
+    taps = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, taps: spectral_product(x, lambda n_fft: torch.fft.rfft(taps, n_fft), n_taps=5), (x, taps)
+    )
+
+
+@pytest.mark.parametrize(
+    ("x", "spectrum", "options", "message"),
+    [
+        (torch.zeros(1, 0, 2), None, {}, "length >= 1"),
+        (torch.zeros(1, 4, 2), lambda n: torch.zeros(2, n, dtype=torch.complex64), {}, r"spectrum\(8\) must be"),
+        (torch.zeros(1, 4, 2), lambda n: torch.zeros(2, n // 2 + 1), {}, "complex"),
+        (torch.zeros(1, 4, 2), None, {"engine": "block"}, "engine"),
+    ],
+)
+def test_wrong_spectra_are_named(x, spectrum, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        spectral_product(x, spectrum, n_taps=4, **options)
 
 
 @pytest.mark.parametrize("engine", FAST)

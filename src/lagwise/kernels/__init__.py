@@ -1,12 +1,23 @@
 """Lag kernels: parametrisations of k(lag), one a file."""
 
-from lagwise.kernels.base import KernelLinear, LagKernel
+from lagwise.kernels.base import LagKernel
 from lagwise.kernels.free import FreeKernel
+from lagwise.kernels.frequency import FrequencyKernel
+from lagwise.kernels.network import KernelLinear, KernelNetwork
 from lagwise.kernels.rpe import RPEKernel
 
 KERNELS: dict[str, type[LagKernel]] = {
     "rpe": RPEKernel,
     "free": FreeKernel,
+    "frequency": FrequencyKernel,
 }
 
-__all__ = ["KERNELS", "FreeKernel", "KernelLinear", "LagKernel", "RPEKernel"]
+__all__ = [
+    "KERNELS",
+    "FreeKernel",
+    "FrequencyKernel",
+    "KernelLinear",
+    "KernelNetwork",
+    "LagKernel",
+    "RPEKernel",
+]

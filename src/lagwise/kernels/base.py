@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Taps below this, relative to the largest, cannot change a sum in that precision.
@@ -17,6 +16,9 @@ class LagKernel(nn.Module):
     `taps` must not depend on the length asked for (taps(n) starts with taps(m) for m < n), or a streamed prompt would
     see another kernel than a whole one.
     """
+
+    #: whether `spectrum` is how the kernel is made, and so costs less than transforming its taps
+    spectral = False
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
@@ -34,6 +36,29 @@ class LagKernel(nn.Module):
         """
         raise NotImplementedError
 
+    def at(self, lags: Tensor) -> Tensor:
+        """Values ``(channels, n)`` at integer lags ``(n,)``, in any order; zero where `taps` ends.
+
+        Kernels whose values cost nothing to have one by one override this; here all taps up to the furthest are made.
+        """
+        furthest = int(lags.abs().max()) + 1
+        taps = self.taps(min(furthest, self.max_length or furthest))
+        index = lags + (0 if self.causal else taps.shape[1] // 2)
+        inside = (index >= 0) & (index < taps.shape[1])
+        return taps.index_select(1, index.clamp(0, taps.shape[1] - 1)) * inside
+
+    def spectrum(self, n_fft: int, length: int) -> Tensor:
+        """`taps` for a signal of this length as ``(channels, n_fft // 2 + 1)`` complex frequencies.
+
+        Lag 0 is at point 0 of the transform and negative lags count from its end: the rfft of what `spectral_product`
+        multiplies by. Needs n_fft of at least twice the number of lags on a side.
+        """
+        taps = self.taps(length)
+        if not self.causal:
+            reach = taps.shape[1] // 2
+            taps = torch.cat([taps[:, reach:], taps.new_zeros(len(taps), n_fft - taps.shape[1]), taps[:, :reach]], 1)
+        return torch.fft.rfft(taps, n_fft)
+
     def horizon(self) -> int | None:
         """Lags from here on are below rounding in the kernel's own precision; None if it never decays that far."""
         return None
@@ -45,27 +70,12 @@ class LagKernel(nn.Module):
         return torch.arange(0 if self.causal else 1 - reach, reach, device=device)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters that the kernel holds directly; `KernelLinear` layers inside draw their own."""
+        """Draw the parameters that the kernel holds directly; layers of a `KernelNetwork` draw their own."""
 
     @staticmethod
     def precision(parameter: Tensor) -> torch.dtype:
         """Dtype in which taps are computed: lags above 256 are not even representable in bfloat16."""
         return torch.promote_types(parameter.dtype, torch.float32)
-
-
-class KernelLinear(nn.Linear):
-    """A linear layer of a kernel network: works in its input's precision, starts from PyTorch's own initialisation.
-
-    A model's narrow initialisation with zero biases would make every tap of a network of the lag equal: the norm
-    after a bias-free map from one number keeps only the sign of the lag.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
-
-    def transposed(self, x: Tensor) -> Tensor:
-        """The same for x ``(n, in)``, as ``(out, n)`` in memory: the layout of taps, which every FFT reads."""
-        return torch.addmm(self.bias.to(x.dtype)[:, None], self.weight.to(x.dtype), x.t())
 
 
 def negligible(dtype: torch.dtype) -> float:

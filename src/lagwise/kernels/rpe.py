@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.kernels.base import KernelLinear, LagKernel, negligible
+from lagwise.kernels.base import LagKernel, negligible
+from lagwise.kernels.network import KernelNetwork
 from lagwise.ops import truncation_length
 from lagwise.tables import known
 
-ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}
 INPUTS = ("integer", "normalized", "sincos")
 
 
@@ -49,17 +49,16 @@ class RPEKernel(LagKernel):
         learn_decay: bool = False,
     ):
         super().__init__(channels, causal)
-        if hidden < 2 or hidden % 2 or layers < 0 or scale < 1:
-            raise ValueError(f"hidden must be even, layers >= 0, scale >= 1; got {hidden}, {layers}, {scale}")
+        if scale < 1 or (inputs == "sincos" and hidden % 2):
+            raise ValueError(f"scale must be at least 1, and hidden even for sincos; got {scale} and {hidden}")
         if not 0.0 <= decay <= 1.0 or (learn_decay and not 0.0 < decay < 1.0):
             raise ValueError(f"decay must be in [0, 1], and inside it when learned, got {decay}")
-        self.activation = known(activation, ACTIVATIONS, "activation")
         self.inputs = known(inputs, INPUTS, "inputs")
         self.scale = scale
         self.decay = decay
-        self.first = KernelLinear(hidden if inputs == "sincos" else 1, hidden)
-        self.hidden = nn.ModuleList(KernelLinear(hidden, hidden) for _ in range(layers))
-        self.last = KernelLinear(hidden, channels)
+        self.network = KernelNetwork(
+            hidden if inputs == "sincos" else 1, channels, hidden=hidden, layers=layers, activation=activation
+        )
         self.decay_logit = nn.Parameter(torch.empty(channels)) if learn_decay else None
         self.reset_parameters()
 
@@ -71,27 +70,30 @@ class RPEKernel(LagKernel):
         """Where a fixed decay falls below rounding; None for a learned one, which may come to be anything."""
         if self.decay_logit is not None:
             return None
-        return truncation_length(self.decay, negligible(self.precision(self.last.weight)))
+        return truncation_length(self.decay, negligible(self.precision(self._weight)))
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        dtype = self.precision(self.last.weight)
-        lags = self.lags(length, self.last.weight.device)
-        with torch.autocast(lags.device.type, enabled=False):
-            h = self._activated(self.first(self._features(lags.to(dtype))))
-            for layer in self.hidden:
-                h = self._activated(layer(h))
-            return self.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
+        return self.at(self.lags(length, self._weight.device))
 
-    def _activated(self, h: Tensor) -> Tensor:
-        return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:]))
+    def at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.at`: only the lags asked for cost anything."""
+        dtype = self.precision(self._weight)
+        with torch.autocast(lags.device.type, enabled=False):
+            lags = lags.to(dtype)
+            h = self.network.features(self._features(lags))
+            return self.network.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.network.last.weight
 
     def _features(self, lags: Tensor) -> Tensor:
         if self.inputs == "integer":
             return lags[:, None]
         if self.inputs == "normalized":
             return lags[:, None] / self.scale
-        half = self.first.in_features // 2
+        half = self.network.first.in_features // 2
         frequency = 10000.0 ** (-torch.arange(half, dtype=lags.dtype, device=lags.device) / half)
         angle = lags[:, None] * frequency
         return torch.cat([angle.sin(), angle.cos()], dim=1)
@@ -101,4 +103,4 @@ class RPEKernel(LagKernel):
         if self.decay_logit is not None:
             return F.logsigmoid(self.decay_logit.to(dtype))[:, None]
         log = math.log(self.decay) if self.decay > 0 else -1e4
-        return torch.full((1, 1), log, dtype=dtype, device=self.last.weight.device)
+        return torch.full((1, 1), log, dtype=dtype, device=self._weight.device)

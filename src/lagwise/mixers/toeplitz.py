@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import ENGINES, toeplitz_product
+from lagwise.ops import ENGINES, SPECTRAL_ENGINES, spectral_product, toeplitz_product
 from lagwise.tables import build, known
 
 _FIRST_CAPACITY = 256
@@ -51,8 +52,14 @@ class ToeplitzMixer(Mixer):
         self.kernel = build(KERNELS, kernel or {"name": "rpe"}, channels, what="kernel", causal=causal)
 
     def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        taps = self.kernel.taps(x.shape[1])
-        return toeplitz_product(masked(x, mask), taps, causal=self.causal, engine=self.engine)
+        length = x.shape[1]
+        x = masked(x, mask)
+        if self.kernel.spectral and self.engine in SPECTRAL_ENGINES:
+            reach = min(length, self.kernel.horizon() or length)
+            spectrum = partial(self.kernel.spectrum, length=length)
+            n_taps = reach if self.causal else 2 * reach - 1
+            return spectral_product(x, spectrum, n_taps=n_taps, causal=self.causal, engine=self.engine)
+        return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
 
     def init_state(self, batch_size: int) -> ToeplitzState:
         self.require_causal()

@@ -1,0 +1,122 @@
+"""The kernel of FD-TNN: a small network of the angular frequency gives the frequency response."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lagwise.kernels.base import LagKernel
+from lagwise.kernels.network import KernelNetwork
+from lagwise.tables import known
+
+INPUTS = ("cos", "omega")
+
+
+class FrequencyKernel(LagKernel):
+    """Taps whose frequency response is a network of the frequency (SKI-TNN §3.3).
+
+    Formula: the network gives ``R(w_m)`` at ``w_m = m pi / grid``, m = 0..grid, for every channel.
+        Causal (SKI-TNN alg. 2, def. 1): R is real and even. Its inverse transform c is even in the lag;
+        ``k(0) = c_0``, ``k(l) = 2 c_l`` for 0 < l < grid, ``k(grid) = c_grid``, and nothing at negative lags: the
+        imaginary part of k's response is then minus the Hilbert transform of R, and its real part is R itself.
+        Two-sided (SKI-TNN §3.3.2): the network gives real and imaginary part, the latter set to zero at 0 and pi;
+        k is the inverse transform, its value at lag grid shared with lag -grid.
+
+    Options:
+        hidden, layers, activation: the network, as in `RPEKernel`.
+        inputs: ``cos`` (of the frequency) or ``omega`` (the frequency, as published). The response of a real kernel is
+            even and periodic. A smooth function of cos w is so too, smoothly, and its taps decay as SKI-TNN th. 2 and 3
+            promise; a function of w has kinks at 0 and pi and its taps decay as 1 / lag², whatever the activation.
+        grid: how many steps from 0 to pi, which is also the longest lag.
+
+    The grid belongs to the kernel, not to the input: taps of longer lags alias onto shorter ones, so another grid is
+    another kernel, and a prompt of any length must see the same. A trained model may be given a finer grid, which
+    reaches further back (SKI-TNN §1). ValueError for options out of range.
+    """
+
+    spectral = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        hidden: int = 64,
+        layers: int = 6,
+        activation: str = "relu",
+        inputs: str = "cos",
+        grid: int = 512,
+    ):
+        super().__init__(channels, causal)
+        if grid < 1:
+            raise ValueError(f"grid must be at least 1, got {grid}")
+        self.inputs = known(inputs, INPUTS, "inputs")
+        self.grid = grid
+        self.network = KernelNetwork(
+            1, channels if causal else 2 * channels, hidden=hidden, layers=layers, activation=activation
+        )
+
+    def horizon(self) -> int:
+        return self.grid + 1
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        with self._full_precision():
+            after, before = self._features_in_time(length)
+            return self._last_layer() @ torch.cat([before, after], dim=1)
+
+    def spectrum(self, n_fft: int, length: int) -> Tensor:
+        """See `LagKernel.spectrum`.
+
+        The last layer is linear in the features, so the transforms to lags and back are done on the features, which
+        are far fewer than the channels. On its own grid a two-sided kernel needs no transform at all.
+        """
+        with self._full_precision():
+            if not self.causal and n_fft == 2 * self.grid and length <= self.grid:
+                features = self._features()
+                real, imaginary = self._last_layer().chunk(2, dim=1)
+                return torch.complex(real @ features, imaginary @ (features * self._inside(features)))
+            after, before = self._features_in_time(length)
+            gap = after.new_zeros(len(after), n_fft - after.shape[1] - before.shape[1])
+            points = torch.view_as_real(torch.fft.rfft(torch.cat([after, gap, before], dim=1)))
+            return torch.view_as_complex((self._last_layer() @ points.flatten(1)).unflatten(1, (-1, 2)))
+
+    def _features(self) -> Tensor:
+        """Features of the network on the grid, and a constant for the last layer's bias: (hidden + 1, grid + 1)."""
+        weight = self.network.last.weight
+        step = torch.arange(self.grid + 1, dtype=self.precision(weight), device=weight.device)
+        angle = step * (math.pi / self.grid)
+        h = self.network.features((angle.cos() if self.inputs == "cos" else angle)[:, None])
+        return torch.cat([h, torch.ones_like(h[:, :1])], dim=1).t()
+
+    def _features_in_time(self, length: int) -> tuple[Tensor, Tensor]:
+        """The features' taps at lags 0, 1, ... and at negative lags (none if causal), for a signal of this length."""
+        reach = min(length, self.horizon())
+        features = self._features()
+        if not self.causal:
+            odd = torch.complex(torch.zeros_like(features), features * self._inside(features))
+            features = torch.cat([features.to(odd.dtype), odd])
+        time = torch.fft.irfft(features, 2 * self.grid)
+        weight = torch.full_like(time[0], 2 if self.causal else 1)
+        weight[0] = 1
+        weight[self.grid] /= 2  # lag `grid` and its negative are one point of the transform
+        time = time * weight
+        return time[:, :reach], time[:, : 0 if self.causal else None][:, 2 * self.grid - reach + 1 :]
+
+    def _last_layer(self) -> Tensor:
+        """The last layer and its bias as a matrix for `_features`, real half beside imaginary half if two-sided."""
+        last = self.network.last
+        matrix = torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
+        return matrix if self.causal else torch.cat(matrix.chunk(2), dim=1)
+
+    @staticmethod
+    def _inside(features: Tensor) -> Tensor:
+        """0 at frequencies 0 and pi, where the response of a real kernel is real, 1 between."""
+        inside = torch.ones_like(features[0])
+        inside[0] = inside[-1] = 0
+        return inside
+
+    def _full_precision(self) -> torch.autocast:
+        return torch.autocast(self.network.last.weight.device.type, enabled=False)

@@ -1,0 +1,58 @@
+"""The small network that kernels are made of: from one lag, or one frequency, to a value for every channel."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.tables import known
+
+ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}
+
+
+class KernelLinear(nn.Linear):
+    """A linear layer of a kernel network: works in its input's precision, starts from PyTorch's own initialisation.
+
+    A model's narrow initialisation with zero biases would make every tap of a network of the lag equal: the norm
+    after a bias-free map from one number keeps only the sign of the lag.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+    def transposed(self, x: Tensor) -> Tensor:
+        """The same for x ``(n, in)``, as ``(out, n)`` in memory: the layout of taps, which every FFT reads."""
+        return torch.addmm(self.bias.to(x.dtype)[:, None], self.weight.to(x.dtype), x.t())
+
+
+class KernelNetwork(nn.Module):
+    """A linear layer to ``hidden`` features, ``layers`` times (norm, activation, linear), then (norm, activation) and
+    the linear layer ``last`` (TNN §3.3).
+
+    Shapes: `features` maps ``(n, inputs)`` to ``(n, hidden)``; ``last`` maps these to ``outputs``. It is kept apart
+    because a linear map of the features over n, such as a Fourier transform, may be done before it, on few features
+    rather than on many channels. The norm is the root mean square without parameters, or none (``normalize=False``).
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, hidden: int, layers: int, activation: str, normalize: bool = True):
+        super().__init__()
+        if hidden < 1 or layers < 0:
+            raise ValueError(f"hidden must be at least 1 and layers at least 0, got {hidden} and {layers}")
+        self.activation = known(activation, ACTIVATIONS, "activation")
+        self.normalize = normalize
+        self.first = KernelLinear(inputs, hidden)
+        self.hidden = nn.ModuleList(KernelLinear(hidden, hidden) for _ in range(layers))
+        self.last = KernelLinear(hidden, outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        h = self._activated(self.first(x))
+        for layer in self.hidden:
+            h = self._activated(layer(h))
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.features(x))
+
+    def _activated(self, h: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:]) if self.normalize else h)

@@ -1,0 +1,220 @@
+"""Toeplitz products in the frequency domain: one FFT for the whole signal, or overlap-save frames of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SPECTRAL_ENGINES = ("auto", "fft", "overlap_save")
+
+# Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
+# 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
+_CPU_GROUP_ELEMENTS = 1 << 19
+# Measured crossover, CPU, float32 (docs/log.md, "engine crossover"): overlap-save wins on long signals, short kernels.
+_OVERLAP_SAVE_MIN_LENGTH = 16384
+_OVERLAP_SAVE_MIN_RATIO = 8
+_POINTS_PER_TAP = 4
+
+
+def spectral_product(
+    x: Tensor, spectrum: Callable[[int], Tensor], *, n_taps: int, causal: bool = True, engine: str = "auto"
+) -> Tensor:
+    """`toeplitz_product` for a kernel that comes as frequencies: no transform of taps, forward or backward.
+
+    Formula: ``y = irfft(rfft(x) * spectrum(n_fft))``, in frames that are long enough for the circular product to be
+    the linear one.
+
+    Shapes: x ``(batch, length, channels)``; ``spectrum(n_fft)`` gives ``(channels, n_fft // 2 + 1)`` complex, the rfft
+    of taps with lag 0 first and negative lags at the end; result like x.
+
+    Units and ranges: n_taps is how many taps the spectrum stands for, ``min(length, horizon)`` when causal and odd,
+    lag 0 in the middle, when not; all other lags must be zero or out of the signal's reach.
+
+    Preconditions: ValueError for an empty signal, an engine that does not work on frequencies, or a spectrum of another
+    shape. Precision and round-off as in `toeplitz_product`.
+
+    Source: SKI-TNN alg. 2 and §3.3.2.
+    """
+    if engine not in SPECTRAL_ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(SPECTRAL_ENGINES)}, got {engine!r}")
+    if x.dim() != 3 or x.shape[1] == 0 or not x.is_floating_point():
+        raise ValueError(f"x must be (batch, length >= 1, channels) of real numbers, got {tuple(x.shape)} {x.dtype}")
+    origin = 0 if causal else n_taps // 2
+    plan = _plan(x.shape[1], n_taps, origin, engine)
+    plan = plan._replace(skip=plan.skip - origin)  # the spectrum has lag 0 at point 0, not at point `origin`
+    kernel = spectrum(plan.n_fft)
+    if kernel.shape != (x.shape[2], plan.n_fft // 2 + 1) or not kernel.is_complex():
+        expected = f"(channels={x.shape[2]}, {plan.n_fft // 2 + 1}) complex"
+        raise ValueError(f"spectrum({plan.n_fft}) must be {expected}, got {tuple(kernel.shape)} {kernel.dtype}")
+    return _SpectralProduct.apply(x, kernel, plan)
+
+
+def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
+    """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``."""
+    plan = _plan(x.shape[1], taps.shape[1], origin, engine)
+    return _SpectralProduct.apply(x, taps, plan)
+
+
+def fast_length(minimum: int) -> int:
+    """Smallest even FFT length ``>= minimum`` of the form ``2**a * odd`` with odd in 1, 3, 5, 9, 15.
+
+    More odd factors are legal but cost more than the points they save: on the CPU an FFT of 4000 = 2**5 * 5**3 points
+    is slower than one of 4096. ValueError if minimum < 1.
+    """
+    if minimum < 1:
+        raise ValueError(f"minimum must be at least 1, got {minimum}")
+    return min(odd * 2 ** max(1, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
+
+
+def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
+    """float64 if either is, else float32: FFTs of less are refused or worthless."""
+    return torch.float64 if {x.dtype, taps.dtype} & {torch.float64, torch.complex128} else torch.float32
+
+
+class _Plan(NamedTuple):
+    """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long."""
+
+    n_fft: int
+    frames: int
+    hop: int  # outputs that a frame contributes
+    start: int  # where the signal begins in the padded signal
+    skip: int  # outputs of a frame before its first valid one
+
+
+def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
+    """One frame for the whole signal, or overlap-save frames of about four times the taps.
+
+    One frame needs n_fft >= length + largest |lag|: the circular wrap then only reaches outputs that are dropped.
+    Overlap-save drops the first n_taps - 1 outputs of every frame, so it is exact for any signal length.
+    """
+    long = length >= _OVERLAP_SAVE_MIN_LENGTH and length >= _OVERLAP_SAVE_MIN_RATIO * n_taps
+    if engine == "overlap_save" or (engine == "auto" and long):
+        n_fft = fast_length(max(_POINTS_PER_TAP * n_taps, 1024))
+        hop = n_fft - n_taps + 1
+        return _Plan(n_fft, -(-length // hop), hop, n_taps - 1 - origin, n_taps - 1)
+    return _Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
+
+
+class _SpectralProduct(torch.autograd.Function):
+    """Toeplitz product in the frequency domain with a hand-written gradient.
+
+    Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum; here the backward pass is
+    ``dx = irfft(G conj K)`` and ``dt = irfft(sum_b G conj X)``, the signal's spectrum is recomputed rather than kept,
+    and channels are taken in groups small enough for the cache.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        ctx.plan = plan
+        dtype = compute_dtype(x, kernel)
+        y = torch.empty_like(x)
+        groups = _channel_groups(x, plan)
+        padded = _padding(x, groups[0], plan, dtype)
+        for group in groups:
+            spectrum = torch.fft.rfft(_load(padded, x, group, plan))
+            spectrum *= _kernel_spectrum(kernel, group, plan, dtype)
+            frames = torch.fft.irfft(spectrum, plan.n_fft)
+            valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
+            _store(y, group, valid[..., : x.shape[1]])
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, kernel = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        dtype = compute_dtype(x, kernel)
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        dkernel = torch.empty_like(kernel) if ctx.needs_input_grad[1] else None
+        groups = _channel_groups(x, plan)
+        padded = _padding(x, groups[0], plan, dtype)
+        outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=dtype)
+        for group in groups:
+            spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
+            if dkernel is not None:
+                products = torch.fft.rfft(_load(padded, x, group, plan)).conj_physical_().mul_(spectrum)
+                dkernel[group] = _kernel_gradient(products.sum(dim=(0, 2)), kernel, plan)
+            if dx is not None:
+                spectrum *= _kernel_spectrum(kernel, group, plan, dtype).conj()
+                signal = _overlap_add(torch.fft.irfft(spectrum, plan.n_fft), plan)
+                _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
+        return dx, dkernel, None
+
+
+def _channel_groups(x: Tensor, plan: _Plan) -> list[slice]:
+    """Slices of channels whose padded signals fit the cache; all channels at once off the CPU."""
+    channels = x.shape[2]
+    per_channel = max(1, x.shape[0] * plan.frames * plan.n_fft)
+    size = channels if x.device.type != "cpu" else max(1, min(channels, _CPU_GROUP_ELEMENTS // per_channel))
+    return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
+
+
+def _channels_first(x: Tensor, group: slice) -> Tensor:
+    """Channels of x as (batch, group, length). Gathering the group first makes the transposition that follows local:
+    read straight from x it strides over whole rows, and with 512 channels every read meets the same cache sets."""
+    part = x[:, :, group]
+    return (part if part.stride(1) == 1 else part.contiguous()).transpose(1, 2)
+
+
+def _store(y: Tensor, group: slice, part: Tensor) -> None:
+    """Inverse of `_channels_first`, into a preallocated y. Rows first move to a stride of an odd number of cache lines:
+    at an FFT length's own stride the channels of a token share cache sets, and transposing takes three times longer."""
+    line = 16
+    stride = (-(-part.shape[2] // line) | 1) * line
+    rows = part.new_empty((*part.shape[:2], stride))[..., : part.shape[2]]
+    y[:, :, group] = rows.copy_(part).transpose(1, 2)
+
+
+def _padding(x: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
+    """Zeros for one group's padded signals; `_load` overwrites the signal's part only, so they serve every group."""
+    points = (plan.frames - 1) * plan.hop + plan.n_fft
+    return x.new_zeros((x.shape[0], group.stop - group.start, points), dtype=dtype)
+
+
+def _load(padded: Tensor, x: Tensor, group: slice, plan: _Plan) -> Tensor:
+    """Copy channels of x into zero-padded frames (batch, group, frames, n_fft): cast, transpose and pad in one pass."""
+    padded = padded[:, : group.stop - group.start]
+    padded[..., plan.start : plan.start + x.shape[1]] = _channels_first(x, group)
+    return padded.unfold(-1, plan.n_fft, plan.hop) if plan.frames > 1 else padded[:, :, None]
+
+
+def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Tensor:
+    """Place the gradient of the outputs where the frames produced them; the rest of ``frames`` is zero and stays so."""
+    frames = frames[:, : group.stop - group.start]
+    part = _channels_first(grad, group)
+    whole, rest = divmod(part.shape[2], plan.hop)
+    full = part[..., : whole * plan.hop].unflatten(-1, (whole, plan.hop))
+    frames[:, :, :whole, plan.skip : plan.skip + plan.hop] = full
+    if rest:
+        frames[:, :, whole, plan.skip : plan.skip + rest] = part[..., whole * plan.hop :]
+    return frames
+
+
+def _kernel_spectrum(kernel: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
+    part = kernel[group]
+    return (part if part.is_complex() else torch.fft.rfft(part.to(dtype), plan.n_fft))[:, None]
+
+
+def _kernel_gradient(products: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
+    """Gradient of the kernel from the products of spectra: back to taps, or the adjoint of irfft, which counts every
+    frequency but the first and the last twice (once for its negative)."""
+    if not kernel.is_complex():
+        return torch.fft.irfft(products, plan.n_fft)[:, : kernel.shape[1]].to(kernel.dtype)
+    gradient = products.mul_(2 / plan.n_fft)
+    gradient[:, :: plan.n_fft // 2] /= 2
+    return gradient.to(kernel.dtype)
+
+
+def _overlap_add(frames: Tensor, plan: _Plan) -> Tensor:
+    """Adjoint of cutting a padded signal into overlapping frames."""
+    if plan.frames == 1:
+        return frames[:, :, 0]
+    padded = frames.new_zeros((*frames.shape[:2], (plan.frames - 1) * plan.hop + plan.n_fft))
+    for f in range(plan.frames):
+        padded[..., f * plan.hop : f * plan.hop + plan.n_fft] += frames[:, :, f]
+    return padded
