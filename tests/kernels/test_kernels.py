@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lagwise.kernels import KERNELS, FreeKernel, FrequencyKernel, LagKernel, RPEKernel
+from lagwise.kernels import KERNELS, FreeKernel, FrequencyKernel, LagKernel, RPEKernel, WarpedKernel
 from lagwise.tables import build
 
 VARIANTS = [
@@ -21,6 +22,8 @@ VARIANTS = [
     {"name": "free", "decay": 1.0},
     *({"name": "frequency", "inputs": i, "activation": a} for i in ("cos", "omega") for a in ("relu", "silu", "gelu")),
     {"name": "frequency", "grid": 40},
+    {"name": "warped", "decay": 0.9, "filter_size": 5, "points": 7},
+    {"name": "warped", "filter_size": 0},
 ]
 every_kernel = pytest.mark.parametrize("spec", VARIANTS, ids=str)
 
@@ -128,6 +131,8 @@ def test_free_kernel_ends_at_its_table() -> None:
         ({"name": "rpe", "hidden": 0}, "hidden"),
         ({"name": "frequency", "inputs": "sin"}, "known: cos, omega"),
         ({"name": "frequency", "grid": 0}, "grid"),
+        ({"name": "warped", "decay": 1.0}, "decay"),
+        ({"name": "warped", "points": 0}, "points"),
         ({"name": "free", "max_length": 0}, "max_length"),
         ({"layers": 3}, "'name'"),
     ],
@@ -211,3 +216,30 @@ def test_values_at_chosen_lags_are_those_of_the_taps(spec: dict, causal: bool) -
     lags = lags[lags.abs() < taps.shape[1] // (1 if causal else 2) + causal]
     inside = lags + (0 if causal else taps.shape[1] // 2)
     torch.testing.assert_close(kernel.at(lags), taps[:, inside.clamp(max=taps.shape[1] - 1)], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_warped_is_the_published_formula(causal: bool) -> None:
+    """SKI-TNN §3.2.2 and alg. 1, lag by lag: RPE by numpy's interpolation, the filter added."""
+    kernel = WarpedKernel(3, causal=causal, points=5, decay=0.9, filter_size=4).double()
+    assert kernel.filter is not None
+    knots = np.arange(-5, 6) / 5
+    values, filters = kernel.values.detach().numpy(), kernel.filter.detach().numpy()
+    taps = kernel.taps(30).detach().numpy()
+    for c in range(3):
+        positive, negative = values[c, :5] * knots[6:], (values[c, 5:] if not causal else np.zeros(5)) * knots[6:]
+        heights = np.concatenate([negative[::-1], [0.0], positive])
+        for n, lag in enumerate(range(0 if causal else -29, 30)):
+            x = 0.9 ** abs(lag) * (1 if lag >= 0 else -1)
+            m = lag + (0 if causal else 2)
+            expected = np.interp(x, knots, heights) + (filters[c, m] if 0 <= m < 4 else 0.0)
+            assert abs(taps[c, n] - expected) < 1e-12
+
+
+def test_smooth_values_exist_between_tokens() -> None:
+    kernel = WarpedKernel(1, points=3, decay=0.5, filter_size=2).double()
+    value = kernel.smooth_at(torch.tensor([0.5], dtype=torch.float64)).item()
+    knots = np.arange(4) / 3
+    assert abs(value - np.interp(0.5**0.5, knots, np.append(0, kernel.values.detach()[0]) * knots)) < 1e-12
+    with pytest.raises(ValueError, match="no values between tokens"):
+        FreeKernel(3).smooth_at(torch.zeros(1))

@@ -25,6 +25,12 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "frequency", "inputs": "omega", "grid": 100}}),
     ("toeplitz", {"kernel": {"name": "frequency", "grid": 100}, "engine": "block"}),
     ("gtu", {"kernel": {"name": "frequency", "activation": "silu"}}),
+    ("toeplitz", {"kernel": {"name": "warped"}}),
+    ("toeplitz", {"engine": "direct", "kernel": {"name": "rpe", "decay": 0.5}}),
+    ("toeplitz", {"kernel": {"name": "warped"}, "engine": "ski"}),
+    ("toeplitz", {"kernel": {"name": "warped"}, "engine": {"name": "ski", "degree": 3, "spacing": 4, "width": 40}}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}}),
+    ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}),
 ]
 every_mixer = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: str(v) if v else "default")
 

@@ -5,11 +5,13 @@ from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
 from lagwise.kernels.network import KernelLinear, KernelNetwork
 from lagwise.kernels.rpe import RPEKernel
+from lagwise.kernels.warped import WarpedKernel
 
 KERNELS: dict[str, type[LagKernel]] = {
     "rpe": RPEKernel,
     "free": FreeKernel,
     "frequency": FrequencyKernel,
+    "warped": WarpedKernel,
 }
 
 __all__ = [
@@ -20,4 +22,5 @@ __all__ = [
     "KernelNetwork",
     "LagKernel",
     "RPEKernel",
+    "WarpedKernel",
 ]

@@ -19,6 +19,8 @@ class LagKernel(nn.Module):
 
     #: whether `spectrum` is how the kernel is made, and so costs less than transforming its taps
     spectral = False
+    #: whether `smooth_at` works: the kernel has values between tokens
+    continuous = False
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
@@ -46,6 +48,17 @@ class LagKernel(nn.Module):
         index = lags + (0 if self.causal else taps.shape[1] // 2)
         inside = (index >= 0) & (index < taps.shape[1])
         return taps.index_select(1, index.clamp(0, taps.shape[1] - 1)) * inside
+
+    def smooth_at(self, lags: Tensor) -> Tensor:
+        """Values ``(channels, n)`` of the kernel's smooth part at any real lags ``(n,)``: what may be interpolated.
+
+        ValueError for a kernel that exists at whole lags only.
+        """
+        raise ValueError(f"{type(self).__name__} has no values between tokens; use a kernel such as 'warped' or 'rpe'")
+
+    def local_taps(self) -> tuple[Tensor, int] | None:
+        """What `smooth_at` leaves out: taps ``(channels, m)`` and the index of lag 0 among them, or None."""
+        return None
 
     def spectrum(self, n_fft: int, length: int) -> Tensor:
         """`taps` for a signal of this length as ``(channels, n_fft // 2 + 1)`` complex frequencies.

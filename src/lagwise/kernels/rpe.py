@@ -35,6 +35,8 @@ class RPEKernel(LagKernel):
     options out of range.
     """
 
+    continuous = True
+
     def __init__(
         self,
         channels: int,
@@ -83,6 +85,10 @@ class RPEKernel(LagKernel):
             lags = lags.to(dtype)
             h = self.network.features(self._features(lags))
             return self.network.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
+
+    def smooth_at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.smooth_at`."""
+        return self.at(lags)
 
     @property
     def _weight(self) -> Tensor:

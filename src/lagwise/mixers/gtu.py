@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer
-from lagwise.mixers.toeplitz import ToeplitzMixer, ToeplitzState
+from lagwise.mixers.toeplitz import ToeplitzMixer
 
 
 class GTU(Mixer):
@@ -26,7 +26,7 @@ class GTU(Mixer):
         causal: bool = True,
         expansion: float = 3,
         kernel: Mapping[str, Any] | None = None,
-        engine: str = "auto",
+        engine: str | Mapping[str, Any] = "auto",
     ):
         super().__init__(channels, causal)
         width = round(expansion * channels)
@@ -41,9 +41,9 @@ class GTU(Mixer):
         mixed = self.toeplitz(F.silu(self.value(x)), mask=mask)
         return self.out(F.silu(self.gate(x)) * mixed)
 
-    def init_state(self, batch_size: int) -> ToeplitzState:
+    def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 
-    def prefill(self, x: Tensor, state: ToeplitzState, *, mask: Tensor | None = None) -> tuple[Tensor, ToeplitzState]:
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
         return self.out(F.silu(self.gate(x)) * mixed), state

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.ski import SKI, SKIState
 from lagwise.ops import ENGINES, SPECTRAL_ENGINES, spectral_product, toeplitz_product
 from lagwise.tables import build, known
 
@@ -33,10 +34,12 @@ class ToeplitzState(NamedTuple):
 class ToeplitzMixer(Mixer):
     """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
 
-    Options: kernel, a spec from the table of kernels; engine, as in `toeplitz_product`.
+    Options: kernel, a spec from the table of kernels; engine, as in `toeplitz_product`, or ``ski``: SKI-TNN's
+    approximation, with options as ``{"name": "ski", ...}`` (`lagwise.mixers.ski.SKI`).
 
-    Streaming keeps the inputs that the kernel still reaches: constant memory for a kernel with a horizon, growing with
-    the text otherwise. A token costs one dot product over them.
+    Streaming with an exact engine keeps the inputs that the kernel still reaches: constant memory for a kernel with a
+    horizon, growing with the text otherwise. A token costs one dot product over them. SKI keeps a few tokens and the
+    nodes, one for every ``spacing`` tokens.
     """
 
     def __init__(
@@ -45,13 +48,21 @@ class ToeplitzMixer(Mixer):
         *,
         causal: bool = True,
         kernel: Mapping[str, Any] | None = None,
-        engine: str = "auto",
+        engine: str | Mapping[str, Any] = "auto",
     ):
         super().__init__(channels, causal)
-        self.engine = known(engine, ENGINES, "engine")
         self.kernel = build(KERNELS, kernel or {"name": "rpe"}, channels, what="kernel", causal=causal)
+        spec = {"name": engine} if isinstance(engine, str) else engine
+        self.ski: SKI | None = None
+        if spec.get("name") == "ski":
+            self.ski = build({"ski": SKI}, spec, self.kernel, what="engine")
+        elif len(spec) > 1:
+            raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
+        self.engine: str = known(spec.get("name"), ENGINES, "engine")
 
     def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.ski is not None:
+            return self.ski.mix(self.kernel, x, mask)
         length = x.shape[1]
         x = masked(x, mask)
         if self.kernel.spectral and self.engine in SPECTRAL_ENGINES:
@@ -61,14 +72,18 @@ class ToeplitzMixer(Mixer):
             return spectral_product(x, spectrum, n_taps=n_taps, causal=self.causal, engine=self.engine)
         return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
 
-    def init_state(self, batch_size: int) -> ToeplitzState:
+    def init_state(self, batch_size: int) -> ToeplitzState | SKIState:
         self.require_causal()
+        if self.ski is not None:
+            return self.ski.init_state(self.kernel, batch_size)
         horizon = self.kernel.horizon()
         capacity = horizon or min(_FIRST_CAPACITY, self.kernel.max_length or _FIRST_CAPACITY)
         reversed_taps = self._reversed_taps(capacity)
         return ToeplitzState(reversed_taps.new_zeros(batch_size, 0, self.channels), reversed_taps)
 
-    def prefill(self, x: Tensor, state: ToeplitzState, *, mask: Tensor | None = None) -> tuple[Tensor, ToeplitzState]:
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        if self.ski is not None:
+            return self.ski.prefill(self.kernel, x, state, mask)
         signal = torch.cat([state.history, masked(x, mask).to(state.history.dtype)], dim=1)
         length = signal.shape[1]
         horizon = self.kernel.horizon()

@@ -1,6 +1,9 @@
-"""Toeplitz products by blocks: exactly causal, and all matrix multiplication."""
+"""Banded block-Toeplitz products: exactly causal, and all matrix multiplication."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,34 +12,194 @@ from torch import Tensor
 from lagwise.ops.spectral import compute_dtype
 
 _BLOCK = 64
+_SHORT_BLOCK = 32  # for kernels that reach no further: less of the band's blocks is outside the band
+# Matrices of several distances share one pass over the signal, up to this many elements of them.
+_MATRIX_ELEMENTS = 1 << 25
+# Elements of the signal that are transposed, multiplied and transposed back together: 4 MB of float32.
+_CPU_TILE_ELEMENTS = 1 << 20
 
 
 def block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    """Cut the matrix into ``_BLOCK``-sized Toeplitz blocks; one batched GEMM for each block distance.
+    """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``.
 
-    Entries above the diagonal of a causal kernel are exact zeros and blocks above it are never touched, so a finite
-    future cannot reach the past, not even by rounding.
+    Formula: the matrix is cut into blocks; those at one distance are all the same, so that a distance is one
+    multiplication for the whole signal, batched over channels. Entries above the diagonal of a causal kernel are exact
+    zeros and blocks above it are never touched: a finite future cannot reach the past, not even by rounding.
+
+    Source: TNN eq. 4.
     """
-    dtype = compute_dtype(x, taps)
-    batch, length, channels = x.shape
-    size = min(_BLOCK, length)
+    length, channels = x.shape[1:]
+    size = min(length, _SHORT_BLOCK if max(origin, taps.shape[1] - 1 - origin) <= _SHORT_BLOCK else _BLOCK)
     blocks = -(-length // size)
-    signal = F.pad(x.to(dtype), (0, 0, 0, blocks * size - length)).reshape(batch, blocks, size, channels)
-    signal = signal.permute(3, 2, 1, 0).flip(1)  # (channels, size, blocks, batch), last token of a block first
     furthest = min(blocks - 1, (taps.shape[1] - 1 - origin + size - 1) // size)
     nearest = -min(blocks - 1, (origin + size - 1) // size)
-    # Row i of the Hankel view from lag (distance - 1) * size + 1 on, times a reversed block, is row i of the Toeplitz
-    # block: views of one padded row of taps, where an index array would cost a gather and its gradient a scatter.
-    before = max(0, (1 - nearest) * size - 1 - origin)
-    after = max(0, (furthest + 1) * size + origin - taps.shape[1])
-    padded = F.pad(taps.to(dtype), (before, after))
-    total = signal.new_zeros(signal.shape)
-    for distance in range(nearest, furthest + 1):
-        lag = (distance - 1) * size + 1 + origin + before
-        matrix = padded[:, lag : lag + 2 * size - 1].unfold(1, size, 1)
-        first, last = max(0, -distance), blocks - max(0, distance)
-        product = torch.bmm(matrix, signal[:, :, first:last].flatten(2)).unflatten(2, (last - first, batch))
-        # Pad to full size and add: in-place slices would cost autograd a copy of the total for every distance.
-        total = total + F.pad(product, (0, 0, first + distance, blocks - last - distance))
-    y = total.permute(3, 2, 1, 0).reshape(batch, blocks * size, channels)[:, :length]
+    step = max(1, _MATRIX_ELEMENTS // (channels * size * size))
+    y: Tensor | None = None
+    for first in range(nearest, furthest + 1, step):
+        last = min(first + step - 1, furthest)
+        part = banded_product(x, toeplitz_blocks(taps.to(compute_dtype(x, taps)), origin, size, first, last), first)
+        y = part if y is None else y + part
+    assert y is not None
     return y.to(x.dtype)
+
+
+def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int) -> Tensor:
+    """Blocks ``M[d, c, i, j] = t[c, d * size + i - j]`` of Toeplitz matrices, for block distances d = first..last.
+
+    Shapes: taps ``(channels, n_taps)`` with lag 0 at index ``origin``, zero outside; result
+    ``(last - first + 1, channels, size, size)``. Source: TNN eq. 3.
+    """
+    low = origin + (first - 1) * size + 1  # index of the smallest lag of the first block
+    high = origin + (last + 1) * size  # one over the largest of the last
+    band = F.pad(taps[:, max(0, low) : max(0, high)], (max(0, -low), max(0, high - max(taps.shape[1], low))))
+    # Views of one row rather than an index array, which would cost a gather, and its gradient a scatter.
+    hankel = band.unfold(1, 2 * size - 1, size).unfold(2, size, 1)  # (channels, distance, i, size - 1 - j)
+    return hankel.flip(3).transpose(0, 1)
+
+
+def banded_product(x: Tensor, matrices: Tensor, first: int) -> Tensor:
+    """Multiply a signal by a block-banded matrix that is the same along its block diagonals.
+
+    Formula: ``y[I] = sum_d M[d] x[I - d]`` over block distances d = first, first + 1, ..., where ``x[I]`` is block I
+    of a channel and blocks outside the signal are zero.
+
+    Shapes: x ``(batch, length, channels)``; matrices ``(distances, channels, size, size)``; result like x, in the
+    matrices' dtype. The last block may be partial. Negative distances are blocks to come: causal callers give none,
+    and a lower triangle at distance 0.
+
+    Source: ours. Blocks are transposed one by one, each inside the cache, and multiplied where they lie: a
+    transposition of the whole signal costs ten times as much when the channels are a power of two.
+    """
+    return _BandedProduct.apply(x, matrices, first)
+
+
+def block_outer(y: Tensor, x: Tensor, dtype: torch.dtype, size: int, first: int, last: int) -> Tensor:
+    """Gradient of `banded_product` to its matrices: ``sum_I y[I] ⊗ x[I - d]`` for block distances d = first..last.
+
+    Shapes: x and y ``(batch, length, channels)``; result ``(last - first + 1, channels, size, size)`` in ``dtype``.
+    """
+    # Contiguous: a batched product into anything else falls back to a loop over channels.
+    total = torch.zeros((last - first + 1, x.shape[2], size, size), dtype=dtype, device=x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        for tile in _tiles(x, size):
+            _add_outer(_blocks(y, tile, total, -last), _blocks(x, tile, total, first), total)
+    return total
+
+
+class _BandedProduct(torch.autograd.Function):
+    """`banded_product` with its gradient: the same product with transposed matrices and negated distances."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, matrices: Tensor, first: int) -> Tensor:
+        ctx.save_for_backward(x, matrices)
+        ctx.first = first
+        y = torch.empty(x.shape, dtype=matrices.dtype, device=x.device)
+        with torch.autocast(x.device.type, enabled=False):
+            for tile in _tiles(x, matrices.shape[3]):
+                _apply(_blocks(x, tile, matrices, first), matrices.transpose(2, 3), y, tile)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, matrices = ctx.saved_tensors
+        last = ctx.first + len(matrices) - 1
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        dmatrices = matrices.new_zeros(matrices.shape) if ctx.needs_input_grad[1] else None
+        mirrored = matrices.flip(0)
+        with torch.autocast(x.device.type, enabled=False):
+            for tile in _tiles(x, matrices.shape[3]):
+                grads = _blocks(grad, tile, matrices, -last)
+                if dx is not None:
+                    _apply(grads, mirrored, dx, tile)
+                if dmatrices is not None:
+                    _add_outer(grads, _blocks(x, tile, matrices, ctx.first), dmatrices)
+        return dx, dmatrices, None
+
+
+class _Tile(NamedTuple):
+    """Part of a signal that fits the cache: several whole rows of the batch, or blocks of one row."""
+
+    rows: slice
+    start: int  # tokens; a multiple of the block size
+    stop: int
+
+
+def _tiles(x: Tensor, size: int) -> Iterator[_Tile]:
+    batch, length, channels = x.shape
+    tokens = batch * length if x.device.type != "cpu" else max(size, _CPU_TILE_ELEMENTS // channels // size * size)
+    if length <= tokens:
+        step = tokens // length
+        for row in range(0, batch, step):
+            yield _Tile(slice(row, row + step), 0, length)
+    else:
+        for row in range(batch):
+            for start in range(0, length, tokens):
+                yield _Tile(slice(row, row + 1), start, min(start + tokens, length))
+
+
+class _Blocks(NamedTuple):
+    """A tile's blocks, ``(rows, channels, size)``, the rows of the batch end to end, each between its neighbouring
+    blocks as far as the band reaches; beyond the signal these are zero."""
+
+    rows: Tensor
+    total: int  # blocks of one row of the batch
+    before: int  # of these, neighbours before the tile
+    after: int  # and after it
+    reach: int  # block at the first distance before the tile's own first
+
+
+def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
+    x = x[tile.rows]
+    batch, length, channels = x.shape
+    size = matrices.shape[3]
+    before, after = max(0, first + len(matrices) - 1), max(0, -first)
+    total = before + -(-(tile.stop - tile.start) // size) + after
+    reach = before - first
+    # One block more where needed makes the number of blocks of the product odd (see `_apply`).
+    spare = (batch * total - reach + 1) % 2
+    rows = torch.empty((batch * total + spare, channels, size), dtype=matrices.dtype, device=x.device)
+    rows[batch * total :] = 0
+    blocks = rows[: batch * total].unflatten(0, (batch, total))
+    low = tile.start - before * size
+    start, stop = max(0, low), min(length, tile.stop + after * size)
+    skipped = (start - low) // size
+    whole, rest = divmod(stop - start, size)
+    blocks[:, :skipped] = 0
+    blocks[:, skipped + whole :] = 0
+    part = x[:, start : start + whole * size].unflatten(1, (whole, size))
+    blocks[:, skipped : skipped + whole] = part.transpose(2, 3)
+    if rest:
+        blocks[:, skipped + whole, :, :rest] = x[:, start + whole * size : stop].transpose(1, 2)
+    return _Blocks(rows, total, before, after, reach)
+
+
+def _apply(blocks: _Blocks, matrices: Tensor, y: Tensor, tile: _Tile) -> None:
+    """Sum over distances of ``blocks[I - d] @ matrices[d]``, into the tile of the signal y."""
+    rows = blocks.rows.transpose(0, 1)
+    wanted = rows.shape[1] - blocks.reach
+    assert wanted % 2, "at a stride of a power of two, channels would share cache sets when they are transposed back"
+    sums = torch.bmm(rows[:, blocks.reach :], matrices[0])
+    for n in range(1, len(matrices)):
+        sums.baddbmm_(rows[:, blocks.reach - n : blocks.reach - n + wanted], matrices[n])
+    size = matrices.shape[3]
+    whole, rest = divmod(tile.stop - tile.start, size)
+    for b, n in enumerate(range(tile.rows.start, min(tile.rows.stop, len(y)))):
+        row = y[n]
+        part = sums[:, b * blocks.total : b * blocks.total + whole + 1]
+        row[tile.start : tile.start + whole * size].unflatten(0, (whole, size)).copy_(part[:, :whole].permute(1, 2, 0))
+        if rest:
+            row[tile.stop - rest : tile.stop] = part[:, whole, :rest].t()
+
+
+def _add_outer(grads: _Blocks, blocks: _Blocks, gradient: Tensor) -> None:
+    """Gradient of the matrices: for every distance, the sum over its blocks of grad ⊗ the block so far before.
+
+    Both have as many neighbours in all, so rows of the batch stay in step; between rows there are only zeros, as a tile
+    of several rows is a tile of whole rows.
+    """
+    first, last = grads.before, len(grads.rows) // grads.total * grads.total - grads.after
+    for n in range(len(gradient)):
+        shift = blocks.reach - grads.before - n
+        partner = blocks.rows[first + shift : last + shift].transpose(0, 1)
+        gradient[n].baddbmm_(grads.rows[first:last].permute(1, 2, 0), partner)

@@ -1,4 +1,4 @@
-"""Toeplitz products: one definition, four engines.
+"""Toeplitz products: one definition, several engines.
 
 A Toeplitz matrix with coefficients ``t`` acts on each channel of a signal as ``y_i = sum_j t_{i-j} x_j`` (TNN eq. 4).
 `toeplitz_product` computes it by whichever engine is fastest; `toeplitz_reference` is the dense matrix that every
@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.block import block_product
+from lagwise.ops.local import direct_product
+from lagwise.ops.ski import ski_toeplitz_product
 from lagwise.ops.spectral import compute_dtype, fft_product
 
-ENGINES = ("auto", "dense", "fft", "overlap_save", "block")
+EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
+ENGINES = (*EXACT_ENGINES, "ski")
 
 
-def toeplitz_product(x: Tensor, taps: Tensor, *, causal: bool = True, engine: str = "auto") -> Tensor:
+def toeplitz_product(
+    x: Tensor, taps: Tensor, *, causal: bool = True, engine: str = "auto", tolerance: float | None = None
+) -> Tensor:
     """Multiply every channel of a signal by its own Toeplitz matrix.
 
     Formula:
@@ -29,23 +34,38 @@ def toeplitz_product(x: Tensor, taps: Tensor, *, causal: bool = True, engine: st
         ``-(n_taps - 1) / 2`` first (so lag 0 in the middle) when not; result like x. Taps may be fewer than the
         length (all other lags are zero) or more (they are ignored).
 
+    Engines:
+        ``auto`` is the fastest exact one; dense, fft, overlap_save, block and direct are exact. ``ski`` is approximate,
+        in linear time but for a short FFT, for causal taps that are smooth away from lag 0: ``tolerance`` (1e-3 by
+        default) bounds its error as `ski_error` measures it.
+
     Units and ranges:
         Lags in tokens. Arithmetic is float64 if either input is, else float32, whatever the dtype of x.
 
     Preconditions:
-        ValueError for an empty signal, mismatched channels, an even number of two-sided taps or an unknown engine.
+        ValueError for an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
+        tolerance for an exact one, or two-sided taps or a tolerance that ``ski`` cannot meet.
         Values are not checked: one NaN reaches a whole channel through the FFT.
 
     Source:
         TNN eq. 4 and app. B. Unlike the released code the FFT has a fast length of at least length + largest lag
         (not 2n), runs along the contiguous axis, and carries its own gradient. The FFT engines leak round-off from
-        future to past (about 1e-7 of the largest value in the row); ``block`` is exactly causal for finite values.
+        future to past (about 1e-7 of the largest value in the row); ``block`` and ``direct`` are exactly causal for
+        finite values.
     """
     taps, origin = _validated(x, taps, causal, engine)
+    if engine == "ski":
+        if not causal:
+            raise ValueError("engine 'ski' takes causal taps; two-sided kernels have `ski_product`")
+        return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
+    if tolerance is not None:
+        raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
     if engine == "block":
         return block_product(x, taps, origin)
+    if engine == "direct":
+        return direct_product(x, taps, origin)
     return fft_product(x, taps, origin, engine)
 
 

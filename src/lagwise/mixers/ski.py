@@ -1,0 +1,223 @@
+"""SKI as an engine of the Toeplitz mixer: any lag kernel, approximately, in linear time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.kernels import LagKernel
+from lagwise.mixers.base import masked
+from lagwise.ops import (
+    SKIPlan,
+    causal_ski_product,
+    direct_product,
+    plan_from_tolerance,
+    prolong,
+    restrict,
+    ski_product,
+    split_kernel,
+    toeplitz_product,
+)
+
+_FIRST_NODES = 64
+_SAMPLED_LAGS = 1024  # as `plan_from_tolerance` looks at
+
+
+class SKIState(NamedTuple):
+    """What causal SKI remembers of its rows, and the kernel in the form they meet it.
+
+    tail: the last ``width - 1`` inputs, ``(batch, width - 1, channels)``, zero before the first.
+    nodes: inputs restricted to nodes, ``(batch, n, channels)``; the last ``degree + 1`` belong to the current cell.
+    far: what the long part adds at those, ``(batch, degree + 1, channels)``: constant while the cell lasts.
+    seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
+    short: short taps ``(width, channels)``, lag 0 last. coarse: coarse taps ``(n, channels)``, lag 0 last.
+    """
+
+    tail: Tensor
+    nodes: Tensor
+    far: Tensor
+    seen: Tensor
+    short: Tensor
+    coarse: Tensor
+    plan: SKIPlan
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> SKIState:
+        return self._replace(
+            tail=change(self.tail), nodes=change(self.nodes), far=change(self.far), seen=change(self.seen)
+        )
+
+
+class SKI:
+    """How `ToeplitzMixer` applies a kernel with ``engine="ski"``.
+
+    Two-sided: the kernel's free taps as a depthwise convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
+    Causal: the whole kernel split into a short and a long part (`causal_ski_product`), by a plan or to a tolerance.
+
+    Options:
+        rank: inducing points of a two-sided kernel (SKI-TNN §5.2: 64).
+        degree: of the interpolation; 1 is linear.
+        spacing, width: of the causal plan, see `SKIPlan`.
+        tolerance: choose the causal plan by `plan_from_tolerance`, for the kernel as it is at every forward and at the
+            start of every stream, instead of taking the plan given. `torch.export` needs a plan.
+
+    ValueError for options out of range, and for a two-sided kernel without values between tokens.
+    """
+
+    def __init__(
+        self,
+        kernel: LagKernel,
+        *,
+        rank: int = 64,
+        degree: int = 1,
+        spacing: int = 8,
+        width: int = 64,
+        tolerance: float | None = None,
+    ):
+        if rank < 2:
+            raise ValueError(f"rank must be at least 2, got {rank}")
+        if tolerance is not None and tolerance <= 0:
+            raise ValueError(f"tolerance must be positive, got {tolerance}")
+        self.causal = kernel.causal
+        if not kernel.causal and not kernel.continuous:
+            kernel.smooth_at(torch.zeros(0))  # says why not
+        self.rank = rank
+        self.degree = degree
+        self.tolerance = tolerance
+        self.fixed_plan = SKIPlan(spacing, width, degree).check() if kernel.causal else SKIPlan()
+
+    def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
+        """`Mixer.mix` with this kernel."""
+        if mask is not None:
+            x = masked(x, mask)
+            if not (mask[:, 0].all() and (self.causal or mask[:, -1].all())):
+                return self._without_padding(kernel, x, mask.bool())
+        if kernel.max_length is not None and x.shape[1] > kernel.max_length:
+            kernel.taps(x.shape[1])  # says why not
+        if not self.causal:
+            return self._two_sided(kernel, x)
+        plan = self.plan(kernel)
+        return causal_ski_product(x, *self._split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
+
+    def plan(self, kernel: LagKernel) -> SKIPlan:
+        """The plan for a causal kernel as it is now."""
+        if self.tolerance is None:
+            return self.fixed_plan
+        with torch.no_grad():
+            taps = kernel.taps(min(_SAMPLED_LAGS, kernel.max_length or _SAMPLED_LAGS))
+        return plan_from_tolerance(taps, self.tolerance)[0]
+
+    def init_state(self, kernel: LagKernel, batch_size: int) -> SKIState:
+        """`Mixer.init_state` with this kernel."""
+        plan = self.plan(kernel)
+        short, coarse = (taps.t().flip(0) for taps in self._split(kernel, plan, _FIRST_NODES))
+        count = plan.degree + 1
+        return SKIState(
+            tail=short.new_zeros(batch_size, plan.width - 1, kernel.channels),
+            nodes=short.new_zeros(batch_size, count, kernel.channels),
+            far=short.new_zeros(batch_size, count, kernel.channels),
+            seen=torch.zeros(batch_size, dtype=torch.long, device=short.device),
+            short=short,
+            coarse=coarse,
+            plan=plan,
+        )
+
+    def prefill(self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
+        """`Mixer.prefill` with this kernel."""
+        plan, length = state.plan, x.shape[1]
+        signal = torch.cat([state.tail, masked(x, mask).to(state.tail.dtype)], dim=1)
+        new = signal[:, plan.width - 1 :]
+        if length == 1:
+            near = (signal * state.short).sum(1, keepdim=True)
+        else:
+            near = direct_product(signal, state.short.t().flip(1), 0)[:, plan.width - 1 :]
+        # Rows are shifted so that each begins where its current cell does: padding before a row's first token falls
+        # out, and a row in the middle of a cell is moved on into it.
+        skipped = torch.zeros_like(state.seen)
+        if mask is not None:
+            skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
+        phase = state.seen % plan.spacing
+        shift = phase - skipped
+        grid = plan.grid(length + int(phase.max()))
+        nodes = restrict(_moved(new, shift, grid.length), grid)
+        count = plan.degree + 1
+        before = state.nodes.shape[1] - count
+        nodes = torch.nn.functional.pad(nodes, (0, 0, before, 1))
+        nodes = nodes + torch.nn.functional.pad(state.nodes, (0, 0, 0, nodes.shape[1] - state.nodes.shape[1]))
+        coarse = self._enough_coarse(kernel, state, nodes.shape[1])
+        far = state.far
+        if grid.nodes > count:
+            far = toeplitz_product(nodes, coarse.flip(0).t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
+        y = near + _moved(prolong(far, grid), -shift, length)
+        # The state ends with the nodes of each row's own new cell.
+        seen = state.seen + length - skipped
+        cells = torch.div(phase + length - skipped, plan.spacing, rounding_mode="floor")
+        most = int(cells.max())
+        kept = before + count + most
+        limit = self._most_nodes(kernel, plan)
+        nodes = _moved(nodes, most - cells, kept)[:, max(0, kept - limit) if limit else 0 :]
+        far = state.far if most == 0 else self._far(nodes, coarse, count)
+        return y.to(x.dtype), SKIState(signal[:, length:], nodes, far, seen, state.short, coarse, plan)
+
+    def _two_sided(self, kernel: LagKernel, x: Tensor) -> Tensor:
+        """SKI-TNN alg. 1."""
+        rank = min(self.rank, x.shape[1])
+        spacing = (x.shape[1] - 1) / max(1, rank - 1)
+        lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
+        y = ski_product(x, kernel.smooth_at(lags), degree=self.degree)
+        local = kernel.local_taps()
+        return y if local is None else y + direct_product(x, *local)
+
+    def _without_padding(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
+        """Rows by themselves, those of the same extent together: nodes count from a row's first token, and if two-sided
+        to its last."""
+        length = x.shape[1]
+        first = mask.int().argmax(1)
+        last = torch.full_like(first, length) if self.causal else length - mask.flip(1).int().argmax(1)
+        extents = torch.stack([first, last], dim=1)
+        y = torch.zeros_like(x)
+        for start, stop in extents.unique(dim=0).tolist():
+            rows = ((first == start) & (last == stop)).nonzero()[:, 0]
+            y[rows, start:stop] = self.mix(kernel, x[rows, start:stop], None)
+        return y
+
+    def _split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
+        """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
+        limit = self._most_nodes(kernel, plan)
+        nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
+        device = next(kernel.parameters()).device
+        lags = torch.cat([torch.arange(plan.width, device=device), torch.arange(nodes, device=device) * plan.spacing])
+        values = kernel.at(lags)
+        return split_kernel(values[:, : plan.width], values[:, plan.width :], plan)
+
+    def _most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
+        """Coarse taps of the kernel that are not negligible, if it ends."""
+        reach = kernel.horizon() or kernel.max_length
+        return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
+
+    def _enough_coarse(self, kernel: LagKernel, state: SKIState, nodes: int) -> Tensor:
+        """The state's coarse taps, or twice as many when the nodes outgrow them."""
+        limit = self._most_nodes(kernel, state.plan)
+        if nodes <= len(state.coarse) or (limit is not None and limit <= len(state.coarse)):
+            return state.coarse
+        return self._split(kernel, state.plan, 2 ** (nodes - 1).bit_length())[1].t().flip(0)
+
+    @staticmethod
+    def _far(nodes: Tensor, coarse: Tensor, count: int) -> Tensor:
+        """The coarse product at the last ``count`` nodes: ``(batch, count, channels)``."""
+        total = nodes.shape[1]
+        rows = []
+        for end in range(total - count + 1, total + 1):
+            reach = min(end, len(coarse))
+            rows.append((nodes[:, end - reach : end] * coarse[len(coarse) - reach :]).sum(1))
+        return torch.stack(rows, dim=1)
+
+
+def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
+    """Row b of x ``(batch, n, channels)`` moved right by ``shift[b]``, cut or filled with zeros to ``length``."""
+    source = torch.arange(length, device=x.device) - shift[:, None]
+    inside = (source >= 0) & (source < x.shape[1])
+    index = source.clamp(0, x.shape[1] - 1)[..., None].expand(-1, -1, x.shape[2])
+    return x.gather(1, index) * inside[..., None]

@@ -1,0 +1,125 @@
+"""Polynomial interpolation between tokens and a coarser uniform grid of nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_BLOCK = 64
+
+
+class NodeGrid(NamedTuple):
+    """Nodes at ``start + k * spacing``, k = 0..nodes-1, in tokens, for signals of ``length`` tokens at 0..length-1.
+
+    degree: of the polynomials; a token is interpolated from the degree + 1 nodes around it.
+    """
+
+    length: int
+    nodes: int
+    start: float
+    spacing: float
+    degree: int
+
+
+def inducing_grid(length: int, rank: int, degree: int = 1) -> NodeGrid:
+    """``rank`` nodes evenly over the whole signal, the first and the last on its ends (SKI-TNN alg. 1, §3.2.1).
+
+    A signal shorter than the rank has a node on every token; the degree is at most the number of nodes less one.
+    ValueError if rank < 2 or degree < 0.
+    """
+    if rank < 2 or degree < 0 or length < 1:
+        raise ValueError(
+            f"rank must be at least 2, degree at least 0, length at least 1; got {rank}, {degree}, {length}"
+        )
+    nodes = min(rank, length)
+    return NodeGrid(length, nodes, 0.0, (length - 1) / (nodes - 1) if nodes > 1 else 1.0, min(degree, nodes - 1))
+
+
+def spaced_grid(length: int, spacing: int, degree: int = 1) -> NodeGrid:
+    """Nodes every ``spacing`` tokens, from before the first token to after the last: every token has as many on its
+    left as on its right, and the weights repeat with the spacing. ValueError for an even degree or a spacing below 1.
+    """
+    if degree % 2 == 0 or degree < 1 or spacing < 1:
+        raise ValueError(f"degree must be odd and spacing at least 1, got {degree} and {spacing}")
+    return NodeGrid(length, (length - 1) // spacing + degree + 1, -(degree // 2) * spacing, spacing, degree)
+
+
+def restrict(x: Tensor, grid: NodeGrid) -> Tensor:
+    """Spread a signal onto the nodes: ``Wᵀ x``, in O(length).
+
+    Formula: ``z_k = sum_i W_ik x_i``, with W_ik Lagrange's polynomial of node k among those around token i, taken at i.
+    Shapes: x ``(batch, length, channels)``; result ``(batch, nodes, channels)``.
+    Preconditions: ValueError if the signal is not of the grid's length.
+    Source: SKI-TNN §3.2.1 (W has degree + 1 non-zeros a row). Tokens are taken in blocks; a block meets few nodes, so
+    it is one small matrix product, and the blocks' shares of a node are added.
+    """
+    if x.shape[1] != grid.length:
+        raise ValueError(f"the grid is for {grid.length} tokens, got {x.shape[1]}")
+    nodes, weights = _block_weights(grid, x)
+    blocks, size = weights.shape[:2]
+    x = F.pad(x, (0, 0, 0, blocks * size - grid.length)) if blocks * size > grid.length else x
+    shares = weights.transpose(1, 2) @ x.unflatten(1, (blocks, size))
+    return x.new_zeros(x.shape[0], grid.nodes, x.shape[2]).index_add(1, nodes.flatten(), shares.flatten(1, 2))
+
+
+def prolong(z: Tensor, grid: NodeGrid) -> Tensor:
+    """Interpolate node values at the tokens: ``W z``, in O(length); the adjoint of `restrict`.
+
+    Shapes: z ``(batch, nodes, channels)``; result ``(batch, length, channels)``. ValueError for other nodes than the
+    grid's. Source: SKI-TNN §3.2.1.
+    """
+    if z.shape[1] != grid.nodes:
+        raise ValueError(f"the grid has {grid.nodes} nodes, got {z.shape[1]}")
+    nodes, weights = _block_weights(grid, z)
+    values = z.index_select(1, nodes.flatten()).unflatten(1, nodes.shape)
+    return (weights @ values).flatten(1, 2)[:, : grid.length]
+
+
+def interpolation_matrix(grid: NodeGrid) -> Tensor:
+    """W as a dense ``(length, nodes)`` float64 matrix: the reference (SKI-TNN §3.2.1)."""
+    first, weights = interpolation_weights(grid)
+    columns = first[:, None] + torch.arange(grid.degree + 1)
+    return torch.zeros(grid.length, grid.nodes, dtype=torch.float64).scatter_(1, columns, weights)
+
+
+def interpolation_weights(grid: NodeGrid) -> tuple[Tensor, Tensor]:
+    """First node of every token ``(length,)`` and the weights of that one and the next ``(length, degree + 1)``.
+
+    Formula: with u the position in spacings after the first of them, ``w_a = prod_{b != a} (u - b) / (a - b)``.
+    """
+    position = (torch.arange(grid.length, dtype=torch.float64) - grid.start) / grid.spacing
+    left = torch.floor(position + (0.5 if grid.degree % 2 == 0 else 0.0)) - grid.degree // 2
+    first = left.clamp(0, grid.nodes - 1 - grid.degree)
+    u = position - first
+    weights = []
+    for a in range(grid.degree + 1):
+        weight = torch.ones_like(u)
+        for b in range(grid.degree + 1):
+            weight = weight if a == b else weight * ((u - b) / (a - b))
+        weights.append(weight)
+    return first.long(), torch.stack(weights, dim=1)
+
+
+def _first_node(grid: NodeGrid, token: int) -> int:
+    """`interpolation_weights`'s first node of one token, as a plain number: shapes depend on it."""
+    position = (token - grid.start) / grid.spacing + (0.5 if grid.degree % 2 == 0 else 0.0)
+    return min(max(0, math.floor(position) - grid.degree // 2), grid.nodes - 1 - grid.degree)
+
+
+def _block_weights(grid: NodeGrid, like: Tensor) -> tuple[Tensor, Tensor]:
+    """W as blocks of tokens: the nodes that each block meets, ``(blocks, width)``, and ``(blocks, size, width)``."""
+    size = min(_BLOCK, grid.length)
+    ends = [(i, min(i + size, grid.length) - 1) for i in range(0, grid.length, size)]
+    width = max(_first_node(grid, last) - _first_node(grid, first) for first, last in ends) + grid.degree + 1
+    start = torch.tensor([min(_first_node(grid, first), grid.nodes - width) for first, _ in ends])[:, None]
+    rest = len(ends) * size - grid.length
+    first, weights = interpolation_weights(grid)
+    first = torch.cat([first, first[-1:].expand(rest)]).view(len(ends), size)
+    weights = F.pad(weights, (0, 0, 0, rest)).view(len(ends), size, -1)
+    columns = (first - start)[..., None] + torch.arange(grid.degree + 1)
+    dense = torch.zeros(len(ends), size, width, dtype=torch.float64).scatter(2, columns, weights)
+    return (start + torch.arange(width)).to(like.device), dense.to(device=like.device, dtype=like.dtype)

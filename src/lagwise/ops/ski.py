@@ -1,0 +1,248 @@
+"""Structured kernel interpolation: long kernels on a coarse grid, short ones token by token.
+
+SKI-TNN's decomposition is ``T ≈ T_sparse + W A Wᵀ``, with A the kernel between the nodes of a coarse grid and W the
+interpolation from nodes to tokens. `ski_product` is the low-rank part over a whole signal, for bidirectional models.
+`causal_ski_product` is a causal form of the same decomposition (ours): SKI-TNN app. B holds that masking ``W A Wᵀ``
+costs what SKI saves, but nothing needs masking if the kernel is split by a smooth ramp into a short part, applied
+exactly, and a long part that is zero at lags that interpolation could turn around.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.block import block_product
+from lagwise.ops.interpolation import (
+    NodeGrid,
+    inducing_grid,
+    interpolation_matrix,
+    prolong,
+    restrict,
+    spaced_grid,
+)
+from lagwise.ops.local import direct_product
+from lagwise.ops.spectral import compute_dtype, fft_product
+
+# One product of this many nodes is a single block: below, it beats the FFT (docs/log.md, "SKI coarse product").
+_GEMM_NODES = 64
+_SAMPLED_CHANNELS = 16
+_SAMPLED_LAGS = 1024
+
+
+def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
+    """Low-rank Toeplitz product ``W A Wᵀ x`` over a whole signal.
+
+    Formula: ``A_pq = a(p - q)`` between nodes p, q spread evenly over the signal; W interpolates from the degree + 1
+    nodes around each token (SKI-TNN §3.2.1, alg. 1).
+
+    Shapes: x ``(batch, length, channels)``; coefficients ``(channels, 2 r - 1)``, the kernel at lags ``(1 - r) s`` to
+    ``(r - 1) s`` with ``s = (length - 1) / (r - 1)`` and r = min(rank, length) nodes; result like x. The cost is
+    O(length + r log r).
+
+    Preconditions: ValueError if the coefficients are even in number, of another number of channels, or for more nodes
+    than tokens.
+    """
+    rank = (coefficients.shape[1] + 1) // 2
+    if coefficients.shape[0] != x.shape[2] or coefficients.shape[1] % 2 == 0 or rank > x.shape[1]:
+        raise ValueError(
+            f"coefficients must be (channels={x.shape[2]}, 2 r - 1) with r at most the length {x.shape[1]}, "
+            f"got {tuple(coefficients.shape)}"
+        )
+    grid = inducing_grid(x.shape[1], max(2, rank), degree)
+    dtype = compute_dtype(x, coefficients)
+    with torch.autocast(x.device.type, enabled=False):
+        z = restrict(x.to(dtype), grid)
+        product = block_product if rank <= _GEMM_NODES else _fft
+        return prolong(product(z, coefficients.to(dtype), rank - 1), grid).to(x.dtype)
+
+
+def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
+    """`ski_product` with dense W and A: O(length²), for tests. Source: SKI-TNN §3.2.1."""
+    rank = (coefficients.shape[1] + 1) // 2
+    w = interpolation_matrix(inducing_grid(x.shape[1], max(2, rank), degree)).to(coefficients.dtype)
+    index = torch.arange(rank)
+    a = coefficients[:, index[:, None] - index[None, :] + rank - 1]
+    return torch.einsum("ip,cpq,jq,bjc->bic", w, a, w, x)
+
+
+class SKIPlan(NamedTuple):
+    """How a causal kernel is split.
+
+    spacing: tokens between nodes. width: lags of the short part, where the ramp ends. degree: of interpolation, odd.
+    """
+
+    spacing: int = 8
+    width: int = 64
+    degree: int = 1
+
+    @property
+    def first_node_lag(self) -> int:
+        """Nodes nearer than this many spacings do not interact, or interpolation would reach into the future."""
+        return self.degree + 1
+
+    @property
+    def short_nodes(self) -> int:
+        """How many coarse values, from lag 0 on, the short part depends on."""
+        return -(-self.width // self.spacing) + self.degree + 1
+
+    def check(self) -> SKIPlan:
+        """The plan itself; ValueError if it cannot be carried out."""
+        if self.spacing < 1 or self.degree < 1 or self.degree % 2 == 0:
+            raise ValueError(f"spacing must be at least 1 and degree odd, got {self.spacing} and {self.degree}")
+        if self.width <= self.spacing * self.first_node_lag:
+            raise ValueError(
+                f"width must be over {self.first_node_lag} spacings, {self.spacing * self.first_node_lag} lags, "
+                f"got {self.width}"
+            )
+        return self
+
+    def grid(self, length: int) -> NodeGrid:
+        return spaced_grid(length, self.spacing, self.degree)
+
+
+def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, Tensor]:
+    """The short taps and the coarse taps of a causal kernel (see `causal_ski_product`).
+
+    Formula: with k the kernel, h the spacing and a ramp r that rises from 0 at lag ``degree * h`` to 1 at ``width``,
+    the coarse taps are ``a_s = r(s h) k(s h)``. The short taps are ``k(l) - mean F(l)`` for l < width, where F is what
+    the interpolated coarse taps amount to at lag l, on average over where in a cell the tokens lie: the short part
+    mends the mean error of the interpolation there.
+
+    Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
+    least `SKIPlan.short_nodes` of them. Result the same.
+    """
+    ramp, spread = _split_constants(plan)
+    ramp, spread = (t.to(device=coarse.device, dtype=coarse.dtype) for t in (ramp, spread))
+    head = coarse[:, : len(ramp)] * ramp
+    return short - head @ spread, torch.cat([head, coarse[:, len(ramp) :]], dim=1)
+
+
+def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
+    """Causal Toeplitz product by a short exact part and an interpolated long part: ``T_short x + W A Wᵀ x``.
+
+    Formula: T_short has the short taps; nodes lie every ``spacing`` tokens and A is lower triangular Toeplitz with the
+    coarse taps, zero within ``degree + 1`` nodes of its diagonal. A token meets nodes less than ``(degree + 1) / 2``
+    spacings away, so ``W A Wᵀ`` is strictly lower triangular: the product is causal, without a mask.
+
+    Shapes: x ``(batch, length, channels)``; short and coarse as from `split_kernel`; result like x. O(length) but for
+    an FFT of ``length / spacing`` points.
+
+    Source: ours, for SKI-TNN app. B. The FFT rounds as in `toeplitz_product`.
+    """
+    grid = plan.grid(x.shape[1])
+    dtype = compute_dtype(x, short)
+    y = direct_product(x.to(dtype), short.to(dtype), 0)
+    if grid.nodes > plan.first_node_lag:
+        with torch.autocast(x.device.type, enabled=False):
+            z = restrict(x.to(dtype), grid)
+            y = y + prolong(fft_product(z, coarse[:, : grid.nodes].to(dtype), 0, "auto"), grid)
+    return y.to(x.dtype)
+
+
+def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
+    """`toeplitz_product` for checked causal taps by the cheapest plan within the tolerance (`plan_from_tolerance`)."""
+    plan, _ = plan_from_tolerance(taps, tolerance)
+    if min(x.shape[1], taps.shape[1]) <= plan.width:
+        return direct_product(x, taps, 0)
+    nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
+    missing = max(plan.width, (nodes - 1) * plan.spacing + 1) - taps.shape[1]
+    coarse = taps[:, :: plan.spacing][:, :nodes]
+    if taps.shape[1] < x.shape[1] or coarse.shape[1] < 2:
+        coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
+    else:  # it goes on, but the nodes after the last token are all that meets the rest
+        beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
+        coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
+    short = F.pad(taps, (0, max(0, missing)))[:, : plan.width]
+    return causal_ski_product(x, *split_kernel(short, coarse, plan), plan)
+
+
+def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int) -> Tensor:
+    """The matrices that `causal_ski_product` multiplies by, dense ``(channels, length, length)``: the reference."""
+    grid = plan.grid(length)
+    w = interpolation_matrix(grid).to(coarse.dtype)
+    return _lower(short, length) + w @ _lower(coarse, grid.nodes) @ w.t()
+
+
+def plan_from_tolerance(taps: Tensor, tolerance: float) -> tuple[SKIPlan, float]:
+    """The cheapest plan whose error on this kernel is within the tolerance, and that error.
+
+    The error is `ski_error`, on 16 of the channels and the first 1024 lags. ValueError if tolerance is not positive, or
+    if no plan meets it: the message has the best one's figure. The choice depends on values, so a traced or exported
+    model cannot make it.
+    """
+    if tolerance <= 0:
+        raise ValueError(f"tolerance must be positive, got {tolerance}")
+    sample = taps.detach()[:: max(1, len(taps) // _SAMPLED_CHANNELS), :_SAMPLED_LAGS]
+    best = math.inf
+    for plan in PLANS:
+        error = ski_error(sample, plan)
+        if error <= tolerance:
+            return plan, error
+        best = min(best, error)
+    raise ValueError(f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {best:.1e}); use engine 'fft'")
+
+
+# From the cheapest to the most accurate, by measurement (docs/log.md, "SKI plans").
+PLANS = (
+    SKIPlan(16, 64, 1),
+    SKIPlan(8, 64, 1),
+    SKIPlan(8, 64, 3),
+    SKIPlan(8, 96, 3),
+    SKIPlan(4, 96, 3),
+    SKIPlan(4, 128, 5),
+    SKIPlan(2, 128, 5),
+)
+
+
+@torch.no_grad()
+def ski_error(taps: Tensor, plan: SKIPlan) -> float:
+    """Largest error that `causal_ski_product` makes on signals within [-1, 1], relative to the largest output.
+
+    Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is where in a cell the earlier token lies: at
+    least the relative error of the operator in the maximum norm. The last lags given, where interpolation would need
+    later ones, are left out.
+
+    Shapes: taps ``(channels, n)``, lag 0 first.
+    """
+    taps = taps.double()
+    length = taps.shape[1]
+    nodes = max(plan.short_nodes, plan.grid(length + plan.spacing).nodes)
+    padded = F.pad(taps, (0, max(plan.width, nodes * plan.spacing) - length))
+    short, coarse = split_kernel(padded[:, : plan.width], padded[:, :: plan.spacing][:, :nodes], plan)
+    # An impulse at each place in the first cell: what it becomes is the operator's column there.
+    signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
+    answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
+    kept = max(1, length - (plan.degree + 1) * plan.spacing)
+    errors = torch.stack([answer[p : p + kept] - taps.t()[:kept] for p, answer in enumerate(answers)])
+    return (errors.abs().amax(0).sum(0) / taps.abs().sum(1).clamp(min=1e-300)).max().item()
+
+
+def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
+    """The ramp at the first coarse lags ``(n,)``, and the mean weight of each of them at short lags ``(n, width)``."""
+    plan.check()
+    count = plan.short_nodes
+    at = (torch.arange(count, dtype=torch.float64) - plan.degree) * plan.spacing
+    t = (at / (plan.width - plan.degree * plan.spacing)).clamp(0, 1)
+    ramp = t**3 * (t * (6 * t - 15) + 10)
+    ramp[: plan.first_node_lag] = 0
+    w = interpolation_matrix(plan.grid(plan.spacing + plan.width))
+    w = F.pad(w, (0, count))
+    spread = torch.zeros(count, plan.width, dtype=torch.float64)
+    for token in range(plan.spacing):  # of the first cell; it meets the first degree + 1 nodes
+        for node in range(plan.degree + 1):
+            spread += w[token, node] * w[token : token + plan.width, node : node + count].t()
+    return ramp, spread / plan.spacing
+
+
+def _fft(z: Tensor, taps: Tensor, origin: int) -> Tensor:
+    return fft_product(z, taps, origin, "fft")
+
+
+def _lower(taps: Tensor, length: int) -> Tensor:
+    lag = torch.arange(length)[:, None] - torch.arange(length)[None, :]
+    return taps[:, lag.clamp(0, taps.shape[1] - 1)] * ((lag >= 0) & (lag < taps.shape[1]))

@@ -1,0 +1,147 @@
+"""SKI as an engine of the Toeplitz mixer, where the contract test does not reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lagwise.kernels import RPEKernel, WarpedKernel
+from lagwise.mixers import ToeplitzMixer
+from lagwise.ops import causal_ski_matrix, inducing_grid, interpolation_matrix, split_kernel, toeplitz_reference
+
+
+def mixer(**engine: Any) -> ToeplitzMixer:
+    return ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.999}, engine={"name": "ski", **engine}).double()
+
+
+@pytest.mark.parametrize("length", [1, 50, 64, 700])
+@pytest.mark.parametrize("filter_size", [0, 1, 8, 9])
+def test_two_sided_is_algorithm_1(length: int, filter_size: int) -> None:
+    """SKI-TNN alg. 1 written out: depthwise convolution of size m plus dense W A Wᵀ."""
+    kernel = {"name": "warped", "filter_size": filter_size}
+    m = ToeplitzMixer(3, causal=False, kernel=kernel, engine={"name": "ski", "rank": 16}).double()
+    assert isinstance(m.kernel, WarpedKernel)
+    x = torch.randn(2, length, 3, dtype=torch.float64)
+    grid = inducing_grid(length, 16)
+    w = interpolation_matrix(grid)
+    p = grid.spacing * torch.arange(grid.nodes, dtype=torch.float64)
+    a = m.kernel.smooth_at((p[:, None] - p[None, :]).flatten()).unflatten(1, (grid.nodes, grid.nodes))
+    expected = torch.einsum("ip,cpq,jq,bjc->bic", w, a, w, x)
+    if filter_size:
+        assert m.kernel.filter is not None
+        before = filter_size // 2
+        image = F.pad(x.transpose(1, 2), (filter_size - 1 - before, before))
+        expected = expected + F.conv1d(image, m.kernel.filter.flip(1)[:, None], groups=3).transpose(1, 2)
+    torch.testing.assert_close(m(x), expected, rtol=0, atol=1e-10)
+
+
+def test_rank_brings_the_exact_kernel() -> None:
+    exact = ToeplitzMixer(4, causal=False, kernel={"name": "warped", "points": 4}).double()
+    x = torch.randn(1, 400, 4, dtype=torch.float64)
+    errors = []
+    for rank in (25, 50, 100, 200, 400):
+        m = ToeplitzMixer(4, causal=False, kernel={"name": "warped", "points": 4}, engine={"name": "ski", "rank": rank})
+        m.double().load_state_dict(exact.state_dict())
+        errors.append((m(x) - exact(x)).norm().item())
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-10  # a node on every token
+
+
+def test_causal_is_the_split_kernel() -> None:
+    m = mixer()
+    assert m.ski is not None
+    plan = m.ski.plan(m.kernel)
+    nodes = plan.grid(500).nodes
+    split = split_kernel(m.kernel.at(torch.arange(64)), m.kernel.at(8 * torch.arange(nodes)), plan)
+    x = torch.randn(2, 500, 4, dtype=torch.float64)
+    expected = torch.einsum("cij,bjc->bic", causal_ski_matrix(*split, plan, 500), x)
+    torch.testing.assert_close(m(x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-3])
+def test_a_tolerance_bounds_the_mixers_error_and_streams(tolerance: float) -> None:
+    m = mixer(tolerance=tolerance)
+    x = torch.rand(1, 600, 4, dtype=torch.float64)
+    exact = toeplitz_reference(x, m.kernel.taps(600))
+    whole = m(x)
+    assert (whole - exact).abs().max() <= 2 * tolerance * m.kernel.taps(600).abs().sum(1).max()
+    first, state = m.prefill(x[:, :123], m.init_state(1))
+    rest, _ = m.prefill(x[:, 123:], state)
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole, rtol=0, atol=1e-10)
+
+
+def test_rows_out_of_step_stream_together() -> None:
+    """Rows of a batch begin at other tokens, so their cells end at other times; each gives what it gives alone."""
+    m = mixer(spacing=5, width=30)
+    lengths = (40, 33, 21, 1)
+    rows = [torch.randn(1, n + 60, 4, dtype=torch.float64) for n in lengths]
+    alone = [m(row) for row in rows]
+    prompt = torch.cat([F.pad(row[:, :n], (0, 0, 40 - n, 0)) for row, n in zip(rows, lengths, strict=True)])
+    mask = torch.tensor([[0] * (40 - n) + [1] * n for n in lengths])
+    y, state = m.prefill(prompt, m.init_state(4), mask=mask)
+    for row, n, expected in zip(y, lengths, alone, strict=True):
+        torch.testing.assert_close(row[40 - n :], expected[0, :n], rtol=0, atol=1e-10)
+    for t in range(60):
+        token = torch.cat([row[:, n + t] for row, n in zip(rows, lengths, strict=True)])
+        y, state = m.step(token, state)
+        expected = torch.cat([each[:, n + t] for each, n in zip(alone, lengths, strict=True)])
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+
+
+def test_memory_of_a_stream() -> None:
+    """One node for every ``spacing`` tokens; a kernel with a horizon keeps as many nodes as it reaches."""
+    m = mixer()
+    _, state = m.prefill(torch.randn(1, 800, 4, dtype=torch.float64), m.init_state(1))
+    assert state.nodes.shape[1] == 800 // 8 + 2
+    assert state.tail.shape[1] == 63
+    short = ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.9}, engine="ski")
+    horizon = short.kernel.horizon()
+    assert horizon is not None
+    _, state = short.prefill(torch.randn(1, 3000, 4), short.init_state(1))
+    assert state.nodes.shape[1] <= horizon / 8 + 4
+
+
+def test_lengths_never_seen_work_both_ways() -> None:
+    for causal in (True, False):
+        m = ToeplitzMixer(4, causal=causal, kernel={"name": "warped"}, engine="ski")
+        for length in (10, 512, 5000):
+            assert m(torch.randn(1, length, 4)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": {"name": "ski", "ranks": 3}}, "did you mean 'rank'"),
+        ({"engine": {"name": "ski", "rank": 1}}, "rank"),
+        ({"engine": {"name": "ski", "tolerance": 0}}, "tolerance"),
+        ({"engine": {"name": "ski", "width": 10}}, "width"),
+        ({"engine": {"name": "fft", "rank": 3}}, "only engine 'ski' has options"),
+        ({"engine": "skii"}, "did you mean 'ski'"),
+        ({"engine": {"rank": 3}}, "engine"),
+        ({"engine": "ski", "kernel": {"name": "free"}, "causal": False}, "no values between tokens"),
+        ({"engine": "ski", "kernel": {"name": "frequency"}, "causal": False}, "no values between tokens"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ToeplitzMixer(4, **options)
+
+
+def test_a_kernel_with_an_end_is_not_asked_beyond_it() -> None:
+    m = ToeplitzMixer(4, kernel={"name": "free", "max_length": 40}, engine="ski")
+    assert m(torch.randn(1, 40, 4)).isfinite().all()
+    with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
+        m(torch.randn(1, 41, 4))
+
+
+def test_a_network_kernel_is_evaluated_at_few_lags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear time also means that the network runs at the short lags and the nodes only."""
+    m = mixer()
+    asked: list[int] = []
+    original = RPEKernel.at
+    monkeypatch.setattr(RPEKernel, "at", lambda self, lags: asked.append(len(lags)) or original(self, lags))
+    m(torch.randn(1, 4096, 4, dtype=torch.float64))
+    assert asked == [64 + 4096 // 8 + 1]

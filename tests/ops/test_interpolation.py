@@ -1,0 +1,79 @@
+"""Interpolation against Lagrange's formula and against its dense matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lagwise.ops import NodeGrid, inducing_grid, interpolation_matrix, prolong, restrict, spaced_grid
+
+pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
+
+GRIDS = [
+    *(inducing_grid(n, r, d) for n in (1, 2, 3, 63, 64, 100, 1021) for r in (2, 5, 64) for d in (0, 1, 2, 3)),
+    *(spaced_grid(n, h, d) for n in (1, 2, 8, 63, 64, 65, 300) for h in (1, 5, 8) for d in (1, 3, 5)),
+]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_fast_forms_are_the_matrix(grid: NodeGrid) -> None:
+    """SKI-TNN §3.2.1: W and Wᵀ without the matrix, values and gradients."""
+    w = interpolation_matrix(grid)
+    x = torch.randn(2, grid.length, 3, dtype=torch.float64, requires_grad=True)
+    z = torch.randn(2, grid.nodes, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(restrict(x, grid), torch.einsum("ip,bic->bpc", w, x), rtol=0, atol=1e-11)
+    torch.testing.assert_close(prolong(z, grid), torch.einsum("ip,bpc->bic", w, z), rtol=0, atol=1e-11)
+    (dx,) = torch.autograd.grad(restrict(x, grid), x, z.detach())
+    (dz,) = torch.autograd.grad(prolong(z, grid), z, x.detach())
+    torch.testing.assert_close(dx, prolong(z, grid), rtol=0, atol=1e-11)
+    torch.testing.assert_close(dz, restrict(x, grid), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_polynomials_up_to_the_degree_are_exact(grid: NodeGrid) -> None:
+    """Every row has degree + 1 non-zeros at most, and they reproduce polynomials: only Lagrange's weights do."""
+    w = interpolation_matrix(grid)
+    assert (w != 0).sum(1).max() <= grid.degree + 1
+    nodes = grid.start + grid.spacing * torch.arange(grid.nodes, dtype=torch.float64)
+    tokens = torch.arange(grid.length, dtype=torch.float64)
+    for power in range(grid.degree + 1):
+        scale = max(1.0, float(nodes.abs().max())) ** power
+        torch.testing.assert_close(w @ nodes**power / scale, tokens**power / scale, rtol=0, atol=1e-11)
+
+
+def test_linear_weights_come_from_the_two_nearest_nodes() -> None:
+    w = interpolation_matrix(inducing_grid(9, 3, 1))
+    assert w[0].tolist() == [1, 0, 0]
+    assert w[1].tolist() == [0.75, 0.25, 0]
+    assert w[6].tolist() == [0, 0.5, 0.5]
+    assert w[8].tolist() == [0, 0, 1]
+
+
+def test_spaced_weights_repeat_and_are_never_one_sided() -> None:
+    w = interpolation_matrix(spaced_grid(64, 8, 3))
+    torch.testing.assert_close(w[8:16, 1:5], w[0:8, 0:4], rtol=0, atol=0)
+    assert w[0].nonzero().flatten().tolist() == [1]  # token 0 lies on the second node, in the middle of its four
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 400), st.integers(2, 80), st.integers(0, 4))
+def test_any_inducing_grid(length: int, rank: int, degree: int) -> None:
+    grid = inducing_grid(length, rank, degree)
+    x = torch.randn(1, length, 2, dtype=torch.float64)
+    torch.testing.assert_close(
+        restrict(x, grid), torch.einsum("ip,bic->bpc", interpolation_matrix(grid), x), rtol=0, atol=1e-10
+    )
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="rank"):
+        inducing_grid(10, 1)
+    with pytest.raises(ValueError, match="odd"):
+        spaced_grid(10, 4, 2)
+    grid = spaced_grid(10, 4)
+    with pytest.raises(ValueError, match="10 tokens, got 9"):
+        restrict(torch.zeros(1, 9, 2), grid)
+    with pytest.raises(ValueError, match="nodes"):
+        prolong(torch.zeros(1, 9, 2), grid)

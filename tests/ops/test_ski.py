@@ -1,0 +1,188 @@
+"""SKI against its dense matrices and against the exact kernel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.kernels import RPEKernel
+from lagwise.ops import (
+    SKIPlan,
+    causal_ski_matrix,
+    causal_ski_product,
+    inducing_grid,
+    plan_from_tolerance,
+    ski_error,
+    ski_product,
+    ski_reference,
+    split_kernel,
+    toeplitz_product,
+    toeplitz_reference,
+)
+from lagwise.ops.local import lag_products
+from lagwise.ops.ski import PLANS
+
+pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
+
+
+def smooth(lag: Tensor) -> Tensor:
+    """A two-sided, asymmetric kernel with all derivatives."""
+    return torch.exp(-((lag / 200) ** 2)) * torch.cos(lag / 70 + 0.3)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 100, 1021])
+@pytest.mark.parametrize("rank", [2, 5, 64, 100])
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_ski_is_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
+    """SKI-TNN §3.2.1 and alg. 1: values and gradients."""
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    a = torch.randn(3, 2 * min(rank, length) - 1, dtype=torch.float64, requires_grad=True)
+    fast, exact = ski_product(x, a, degree=degree), ski_reference(x, a, degree=degree)
+    torch.testing.assert_close(fast, exact, rtol=0, atol=1e-10)
+    weight = torch.randn_like(fast)
+    for got, wanted in zip(
+        torch.autograd.grad(fast, (x, a), weight), torch.autograd.grad(exact, (x, a), weight), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("degree", "order"), [(1, 2), (3, 4)])
+def test_error_falls_with_the_spacing(degree: int, order: int) -> None:
+    """SKI-TNN th. 1: as h² for linear interpolation, as h⁴ for cubic."""
+    length = 1025
+    lags = torch.arange(1 - length, length, dtype=torch.float64)
+    x = torch.randn(1, length, 1, dtype=torch.float64)
+    exact = toeplitz_product(x, smooth(lags)[None], causal=False, engine="fft")
+    errors = []
+    for rank in (33, 65, 129):
+        spacing = inducing_grid(length, rank).spacing
+        a = smooth(torch.arange(1 - rank, rank, dtype=torch.float64) * spacing)[None]
+        errors.append((ski_product(x, a, degree=degree) - exact).norm().item())
+    for coarse, fine in itertools.pairwise(errors):
+        assert abs(math.log2(coarse / fine) - order) < 0.5
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("length", [1, 3, 63, 64, 100, 333])
+def test_causal_ski_is_its_matrix(plan: SKIPlan, length: int) -> None:
+    """SKI-TNN app. B, without the mask: values and gradients."""
+    nodes = max(plan.short_nodes, plan.grid(length).nodes)
+    values = torch.randn(2, plan.width + nodes, dtype=torch.float64, requires_grad=True)
+    short, coarse = split_kernel(values[:, : plan.width], values[:, plan.width :], plan)
+    x = torch.randn(2, length, 2, dtype=torch.float64, requires_grad=True)
+    fast = causal_ski_product(x, short, coarse, plan)
+    exact = torch.einsum("cij,bjc->bic", causal_ski_matrix(short, coarse, plan, length), x)
+    torch.testing.assert_close(fast, exact, rtol=0, atol=1e-10)
+    weight = torch.randn_like(fast)
+    for got, wanted in zip(
+        torch.autograd.grad(fast, (x, values), weight, retain_graph=True),
+        torch.autograd.grad(exact, (x, values), weight),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_causal_ski_is_strictly_causal(plan: SKIPlan) -> None:
+    """The low-rank part alone is strictly lower triangular, exactly: that is why nothing needs a mask."""
+    length = 5 * plan.width
+    values = torch.randn(2, plan.grid(length).nodes, dtype=torch.float64)
+    short, coarse = split_kernel(torch.randn(2, plan.width, dtype=torch.float64), values, plan)
+    long = causal_ski_matrix(torch.zeros_like(short), coarse, plan, length)
+    assert long.abs().max() > 0
+    assert torch.triu(long).abs().max() == 0
+
+
+def rpe_taps(decay: float, length: int = 1500) -> Tensor:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        return RPEKernel(6, decay=decay).double().taps(length)
+
+
+@pytest.mark.parametrize("decay", [0.99, 0.999, 1.0])
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-4])
+def test_a_tolerance_is_met_in_the_maximum_norm(decay: float, tolerance: float) -> None:
+    taps = rpe_taps(decay)
+    plan, error = plan_from_tolerance(taps, tolerance)
+    assert error <= tolerance
+    # The worst signal for lag 1000's row is the sign of the error; any signal is within the bound.
+    matrix = _matrix(taps, plan)
+    exact = toeplitz_reference(torch.eye(1024, dtype=taps.dtype)[:, :, None].expand(-1, -1, 6), taps[:, :1024])
+    exact = exact.permute(2, 1, 0)
+    worst = (matrix - exact).abs().sum(-1).amax(-1) / exact.abs().sum(-1).amax(-1)
+    assert worst.max() <= 1.05 * error
+
+
+def _matrix(taps: Tensor, plan: SKIPlan) -> Tensor:
+    nodes = max(plan.short_nodes, plan.grid(1024).nodes)
+    split = split_kernel(taps[:, : plan.width], taps[:, :: plan.spacing][:, :nodes], plan)
+    return causal_ski_matrix(*split, plan, 1024)
+
+
+def test_plans_go_from_coarse_to_accurate() -> None:
+    errors = [ski_error(rpe_taps(0.99), plan) for plan in PLANS]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] < 0.05
+    assert errors[-1] < 1e-5
+
+
+def test_a_kernel_that_is_not_smooth_is_refused_with_the_figure() -> None:
+    with pytest.raises(ValueError, match=r"no SKI plan meets tolerance 0.001 .*best: .*e"):
+        plan_from_tolerance(torch.randn(2, 900), 1e-3)
+    with pytest.raises(ValueError, match="positive"):
+        plan_from_tolerance(torch.randn(2, 900), 0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 40, 700, 2000])
+@pytest.mark.parametrize("n_taps", [1, 30, 700, 3000])
+def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
+    """Taps shorter than the signal end there; taps as long go on. Values and gradients stay within the tolerance."""
+    taps = (rpe_taps(0.99, 3000)[:, :n_taps] * (1 if n_taps > 2000 else 0.99 ** (3 * torch.arange(n_taps)))).clone()
+    taps.requires_grad_()
+    x = torch.rand(2, length, 6, dtype=torch.float64, requires_grad=True)
+    fast = toeplitz_product(x, taps, engine="ski", tolerance=2e-3)
+    exact = toeplitz_product(x, taps, engine="fft")
+    assert (fast - exact).abs().max() <= 4e-3 * exact.abs().max()
+    weight = torch.rand_like(fast)
+    for got, wanted in zip(
+        torch.autograd.grad(fast, (x, taps), weight), torch.autograd.grad(exact, (x, taps), weight), strict=True
+    ):
+        if got.shape == x.shape:
+            assert (got - wanted).abs().max() <= 8e-3 * wanted.abs().max()
+        else:  # what a tap's change does is spread over its neighbours; all of them together agree
+            torch.testing.assert_close(got.sum(1), wanted.sum(1), rtol=2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 70), (-5, 5), (3, 90), (-80, -60)])
+@pytest.mark.parametrize("length", [1, 64, 200])
+def test_lag_products(first: int, last: int, length: int) -> None:
+    """The gradient of T_sparse (SKI-TNN §3.2), summed lag by lag."""
+    x, y = torch.randn(2, 2, length, 3, dtype=torch.float64)
+    expected = torch.zeros(3, last - first + 1, dtype=torch.float64)
+    for n, lag in enumerate(range(first, last + 1)):
+        for i in range(length):
+            if 0 <= i - lag < length:
+                expected[:, n] += (y[:, i] * x[:, i - lag]).sum(0)
+    torch.testing.assert_close(lag_products(y, x, first, last), expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ski_product(torch.zeros(1, 9, 2), torch.zeros(2, 4)), "2 r - 1"),
+        (lambda: ski_product(torch.zeros(1, 9, 2), torch.zeros(2, 21)), "at most the length 9"),
+        (lambda: SKIPlan(8, 16, 1).check(), "width must be over 2 spacings"),
+        (lambda: SKIPlan(8, 64, 2).check(), "odd"),
+        (lambda: lag_products(torch.zeros(1, 9, 2), torch.zeros(1, 9, 2), 2, 1), "after the last"),
+        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), causal=False, engine="ski"), "causal"),
+        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), tolerance=0.1), "exact"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
