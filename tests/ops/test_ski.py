@@ -15,6 +15,7 @@ from lagwise.ops import (
     SKIPlan,
     causal_ski_matrix,
     causal_ski_product,
+    direct_product,
     inducing_grid,
     plan_from_tolerance,
     ski_error,
@@ -186,3 +187,12 @@ def test_lag_products(first: int, last: int, length: int) -> None:
 def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("origin", [0, 3, 8])
+def test_direct_product_is_a_depthwise_convolution(origin: int) -> None:
+    """T_sparse of SKI-TNN §3.2."""
+    x, taps = torch.randn(2, 40, 3, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
+    image = torch.nn.functional.pad(x.transpose(1, 2), (8 - origin, origin))
+    expected = torch.nn.functional.conv1d(image, taps.flip(1)[:, None], groups=3).transpose(1, 2)
+    torch.testing.assert_close(direct_product(x, taps, origin), expected, rtol=0, atol=1e-12)
