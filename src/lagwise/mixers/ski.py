@@ -166,9 +166,7 @@ class SKI:
         rank = min(self.rank, x.shape[1])
         spacing = (x.shape[1] - 1) / max(1, rank - 1)
         lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
-        y = ski_product(x, kernel.smooth_at(lags), degree=self.degree)
-        local = kernel.local_taps()
-        return y if local is None else y + direct_product(x, *local)
+        return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
     def _without_padding(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
         """Rows by themselves, those of the same extent together: nodes count from a row's first token, and if two-sided

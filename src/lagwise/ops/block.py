@@ -15,8 +15,8 @@ _BLOCK = 64
 _SHORT_BLOCK = 32  # for kernels that reach no further: less of the band's blocks is outside the band
 # Matrices of several distances share one pass over the signal, up to this many elements of them.
 _MATRIX_ELEMENTS = 1 << 25
-# Elements of the signal that are transposed, multiplied and transposed back together: 4 MB of float32.
-_CPU_TILE_ELEMENTS = 1 << 20
+# Elements of the signal that are transposed, multiplied and transposed back together: 8 MB of float32.
+_CPU_TILE_ELEMENTS = 1 << 21
 
 
 def block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:

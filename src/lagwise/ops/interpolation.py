@@ -66,17 +66,25 @@ def restrict(x: Tensor, grid: NodeGrid) -> Tensor:
     return x.new_zeros(x.shape[0], grid.nodes, x.shape[2]).index_add(1, nodes.flatten(), shares.flatten(1, 2))
 
 
-def prolong(z: Tensor, grid: NodeGrid) -> Tensor:
-    """Interpolate node values at the tokens: ``W z``, in O(length); the adjoint of `restrict`.
+def prolong(z: Tensor, grid: NodeGrid, base: Tensor | None = None) -> Tensor:
+    """Interpolate node values at the tokens: ``W z``, in O(length), the adjoint of `restrict`; plus ``base`` if given.
 
-    Shapes: z ``(batch, nodes, channels)``; result ``(batch, length, channels)``. ValueError for other nodes than the
-    grid's. Source: SKI-TNN §3.2.1.
+    Shapes: z ``(batch, nodes, channels)``; base and result ``(batch, length, channels)``. ValueError for other nodes
+    than the grid's. Source: SKI-TNN §3.2.1.
     """
     if z.shape[1] != grid.nodes:
         raise ValueError(f"the grid has {grid.nodes} nodes, got {z.shape[1]}")
     nodes, weights = _block_weights(grid, z)
     values = z.index_select(1, nodes.flatten()).unflatten(1, nodes.shape)
-    return (weights @ values).flatten(1, 2)[:, : grid.length]
+    blocks, size = weights.shape[:2]
+    if base is None or blocks * size > grid.length:
+        y = (weights @ values).flatten(1, 2)[:, : grid.length]
+        return y if base is None else base + y
+    batch = len(z)
+    y = torch.baddbmm(
+        base.reshape(batch * blocks, size, -1), weights.repeat(batch, 1, 1), values.flatten(0, 1)
+    )  # one pass over the signal less
+    return y.view(base.shape)
 
 
 def interpolation_matrix(grid: NodeGrid) -> Tensor:

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.block import block_product
 from lagwise.ops.interpolation import (
     NodeGrid,
     inducing_grid,
@@ -28,21 +27,19 @@ from lagwise.ops.interpolation import (
 from lagwise.ops.local import direct_product
 from lagwise.ops.spectral import compute_dtype, fft_product
 
-# One product of this many nodes is a single block: below, it beats the FFT (docs/log.md, "SKI coarse product").
-_GEMM_NODES = 64
 _SAMPLED_CHANNELS = 16
 _SAMPLED_LAGS = 1024
 
 
-def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
-    """Low-rank Toeplitz product ``W A Wᵀ x`` over a whole signal.
+def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
+    """Sparse plus low-rank Toeplitz product ``T_sparse x + W A Wᵀ x`` over a whole signal.
 
     Formula: ``A_pq = a(p - q)`` between nodes p, q spread evenly over the signal; W interpolates from the degree + 1
     nodes around each token (SKI-TNN §3.2.1, alg. 1).
 
     Shapes: x ``(batch, length, channels)``; coefficients ``(channels, 2 r - 1)``, the kernel at lags ``(1 - r) s`` to
-    ``(r - 1) s`` with ``s = (length - 1) / (r - 1)`` and r = min(rank, length) nodes; result like x. The cost is
-    O(length + r log r).
+    ``(r - 1) s`` with ``s = (length - 1) / (r - 1)`` and r = min(rank, length) nodes; local, if any, taps of T_sparse
+    ``(channels, m)`` and the index of lag 0 among them; result like x. The cost is O(m length + r log r).
 
     Preconditions: ValueError if the coefficients are even in number, of another number of channels, or for more nodes
     than tokens.
@@ -56,9 +53,11 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
     grid = inducing_grid(x.shape[1], max(2, rank), degree)
     dtype = compute_dtype(x, coefficients)
     with torch.autocast(x.device.type, enabled=False):
-        z = restrict(x.to(dtype), grid)
-        product = block_product if rank <= _GEMM_NODES else _fft
-        return prolong(product(z, coefficients.to(dtype), rank - 1), grid).to(x.dtype)
+        x, given = x.to(dtype), x.dtype
+        y = None if local is None else direct_product(x, *local)
+        z = restrict(x, grid)
+        # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
+        return prolong(fft_product(z, coefficients.to(dtype), rank - 1, "fft"), grid, base=y).to(given)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -136,12 +135,13 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     """
     grid = plan.grid(x.shape[1])
     dtype = compute_dtype(x, short)
-    y = direct_product(x.to(dtype), short.to(dtype), 0)
-    if grid.nodes > plan.first_node_lag:
-        with torch.autocast(x.device.type, enabled=False):
-            z = restrict(x.to(dtype), grid)
-            y = y + prolong(fft_product(z, coarse[:, : grid.nodes].to(dtype), 0, "auto"), grid)
-    return y.to(x.dtype)
+    if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
+        return direct_product(x, short, 0)
+    with torch.autocast(x.device.type, enabled=False):
+        x, given = x.to(dtype), x.dtype
+        y = direct_product(x, short.to(dtype), 0)
+        z = restrict(x, grid)
+        return prolong(fft_product(z, coarse[:, : grid.nodes].to(dtype), 0, "auto"), grid, base=y).to(given)
 
 
 def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
@@ -237,10 +237,6 @@ def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
         for node in range(plan.degree + 1):
             spread += w[token, node] * w[token : token + plan.width, node : node + count].t()
     return ramp, spread / plan.spacing
-
-
-def _fft(z: Tensor, taps: Tensor, origin: int) -> Tensor:
-    return fft_product(z, taps, origin, "fft")
 
 
 def _lower(taps: Tensor, length: int) -> Tensor:
