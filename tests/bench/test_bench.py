@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise.bench import toeplitz
-from lagwise.bench.harness import check_causal_layer, interleaved, peak_memory, save_results
+from lagwise.bench import ops, toeplitz
+from lagwise.bench.harness import check_layer, check_matrix, interleaved, peak_memory, save_results
 from lagwise.bench.peers import LiteralTNO, load_peer
 from lagwise.mixers import ToeplitzMixer
+from lagwise.ops import toeplitz_matrix
 
 
-def test_the_literal_peer_is_our_layer() -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_literal_peer_is_our_layer(causal: bool) -> None:
     """Same parameters, same function: what is timed is the same work."""
-    ours, literal = ToeplitzMixer(5), LiteralTNO(5)
+    ours, literal = ToeplitzMixer(5, causal=causal), LiteralTNO(5, causal=causal)
     literal.load_state_dict(ours.kernel.network.state_dict())
     x = torch.randn(2, 200, 5)
     torch.testing.assert_close(ours(x), literal(x), rtol=1e-3, atol=1e-4)
@@ -40,11 +42,43 @@ class WrongGradient(ToeplitzMixer):
 
 
 def test_wrong_layers_are_not_timed() -> None:
-    assert check_causal_layer(ToeplitzMixer(6), 6, 100) < 1e-5
-    assert check_causal_layer(LiteralTNO(6), 6, 100) < 1e-5
+    assert check_layer(ToeplitzMixer(6), 6, 100) < 1e-5
+    assert check_layer(LiteralTNO(6), 6, 100) < 1e-5
     for wrong in (Leaky(6), WrongGradient(6)):
         with pytest.raises(ValueError, match="not timed"):
-            check_causal_layer(wrong, 6, 100)
+            check_layer(wrong, 6, 100)
+
+
+def test_wrong_two_sided_layers_are_not_timed() -> None:
+    assert check_layer(ToeplitzMixer(6, causal=False), 6, 100, causal=False) < 1e-5
+    with pytest.raises(ValueError, match="not timed"):
+        check_layer(ToeplitzMixer(6, causal=False), 6, 100, causal=True)
+
+
+def test_a_wrong_dense_matrix_is_not_timed() -> None:
+    layer = ToeplitzMixer(6)
+    matrices = toeplitz_matrix(layer.kernel.taps(50).detach().double(), 50)[[0, 5]]
+    assert check_matrix(layer, matrices, torch.tensor([0, 5]), 6) < 1e-5
+    with pytest.raises(ValueError, match="dense matrix"):
+        check_matrix(layer, matrices, torch.tensor([1, 5]), 6)
+
+
+def test_every_operator_is_checked_and_timed(tmp_path: Path) -> None:
+    peers = {"another": load_peer("lagwise.bench.toeplitz:literal")}
+    rows = ops.time_ops([30, 200], channels=8, tokens=400, repeats=2, peers=peers, memory=False, progress=False)
+    assert [(row.causal, row.length, row.batch) for row in rows] == [
+        (True, 30, 13),
+        (True, 200, 2),
+        (False, 30, 13),
+        (False, 200, 2),
+    ]
+    assert set(rows[0].step) == {*ops.METHODS[True], ops.LITERAL, "another"}
+    assert set(rows[2].step) == {*ops.METHODS[False], ops.LITERAL}
+    assert all(error < 1e-4 for row in rows for error in row.error.values())
+    assert all(row.speed(ops.BASE) == 1 for row in rows)
+    assert 0 < rows[1].approximation["tnn λ=1 ski 1e-3"] <= 1.1e-3
+    assert len(ops.table_rows(rows)) == sum(len(row.step) for row in rows)
+    ops.figure(rows).savefig(tmp_path / "ops.png")
 
 
 def test_methods_are_interleaved() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.analysis.kernels import LayerKernel
+from lagwise.analysis.theory import SKIErrorBound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,6 +78,90 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = 64) -> Figure
         figure.colorbar(image, ax=axes, shrink=0.8)
     figure.suptitle("Learned Toeplitz matrices, mean size over channels")
     return figure
+
+
+def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float, int]]]]) -> Figure:
+    """Speed against length, a panel a setting and a line a method, markers as large as the memory (SKI-TNN fig. 1).
+
+    panels: by title and method, points (length, speed relative to a base, bytes of memory or 0).
+    """
+    plt = _pyplot()
+    figure, grid = plt.subplots(
+        1, len(panels), figsize=(6.4 * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
+    )
+    most = max((point[2] for lines in panels.values() for line in lines.values() for point in line), default=0)
+    methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
+        for name, points in lines.items():
+            lengths, speeds, memory = zip(*points, strict=True)
+            color = f"C{methods.index(name)}"
+            axes.plot(lengths, speeds, color=color, linewidth=1, label=name)
+            axes.scatter(lengths, speeds, s=[20 + 280 * m / max(most, 1) for m in memory], color=color, alpha=0.6)
+        axes.axhline(1, color="0.7", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=title)
+        axes.set_xticks(lengths, [str(n) for n in lengths])
+        axes.minorticks_off()
+        axes.set_yticks(ticks := [0.1, 0.2, 0.5, 1, 2, 5, 10], [f"{t:g}" for t in ticks])
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    grid.flat[0].set_ylabel("training steps, relative to tnn")
+    figure.suptitle("One layer's training step; the area of a marker is its memory")
+    return figure
+
+
+def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
+    """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, a panel a degree (SKI-TNN th. 1)."""
+    plt = _pyplot()
+    figure, grid = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.6), layout="constrained", squeeze=False)
+    for axes, (title, points) in zip(grid.flat, curves.items(), strict=True):
+        ranks = [p.rank for p in points]
+        axes.plot(ranks, [p.bound for p in points], marker="o", color="C3", label="bound of theorem 1")
+        axes.plot(ranks, [p.error for p in points], marker="o", color="C0", label="error")
+        axes.plot(ranks, [p.nystrom for p in points], marker=".", color="0.6", label="its Nyström part")
+        axes.axhline(points[0].matrix, color="0.8", linestyle="--", label="the matrix itself")
+        axes.set(xscale="log", yscale="log", xlabel="rank", title=title)
+        axes.set_xticks(ranks, [str(r) for r in ranks])
+        axes.minorticks_off()
+        axes.legend(fontsize=8)
+    grid.flat[0].set_ylabel("spectral norm")
+    return figure
+
+
+def decay_by_activation(responses: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]]) -> Figure:
+    """Frequency responses and sizes of taps, a row an activation and two columns an input (SKI-TNN fig. 4, 5 and 6)."""
+    plt = _pyplot()
+    activations = list(dict.fromkeys(a for a, _ in responses))
+    inputs = list(dict.fromkeys(i for _, i in responses))
+    figure, grid = plt.subplots(
+        len(activations), 2 * len(inputs), figsize=(3.2 * 2 * len(inputs), 2.3 * len(activations)), layout="constrained"
+    )
+    for row, activation in zip(grid, activations, strict=True):
+        for n, name in enumerate(inputs):
+            response, taps = responses[activation, name]
+            row[2 * n].plot(np.linspace(0, math.pi, response.shape[1]), response.T, linewidth=0.8)
+            row[2 * n].set(title=f"{activation.upper()} of {name}: response", xlabel="frequency")
+            lags = np.arange(1, taps.shape[1])
+            row[2 * n + 1].plot(lags, np.abs(taps[:, 1:]).T, linewidth=0.5, alpha=0.6)
+            row[2 * n + 1].plot(lags, 0.1 / lags.astype(float) ** 2, color="black", linestyle="--", label="1 / lag²")
+            row[2 * n + 1].set(xscale="log", yscale="log", ylim=(1e-18, 1), title="taps, in size", xlabel="lag")
+            row[2 * n + 1].legend(fontsize=8, loc="lower left")
+    return figure
+
+
+def curved_shares(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
+    """Share of grid points where a ReLU network bends, over the points of the grid (SKI-TNN prop. 1)."""
+    figure, axes = _figure()
+    for name, points in shares.items():
+        axes.plot(*_columns([(float(n), share) for n, share in points]), marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="points on the interval", ylabel="share that bends")
+    axes.set_title("A piecewise linear function bends at its kinks only")
+    axes.legend()
+    return figure
+
+
+def close(figure: Figure) -> None:
+    """Forget a figure that has been written; matplotlib would keep it."""
+    _pyplot().close(figure)
 
 
 def _figure() -> tuple[Figure, Axes]:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lagwise.ops import toeplitz_reference
+from lagwise.ops import toeplitz_product
 from lagwise.training.hardware import describe
 
 _CHECKED_CHANNELS = 4
+_DENSE_LENGTH = 8192
 
 Factory = Callable[[int, int], nn.Module]
 
@@ -57,33 +58,73 @@ def interleaved(methods: Mapping[str, Callable[[], None]], *, repeats: int, warm
     return {name: Timing.of(values) for name, values in seconds.items()}
 
 
-def check_causal_layer(layer: nn.Module, channels: int, length: int, *, tolerance: float = 1e-3) -> float:
-    """Check that a layer is a causal Toeplitz product, for values and input gradients; return its largest error.
+def check_layer(layer: nn.Module, channels: int, length: int, *, causal: bool = True, tolerance: float = 1e-3) -> float:
+    """Check that a layer is a Toeplitz product, for values and input gradients; return its largest error.
 
-    Its answer to an impulse in every channel gives its taps; its answer to noise, and the gradient of that, must then
-    be those of the dense matrix with these taps, in a few channels spread over all. ValueError if they are off by more
-    than ``tolerance`` of the largest value. Works for any implementation, without knowing its parameters.
+    Its answers to an impulse in every channel, at the first token and if two-sided at the last, give its taps; its
+    answer to noise, and the gradient of that, must then be those of the dense matrix with these taps, in a few channels
+    spread over all. ValueError if they are off by more than ``tolerance`` of the largest value. Works for any
+    implementation, without knowing its parameters. Beyond 8192 tokens, where the matrix does not fit, the float64 FFT
+    takes its place.
     """
     device = next(layer.parameters()).device
     with torch.no_grad():
         impulse = torch.zeros(1, length, channels, device=device)
         impulse[:, 0] = 1
         taps = layer(impulse)[0].t().double()
-    x = torch.randn(1, length, channels, device=device, requires_grad=True)
+        if not causal:
+            taps = torch.cat([layer(impulse.flip(1))[0, :-1].t().double(), taps], dim=1)
+    engine = "dense" if length <= _DENSE_LENGTH else "fft"
+    return _compare(
+        layer,
+        channels,
+        length,
+        lambda x, c: toeplitz_product(x, taps[c : c + 1], causal=causal, engine=engine),
+        torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist(),
+        "causal Toeplitz product" if causal else "Toeplitz product",
+        tolerance,
+    )
+
+
+def check_matrix(
+    layer: nn.Module, matrices: Tensor, chosen: Tensor, channels: int, *, tolerance: float = 1e-3
+) -> float:
+    """Check that a layer multiplies some channels by given dense matrices ``(len(chosen), length, length)``, as
+    `check_layer` does for Toeplitz ones."""
+    by_channel = dict(zip(chosen.tolist(), matrices, strict=True))
+
+    def product(x: Tensor, channel: int) -> Tensor:
+        return torch.einsum("ij,bjc->bic", by_channel[channel].to(x.device), x)
+
+    return _compare(
+        layer, channels, matrices.shape[1], product, list(by_channel), "product by its dense matrix", tolerance
+    )
+
+
+def _compare(
+    layer: nn.Module,
+    channels: int,
+    length: int,
+    product: Callable[[Tensor, int], Tensor],
+    chosen: Sequence[int],
+    what: str,
+    tolerance: float,
+) -> float:
+    x = torch.randn(1, length, channels, device=next(layer.parameters()).device, requires_grad=True)
     grad = torch.randn_like(x)
     y = layer(x)
     (dx,) = torch.autograd.grad(y, x, grad)
     worst = 0.0
-    for channel in torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist():
+    for channel in chosen:
         part = slice(channel, channel + 1)  # dense float64 matrices of all channels would take minutes
         exact_x = x.detach()[:, :, part].double().requires_grad_()
-        exact_y = toeplitz_reference(exact_x, taps[part])
+        exact_y = product(exact_x, channel)
         (exact_dx,) = torch.autograd.grad(exact_y, exact_x, grad[:, :, part].double())
         for ours, exact in ((y[:, :, part], exact_y), (dx[:, :, part], exact_dx)):
             worst = max(worst, _relative_error(ours, exact))
     if not worst <= tolerance:
         raise ValueError(
-            f"{type(layer).__name__} is not a causal Toeplitz product of (batch, length, channels): off by {worst:.1e} "
+            f"{type(layer).__name__} is not a {what} of (batch, length, channels): off by {worst:.1e} "
             f"of the largest value at length {length}; a wrong result is not timed"
         )
     return worst

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 
 
 class LiteralTNO(nn.Module):
-    """The causal Toeplitz operator step by step as the authors' layer computes it, for benchmarks only.
+    """The Toeplitz operator step by step as the authors' layer computes it, for benchmarks only.
 
     The signal is (batch, heads = 1, length, channels); the relative position encoder runs at every lag of every
-    forward; the coefficients (t_0, t_1, ..., t_{n-1}, t_0) and the signal go through rfft and irfft of length 2 n along
-    the length, which is not the contiguous axis; gradients are autograd's (TNN eq. 21 to 26).
+    forward; the coefficients (t_0, t_1, ..., t_{n-1}, t_0, and if two-sided t_{1-n}, ..., t_{-1}) and the signal go
+    through rfft and irfft of length 2 n along the length, which is not the contiguous axis; gradients are autograd's
+    (TNN eq. 21 to 26).
     """
 
-    def __init__(self, channels: int, *, hidden: int = 64, layers: int = 6, decay: float = 0.99):
+    def __init__(self, channels: int, *, causal: bool = True, hidden: int = 64, layers: int = 6, decay: float = 0.99):
         super().__init__()
+        self.causal = causal
         self.decay = decay
         self.first = nn.Linear(1, hidden)
         self.hidden = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers))
@@ -30,7 +32,10 @@ class LiteralTNO(nn.Module):
         zero = self._encode(torch.zeros(1, 1, device=x.device))
         lags = torch.arange(1, length, device=x.device, dtype=x.dtype)[:, None]
         positive = self._encode(lags) * self.decay**lags
-        coefficients = torch.cat([zero, positive, zero])[None]
+        parts = [zero, positive, zero]
+        if not self.causal:
+            parts.append((self._encode(-lags) * self.decay**lags).flip(0))
+        coefficients = torch.cat(parts)[None]
         spectrum = torch.fft.rfft(signal, 2 * length, dim=-2) * torch.fft.rfft(coefficients, 2 * length, dim=-2)
         return torch.fft.irfft(spectrum, 2 * length, dim=-2)[:, :, :length].squeeze(1)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from lagwise.bench.harness import Factory, Timing, check_causal_layer, interleaved, peak_memory, training_step
+from lagwise.bench.harness import Factory, Timing, check_layer, interleaved, peak_memory, training_step
 from lagwise.bench.peers import LiteralTNO
 from lagwise.mixers import ToeplitzMixer
 
@@ -47,7 +47,7 @@ def time_layers(
     """Time forward and backward of our layer, the literal one and any peers at each length.
 
     The batch is ``tokens / length``, at least 1; kernels are those of TNN table 13 (6 layers of 64, decay 0.99). Every
-    layer is checked with `check_causal_layer` before it is timed. ValueError from there if one is wrong.
+    layer is checked with `check_layer` before it is timed. ValueError from there if one is wrong.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -58,7 +58,7 @@ def time_layers(
         batch = max(1, tokens // length)
         torch.manual_seed(0)
         layers = {name: make(channels, length).to(device) for name, make in factories.items()}
-        errors = {name: check_causal_layer(layer, channels, length) for name, layer in layers.items()}
+        errors = {name: check_layer(layer, channels, length) for name, layer in layers.items()}
         x = torch.randn(batch, length, channels, device=device)
         steps = {name: training_step(layer, x) for name, layer in layers.items()}
         seconds = interleaved(steps, repeats=repeats)

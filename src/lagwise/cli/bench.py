@@ -61,3 +61,49 @@ def toeplitz(
         command += "lagwise " + " ".join(sys.argv[1:])
         save_results(out, command, {"layers": rows, "parts": parts})
         typer.echo(f"written: {out}")
+
+
+@bench.command()
+def ops(
+    lengths: Annotated[
+        str, typer.Option(help="Sequence lengths, separated by commas.")
+    ] = "512,1024,2048,4096,8192,16384,32768",
+    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch; the batch size is this over the length.")] = 8192,
+    repeats: Annotated[int, typer.Option(help="Timed repeats of each method.")] = 7,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "both",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="`module:factory` of another causal layer; factory(channels, length) gives a module."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON, and a picture beside it.")] = None,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+) -> None:
+    """TNN, FD-TNN and SKI-TNN layers with their engines against each other and the published algorithm, each checked.
+
+    lagwise bench ops --lengths 512,4096,32768 --out ops.json
+    """
+    from lagwise.bench import ops as run
+    from lagwise.bench.harness import save_results
+    from lagwise.bench.peers import load_peer
+    from lagwise.cli.tables import print_table
+    from lagwise.tables import known
+
+    choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
+    rows = run.time_ops(
+        whole_numbers(lengths, "--lengths"),
+        channels=channels,
+        tokens=tokens,
+        repeats=repeats,
+        threads=threads,
+        directions=choices[known(direction, choices, "direction")],
+        peers={name: load_peer(name) for name in peer or []},
+        memory=memory,
+    )
+    head = ("", "length", "method", "forward ms", "step ms", "speed", "memory", "error")
+    print_table("One layer: forward, and forward with backward", head, run.table_rows(rows))
+    if out:
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"rows": rows})
+        run.figure(rows).savefig(picture := out.with_suffix(".png"), dpi=130)
+        typer.echo(f"written: {out} and {picture}")

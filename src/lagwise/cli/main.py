@@ -145,14 +145,29 @@ def generate(
 
 
 @app.command()
-def plot(run: Run) -> None:
+def plot(
+    run: Annotated[Path, typer.Argument(metavar="RUN|theory", help="Folder of a trained run, or `theory`.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the pictures.", show_default="plots/theory")] = None,
+) -> None:
     """Draw learning curve, extrapolation and learned kernels into RUN/plots, and gather them in RUN/report.html.
 
     lagwise plot runs/tnn-lm
-    """
-    from lagwise.analysis.report import plot_run
 
-    for path in plot_run(run):
+    With `theory`: what the theorems of SKI-TNN promise beside what is, into plots/theory.
+
+    lagwise plot theory
+    """
+    if str(run) == "theory" and not run.is_dir():
+        from lagwise.analysis.theory import plot_theory
+
+        written = plot_theory(out or Path("plots") / "theory")
+    else:
+        from lagwise.analysis.report import plot_run
+
+        if out is not None:
+            raise typer.BadParameter("--out is for `theory`; a run's pictures go into its own folder")
+        written = plot_run(run)
+    for path in written:
         typer.echo(path)
 
 
