@@ -98,6 +98,32 @@ def test_the_readmes_figures_are_those_of_the_results_files() -> None:
         assert all(f"{scores[n]:.3f}" in readme for n in (512, 2048, 14336) if n in scores)
 
 
+def test_the_readmes_comparison_of_kernels_is_that_of_the_results_files() -> None:
+    readme = (ROOT / "README.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    rows = {
+        (r["causal"], r["length"]): r for r in json.loads((results / "ops-cpu.json").read_text())["results"]["rows"]
+    }
+
+    def ratio(causal: bool, length: int, slow: str, fast: str) -> str:
+        step = rows[causal, length]["step"]
+        return f"{step[slow]['median'] / step[fast]['median']:.1f}×"
+
+    for length in (1024, 2048, 4096, 8192, 16384, 32768):
+        cells = (
+            ratio(True, length, "tnn λ=1", "tnn λ=1 ski"),
+            ratio(False, length, "tnn", "ski-tnn"),
+            ratio(False, length, "literal tnn", "ski-tnn"),
+            ratio(True, length, "tnn", "fd-tnn 256"),
+        )
+        assert f"| {length} | {' | '.join(cells)} |" in readme
+    for name, run in json.loads((results / "novels-tnn-fd-ski.json").read_text())["results"].items():
+        scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
+        valid = f"{run['evaluation']['valid']['bits_per_byte']:.3f}"
+        head = f"| {name} | {run['parameters'] / 1e6:.2f}M | {valid} | "
+        assert head + " | ".join(scores[n] for n in (512, 2048, 14336)) + " |" in readme
+
+
 def test_the_kernel_of_the_contributing_guide_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """One class and one line in a table are enough to mix, stream and plot with it."""
     import torch

@@ -37,7 +37,7 @@ def smooth_kernel(lag: Tensor) -> Tensor:
 def ski_error_bound(
     kernel: Callable[[Tensor], Tensor] = smooth_kernel, *, length: int = 256, rank: int = 32, degree: int = 1
 ) -> SKIErrorBound:
-    """Theorem 1 of SKI-TNN, both sides.
+    """Both sides of SKI-TNN th. 1.
 
     Formula: ``|W A Wᵀ - T_opt| <= sqrt(n r) m L ((N + 1) sqrt(n) + min(s_1(F), s_1(B)) / s_r(A)) + |F A^-1 B - T_opt|``
     in the spectral norm, with T_opt the best matrix of rank r, L a bound on the derivative of order N + 1, s_i singular

@@ -95,6 +95,10 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
 @app.command()
 def evaluate(
     run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the model that its weights allow."),
+    ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(help="Context lengths, separated by commas.", show_default="512,1024,2048,4096,8192,14336"),
@@ -107,12 +111,19 @@ def evaluate(
     """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
+
+    With another engine, or a finer grid of a frequency kernel, than it was trained with:
+
+    lagwise evaluate runs/tnn-lm model.block.token_mixer.engine=ski
+
+    lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
     from lagwise.cli.tables import print_evaluation
     from lagwise.evaluation import DEFAULT_LENGTHS, DEFAULT_TOKENS, evaluate_run
 
     wanted = DEFAULT_LENGTHS if lengths is None else whole_numbers(lengths, "--lengths")
-    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=DEFAULT_TOKENS if tokens is None else tokens))
+    most = DEFAULT_TOKENS if tokens is None else tokens
+    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=most, overrides=overrides or ()))
 
 
 @app.command()

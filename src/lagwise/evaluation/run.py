@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,21 +28,27 @@ def evaluate_run(
     *,
     source: str | None = None,
     max_tokens: int = DEFAULT_TOKENS,
+    overrides: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
     """Score a run on its validation text (at the training length) and test text (at every length).
 
     source: other text to test on than the run's own data (which must not have changed). max_tokens: of each split,
-    from its start; compressors get the same test bytes. The result is also written to ``RUN/evaluation.json``. Errors
-    as `load_model`, `prepare` and `evaluate`; lengths over the model's limit are left out, ValueError if that leaves
-    none.
+    from its start; compressors get the same test bytes. overrides: ``model.key=value`` changes that the weights allow,
+    such as ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with
+    overrides to ``RUN/evaluation-CHANGES.json``. Errors as `load_model`, `prepare` and `evaluate`; lengths over the
+    model's limit are left out, ValueError if that leaves none.
     """
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
     if max_tokens < 2:
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
-    model, tokenizer = load_model(run)
-    recipe = load_recipe(str(run / "recipe.yaml"))
+    if wrong := [override for override in overrides if not override.startswith("model.")]:
+        raise ValueError(f"only model.key=value can be changed for an evaluation, got {wrong[0]!r}")
+    if not (run / "recipe.yaml").is_file():
+        load_model(run)  # says why not
+    recipe = load_recipe(str(run / "recipe.yaml"), overrides)
+    model, tokenizer = load_model(run, **(recipe.model if overrides else {}))
     data = (
         _own_data(run, recipe, tokenizer, progress) if source is None else prepare(source, str(run), progress=progress)
     )
@@ -60,9 +67,13 @@ def evaluate_run(
         "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],
         "compressors": compressor_bits_per_byte(text, window=window),
     }
-    partial = run / f".{EVALUATION_FILE}"
+    if overrides:
+        result["overrides"] = list(overrides)
+    changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)
+    name = f"{Path(EVALUATION_FILE).stem}{changes}.json"
+    partial = run / f".{name}"
     partial.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(partial, run / EVALUATION_FILE)
+    os.replace(partial, run / name)
     return result
 
 

@@ -28,8 +28,11 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(folder: str | Path) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
+def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
     """The model (in evaluation mode) and tokenizer saved in a run or checkpoint folder.
+
+    changes: fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
+    with a finer grid of a frequency kernel.
 
     FileNotFoundError if there is no such folder or no weights in it; ValueError if the weights are cut short, or do
     not fit the configuration (a file from another version). Only JSON and safetensors are read.
@@ -45,12 +48,13 @@ def load_model(folder: str | Path) -> tuple[LagwiseForCausalLM, PreTrainedTokeni
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     check_weights(folder)
     with quiet():
-        model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True)
+        model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True, **changes)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         what = "; ".join(f"{kind.removesuffix('_keys')}: {', '.join(keys[:3])}" for kind, keys in wrong.items() if keys)
         raise ValueError(
-            f"the weights in {str(folder)!r} do not fit its config.json ({what}); another lagwise version?"
+            f"the weights in {str(folder)!r} do not fit its config.json ({what}); "
+            + ("the changes asked for need other weights" if changes else "another lagwise version?")
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     return model.eval(), tokenizer
