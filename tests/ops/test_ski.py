@@ -139,6 +139,23 @@ def test_a_kernel_that_is_not_smooth_is_refused_with_the_figure() -> None:
         plan_from_tolerance(torch.randn(2, 900), 0)
 
 
+def test_the_end_of_a_kernel_counts() -> None:
+    """A box has nothing to interpolate but its end."""
+    box = torch.ones(1, 300, dtype=torch.float64)
+    plan = SKIPlan()
+    assert ski_error(box, plan) < 0.1 * ski_error(box, plan, ends=True)
+    x = torch.ones(1, 1000, 1, dtype=torch.float64)
+    y = toeplitz_product(x, box, engine="ski", tolerance=1e-2)
+    assert (y - toeplitz_product(x, box, engine="fft")).abs().max() <= 1e-2 * 300
+
+
+def test_one_rough_channel_among_many_is_seen() -> None:
+    taps = rpe_taps(1.0).repeat(10, 1)
+    taps[37] = torch.randn(taps.shape[1], dtype=torch.float64)
+    with pytest.raises(ValueError, match="no SKI plan"):
+        plan_from_tolerance(taps, 1e-3)
+
+
 @pytest.mark.parametrize("length", [1, 2, 40, 700, 2000])
 @pytest.mark.parametrize("n_taps", [1, 30, 700, 3000])
 def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:

@@ -60,7 +60,7 @@ def evaluate_run(
     valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
     text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
     window = max(1, round(trained_at * data.bytes_per_token("test")))
-    result = {
+    result: dict[str, Any] = {
         "data": source or recipe.data.source,
         "trained_at": trained_at,
         "valid": evaluate(model, valid, min(trained_at, limit or trained_at), valid_sizes).to_dict(),

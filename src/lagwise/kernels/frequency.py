@@ -50,8 +50,8 @@ class FrequencyKernel(LagKernel):
         grid: int = 512,
     ):
         super().__init__(channels, causal)
-        if grid < 1:
-            raise ValueError(f"grid must be at least 1, got {grid}")
+        if not isinstance(grid, int) or grid < 1:
+            raise ValueError(f"grid must be a whole number of at least 1, got {grid!r}")
         self.inputs = known(inputs, INPUTS, "inputs")
         self.grid = grid
         self.network = KernelNetwork(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,11 +13,12 @@ from lagwise.kernels import LagKernel
 from lagwise.mixers.base import masked
 from lagwise.ops import (
     SKIPlan,
+    best_plan,
     causal_ski_product,
     direct_product,
-    plan_from_tolerance,
     prolong,
     restrict,
+    ski_error,
     ski_product,
     split_kernel,
     toeplitz_product,
@@ -56,37 +58,55 @@ class SKI:
     Two-sided: the kernel's free taps as a depthwise convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
     Causal: the whole kernel split into a short and a long part (`causal_ski_product`), by a plan or to a tolerance.
 
-    Options:
-        rank: inducing points of a two-sided kernel (SKI-TNN §5.2: 64).
-        degree: of the interpolation; 1 is linear.
-        spacing, width: of the causal plan, see `SKIPlan`.
-        tolerance: choose the causal plan by `plan_from_tolerance`, for the kernel as it is at every forward and at the
-            start of every stream, instead of taking the plan given. `torch.export` needs a plan.
+    SKI-TNN's own kernel is rough at its start, with more knots than nodes: such a model is what its nodes make of it,
+    and an exact engine would run another one. A smooth kernel, such as RPE's, is approximated, as `choose` says.
 
-    ValueError for options out of range, and for a two-sided kernel without values between tokens.
+    Options, two-sided: rank, the inducing points (SKI-TNN §5.2: 64); degree of the interpolation (1, linear).
+    Options, causal: spacing, width and degree, as in `SKIPlan` (8, 64, 1); or tolerance, to take the plan that
+        `plan_from_tolerance` chooses for the kernel as it is at every forward and at the start of every stream, or the
+        most accurate one, with a warning, if none meets it. `torch.export` needs a plan.
+
+    ValueError for options out of range or of no effect, and for a two-sided kernel without values between tokens.
     """
 
     def __init__(
         self,
         kernel: LagKernel,
         *,
-        rank: int = 64,
-        degree: int = 1,
-        spacing: int = 8,
-        width: int = 64,
+        rank: int | None = None,
+        degree: int | None = None,
+        spacing: int | None = None,
+        width: int | None = None,
         tolerance: float | None = None,
     ):
-        if rank < 2:
-            raise ValueError(f"rank must be at least 2, got {rank}")
-        if tolerance is not None and tolerance <= 0:
-            raise ValueError(f"tolerance must be positive, got {tolerance}")
+        given = {"rank": rank, "degree": degree, "spacing": spacing, "width": width, "tolerance": tolerance}
+        useless = ("rank",) if kernel.causal else ("spacing", "width", "tolerance")
+        if kernel.causal and tolerance is not None:
+            useless = ("rank", "degree", "spacing", "width")
+        for name in useless:
+            if given[name] is not None:
+                side = "causal" if kernel.causal else "two-sided"
+                beside = " beside a tolerance" if kernel.causal and name != "rank" else ""
+                raise ValueError(f"{name} has no effect on {side} SKI{beside}, got {given[name]}")
+        for name in ("rank", "degree"):
+            value = given[name]
+            if value is not None and (not isinstance(value, int) or value < (2 if name == "rank" else 0)):
+                least = "of at least 2" if name == "rank" else "of at least 0"
+                raise ValueError(f"{name} must be a whole number {least}, got {value!r}")
+        if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
+            raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
         self.causal = kernel.causal
         if not kernel.causal and not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # says why not
-        self.rank = rank
-        self.degree = degree
+        self.rank = 64 if rank is None else rank
+        self.degree = 1 if degree is None else degree
         self.tolerance = tolerance
-        self.fixed_plan = SKIPlan(spacing, width, degree).check() if kernel.causal else SKIPlan()
+        default = SKIPlan()
+        self.fixed_plan = default
+        if kernel.causal:
+            self.fixed_plan = SKIPlan(
+                default.spacing if spacing is None else spacing, default.width if width is None else width, self.degree
+            ).check()
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
@@ -105,9 +125,24 @@ class SKI:
         """The plan for a causal kernel as it is now."""
         if self.tolerance is None:
             return self.fixed_plan
-        with torch.no_grad():
-            taps = kernel.taps(min(_SAMPLED_LAGS, kernel.max_length or _SAMPLED_LAGS))
-        return plan_from_tolerance(taps, self.tolerance)[0]
+        plan, error = self.choose(kernel)
+        if error > self.tolerance:
+            warnings.warn(
+                f"no SKI plan meets tolerance {self.tolerance:g} on this kernel: its error is about {error:.1e}; "
+                "an exact engine, such as 'auto', has none",
+                stacklevel=2,
+            )
+        return plan
+
+    @torch.no_grad()
+    def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
+        """The plan in force for a causal kernel as it is now, and its error as `plan_from_tolerance` estimates it."""
+        reach = kernel.horizon() or kernel.max_length
+        lags = _SAMPLED_LAGS if reach is None else min(reach, _SAMPLED_LAGS)
+        taps, ends = kernel.taps(lags), reach == lags
+        if self.tolerance is None:
+            return self.fixed_plan, ski_error(taps, self.fixed_plan, ends=ends)
+        return best_plan(taps, self.tolerance, ends=ends)
 
     def init_state(self, kernel: LagKernel, batch_size: int) -> SKIState:
         """`Mixer.init_state` with this kernel."""
@@ -127,6 +162,8 @@ class SKI:
     def prefill(self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
         """`Mixer.prefill` with this kernel."""
         plan, length = state.plan, x.shape[1]
+        if kernel.max_length is not None and int(state.seen.max()) + length > kernel.max_length:
+            kernel.taps(int(state.seen.max()) + length)  # says why not
         signal = torch.cat([state.tail, masked(x, mask).to(state.tail.dtype)], dim=1)
         new = signal[:, plan.width - 1 :]
         if length == 1:
@@ -157,7 +194,9 @@ class SKI:
         most = int(cells.max())
         kept = before + count + most
         limit = self._most_nodes(kernel, plan)
-        nodes = _moved(nodes, most - cells, kept)[:, max(0, kept - limit) if limit else 0 :]
+        nodes = _moved(nodes, most - cells, kept)
+        if limit is not None:  # the last cell's first node still needs as many before it
+            nodes = nodes[:, max(0, kept - limit - plan.degree) :]
         far = state.far if most == 0 else self._far(nodes, coarse, count)
         return y.to(x.dtype), SKIState(signal[:, length:], nodes, far, seen, state.short, coarse, plan)
 

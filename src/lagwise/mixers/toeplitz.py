@@ -52,6 +52,8 @@ class ToeplitzMixer(Mixer):
     ):
         super().__init__(channels, causal)
         self.kernel = build(KERNELS, kernel or {"name": "rpe"}, channels, what="kernel", causal=causal)
+        if not isinstance(engine, str | Mapping):
+            raise ValueError(f"engine must be a name or a mapping with a 'name', got {engine!r}")
         spec = {"name": engine} if isinstance(engine, str) else engine
         self.ski: SKI | None = None
         if spec.get("name") == "ski":

@@ -21,6 +21,7 @@ from lagwise.ops.local import direct_product
 from lagwise.ops.packing import document_starts, per_document, seq_idx_from_cu_seqlens
 from lagwise.ops.ski import (
     SKIPlan,
+    best_plan,
     causal_ski_matrix,
     causal_ski_product,
     plan_from_tolerance,
@@ -40,6 +41,7 @@ __all__ = [
     "alibi_slopes",
     "attention",
     "attention_reference",
+    "best_plan",
     "causal_ski_matrix",
     "causal_ski_product",
     "direct_product",

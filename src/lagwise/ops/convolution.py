@@ -37,7 +37,7 @@ def toeplitz_product(
     Engines:
         ``auto`` is the fastest exact one; dense, fft, overlap_save, block and direct are exact. ``ski`` is approximate,
         in linear time but for a short FFT, for causal taps that are smooth away from lag 0: ``tolerance`` (1e-3 by
-        default) bounds its error as `ski_error` measures it.
+        default) is for its error as `plan_from_tolerance` estimates it.
 
     Units and ranges:
         Lags in tokens. Arithmetic is float64 if either input is, else float32, whatever the dtype of x.
@@ -49,9 +49,9 @@ def toeplitz_product(
 
     Source:
         TNN eq. 4 and app. B. Unlike the released code the FFT has a fast length of at least length + largest lag
-        (not 2n), runs along the contiguous axis, and carries its own gradient. The FFT engines leak round-off from
-        future to past (about 1e-7 of the largest value in the row); ``block`` and ``direct`` are exactly causal for
-        finite values.
+        (not 2n), runs along the contiguous axis, and carries its own gradient. The FFT engines, and ski by its short
+        FFT, leak round-off from future to past (about 1e-7 of the largest value in the row); ``block`` and ``direct``
+        are exactly causal for finite values.
     """
     taps, origin = _validated(x, taps, causal, engine)
     if engine == "ski":

@@ -62,7 +62,8 @@ def restrict(x: Tensor, grid: NodeGrid) -> Tensor:
     nodes, weights = _block_weights(grid, x)
     blocks, size = weights.shape[:2]
     x = F.pad(x, (0, 0, 0, blocks * size - grid.length)) if blocks * size > grid.length else x
-    shares = weights.transpose(1, 2) @ x.unflatten(1, (blocks, size))
+    with torch.autocast(x.device.type, enabled=False):
+        shares = weights.transpose(1, 2) @ x.unflatten(1, (blocks, size))
     return x.new_zeros(x.shape[0], grid.nodes, x.shape[2]).index_add(1, nodes.flatten(), shares.flatten(1, 2))
 
 
@@ -77,14 +78,15 @@ def prolong(z: Tensor, grid: NodeGrid, base: Tensor | None = None) -> Tensor:
     nodes, weights = _block_weights(grid, z)
     values = z.index_select(1, nodes.flatten()).unflatten(1, nodes.shape)
     blocks, size = weights.shape[:2]
-    if base is None or blocks * size > grid.length:
-        y = (weights @ values).flatten(1, 2)[:, : grid.length]
-        return y if base is None else base + y
-    batch = len(z)
-    y = torch.baddbmm(
-        base.reshape(batch * blocks, size, -1), weights.repeat(batch, 1, 1), values.flatten(0, 1)
-    )  # one pass over the signal less
-    return y.view(base.shape)
+    with torch.autocast(z.device.type, enabled=False):
+        if base is None or blocks * size > grid.length:
+            y = (weights @ values).flatten(1, 2)[:, : grid.length]
+            return y if base is None else base + y
+        batch = len(z)
+        y = torch.baddbmm(
+            base.reshape(batch * blocks, size, -1), weights.repeat(batch, 1, 1), values.flatten(0, 1)
+        )  # one pass over the signal less
+        return y.view(base.shape)
 
 
 def interpolation_matrix(grid: NodeGrid) -> Tensor:

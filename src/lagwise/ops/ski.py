@@ -9,7 +9,6 @@ exactly, and a long part that is zero at lags that interpolation could turn arou
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -91,6 +90,8 @@ class SKIPlan(NamedTuple):
 
     def check(self) -> SKIPlan:
         """The plan itself; ValueError if it cannot be carried out."""
+        if not all(isinstance(value, int) and not isinstance(value, bool) for value in self):
+            raise ValueError(f"spacing, width and degree must be whole numbers, got {tuple(self)}")
         if self.spacing < 1 or self.degree < 1 or self.degree % 2 == 0:
             raise ValueError(f"spacing must be at least 1 and degree odd, got {self.spacing} and {self.degree}")
         if self.width <= self.spacing * self.first_node_lag:
@@ -118,7 +119,8 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     ramp, spread = _split_constants(plan)
     ramp, spread = (t.to(device=coarse.device, dtype=coarse.dtype) for t in (ramp, spread))
     head = coarse[:, : len(ramp)] * ramp
-    return short - head @ spread, torch.cat([head, coarse[:, len(ramp) :]], dim=1)
+    with torch.autocast(coarse.device.type, enabled=False):
+        return short - head @ spread, torch.cat([head, coarse[:, len(ramp) :]], dim=1)
 
 
 def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
@@ -146,13 +148,14 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
 
 def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
     """`toeplitz_product` for checked causal taps by the cheapest plan within the tolerance (`plan_from_tolerance`)."""
-    plan, _ = plan_from_tolerance(taps, tolerance)
+    ends = taps.shape[1] < x.shape[1]
+    plan, _ = plan_from_tolerance(taps, tolerance, ends=ends)
     if min(x.shape[1], taps.shape[1]) <= plan.width:
         return direct_product(x, taps, 0)
     nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
     missing = max(plan.width, (nodes - 1) * plan.spacing + 1) - taps.shape[1]
     coarse = taps[:, :: plan.spacing][:, :nodes]
-    if taps.shape[1] < x.shape[1] or coarse.shape[1] < 2:
+    if ends or coarse.shape[1] < 2:
         coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
     else:  # it goes on, but the nodes after the last token are all that meets the rest
         beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
@@ -168,23 +171,40 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
     return _lower(short, length) + w @ _lower(coarse, grid.nodes) @ w.t()
 
 
-def plan_from_tolerance(taps: Tensor, tolerance: float) -> tuple[SKIPlan, float]:
-    """The cheapest plan whose error on this kernel is within the tolerance, and that error.
+def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
+    """The cheapest plan whose error on this kernel is estimated to be within the tolerance, and that error.
 
-    The error is `ski_error`, on 16 of the channels and the first 1024 lags. ValueError if tolerance is not positive, or
-    if no plan meets it: the message has the best one's figure. The choice depends on values, so a traced or exported
-    model cannot make it.
+    The estimate is `ski_error` on the 16 roughest of the channels (by second differences) and the first 1024 lags.
+    ends: the kernel is zero beyond the taps, rather than not looked at. ValueError if tolerance is not positive, or if
+    no plan meets it: the message has the best one's figure. The choice depends on values, so an exported model cannot
+    make it.
     """
     if tolerance <= 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
-    sample = taps.detach()[:: max(1, len(taps) // _SAMPLED_CHANNELS), :_SAMPLED_LAGS]
-    best = math.inf
+    plan, error = best_plan(taps, tolerance, ends=ends)
+    if error > tolerance:
+        raise ValueError(
+            f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {error:.1e}); use engine 'fft'"
+        )
+    return plan, error
+
+
+def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
+    """`plan_from_tolerance`, but the most accurate plan where none meets the tolerance."""
+    taps = taps.detach()
+    roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
+    chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
+    ends = ends and taps.shape[1] <= _SAMPLED_LAGS
+    sample = taps[chosen, :_SAMPLED_LAGS]
+    best: tuple[SKIPlan, float] | None = None
     for plan in PLANS:
-        error = ski_error(sample, plan)
+        error = ski_error(sample, plan, ends=ends)
+        if best is None or error < best[1]:
+            best = plan, error
         if error <= tolerance:
-            return plan, error
-        best = min(best, error)
-    raise ValueError(f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {best:.1e}); use engine 'fft'")
+            break
+    assert best is not None
+    return best
 
 
 # From the cheapest to the most accurate, by measurement (docs/log.md, "SKI plans").
@@ -200,16 +220,22 @@ PLANS = (
 
 
 @torch.no_grad()
-def ski_error(taps: Tensor, plan: SKIPlan) -> float:
+def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
     """Largest error that `causal_ski_product` makes on signals within [-1, 1], relative to the largest output.
 
     Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is where in a cell the earlier token lies: at
-    least the relative error of the operator in the maximum norm. The last lags given, where interpolation would need
-    later ones, are left out.
+    least the relative error of the operator in the maximum norm, for these channels and lags.
+
+    ends: the kernel is zero beyond the taps given, and the error of interpolating over its end counts. Otherwise it
+    goes on, and the last lags given, where interpolation would need later ones, are left out.
 
     Shapes: taps ``(channels, n)``, lag 0 first.
     """
+    edge = (plan.degree + 1) * plan.spacing
     taps = taps.double()
+    total = taps.abs().sum(1).clamp(min=1e-300)
+    if ends:
+        taps = F.pad(taps, (0, 2 * edge))
     length = taps.shape[1]
     nodes = max(plan.short_nodes, plan.grid(length + plan.spacing).nodes)
     padded = F.pad(taps, (0, max(plan.width, nodes * plan.spacing) - length))
@@ -217,9 +243,9 @@ def ski_error(taps: Tensor, plan: SKIPlan) -> float:
     # An impulse at each place in the first cell: what it becomes is the operator's column there.
     signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
     answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
-    kept = max(1, length - (plan.degree + 1) * plan.spacing)
+    kept = max(1, length - edge)
     errors = torch.stack([answer[p : p + kept] - taps.t()[:kept] for p, answer in enumerate(answers)])
-    return (errors.abs().amax(0).sum(0) / taps.abs().sum(1).clamp(min=1e-300)).max().item()
+    return (errors.abs().amax(0).sum(0) / total).max().item()
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
