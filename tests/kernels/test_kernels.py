@@ -243,3 +243,12 @@ def test_smooth_values_exist_between_tokens() -> None:
     assert abs(value - np.interp(0.5**0.5, knots, np.append(0, kernel.values.detach()[0]) * knots)) < 1e-12
     with pytest.raises(ValueError, match="no values between tokens"):
         FreeKernel(3).smooth_at(torch.zeros(1))
+
+
+def test_what_compilers_get_wrong_is_refused() -> None:
+    kernel = FrequencyKernel(3, activation="silu", grid=16)
+    with pytest.raises(Exception, match="wrong gradients"):
+        torch.compile(kernel.taps, backend="eager", fullgraph=True)(8)
+    with torch.no_grad():
+        compiled = torch.compile(kernel.taps, backend="eager", fullgraph=True)(8)
+    torch.testing.assert_close(compiled, kernel.taps(8))
