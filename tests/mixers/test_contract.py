@@ -24,7 +24,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "frequency"}}),
     ("toeplitz", {"kernel": {"name": "frequency", "inputs": "omega", "grid": 100}}),
     ("toeplitz", {"kernel": {"name": "frequency", "grid": 100}, "engine": "block"}),
-    ("gtu", {"kernel": {"name": "frequency", "activation": "gelu"}}),
+    ("gtu", {"kernel": {"name": "frequency", "inputs": "omega"}}),
     ("toeplitz", {"kernel": {"name": "warped"}}),
     ("toeplitz", {"engine": "direct", "kernel": {"name": "rpe", "decay": 0.5}}),
     ("toeplitz", {"kernel": {"name": "warped"}, "engine": "ski"}),

@@ -33,8 +33,8 @@ class FrequencyKernel(LagKernel):
 
     The grid belongs to the kernel, not to the input: taps of longer lags alias onto shorter ones, so another grid is
     another kernel, and a prompt of any length must see the same. A trained model may be given a finer grid, which
-    reaches further back (SKI-TNN §1). ValueError for options out of range, and for training with SiLU under
-    torch.compile, whose gradients come out wrong (docs/log.md, "Compiled SiLU").
+    reaches further back (SKI-TNN §1). ValueError for options out of range, and for training with an activation
+    other than ReLU under torch.compile, whose gradients come out wrong (docs/log.md, "Compiled kernels").
     """
 
     spectral = True
@@ -88,10 +88,10 @@ class FrequencyKernel(LagKernel):
         """Features of the network on the grid, and a constant for the last layer's bias: (hidden + 1, grid + 1)."""
         weight = self.network.last.weight
         compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        if compiled and torch.is_grad_enabled() and self.network.activation == "silu":
+        if compiled and torch.is_grad_enabled() and self.network.activation != "relu":
             raise ValueError(
-                "torch.compile's inductor gives wrong gradients for a frequency kernel with activation 'silu' "
-                "(torch 2.13); use 'gelu' or 'relu', or train without torch.compile"
+                "torch.compile's inductor gives wrong gradients for a frequency kernel with activation "
+                f"{self.network.activation!r} (torch 2.13); use 'relu', or train without torch.compile"
             )
         step = torch.arange(self.grid + 1, dtype=self.precision(weight), device=weight.device)
         angle = step * (math.pi / self.grid)
