@@ -23,9 +23,9 @@ from lagwise.ops import (
     split_kernel,
     toeplitz_product,
 )
+from lagwise.ops.ski import SAMPLED_LAGS
 
 _FIRST_NODES = 64
-_SAMPLED_LAGS = 1024  # as `plan_from_tolerance` looks at
 
 
 class SKIState(NamedTuple):
@@ -138,7 +138,7 @@ class SKI:
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
         """The plan in force for a causal kernel as it is now, and its error as `plan_from_tolerance` estimates it."""
         reach = kernel.horizon() or kernel.max_length
-        lags = _SAMPLED_LAGS if reach is None else min(reach, _SAMPLED_LAGS)
+        lags = SAMPLED_LAGS if reach is None else min(reach, SAMPLED_LAGS)
         taps, ends = kernel.taps(lags), reach == lags
         if self.tolerance is None:
             return self.fixed_plan, ski_error(taps, self.fixed_plan, ends=ends)

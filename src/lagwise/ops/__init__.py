@@ -1,10 +1,10 @@
 """Pure functions of tensors. Needs torch only."""
 
 from lagwise.ops.attention import alibi_slopes, attention, attention_reference
+from lagwise.ops.block import toeplitz_matrix
 from lagwise.ops.convolution import (
     ENGINES,
     EXACT_ENGINES,
-    toeplitz_matrix,
     toeplitz_product,
     toeplitz_reference,
     truncation_length,

@@ -57,6 +57,26 @@ def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int)
     return hankel.flip(3).transpose(0, 1)
 
 
+def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor:
+    """Dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
+
+    Shapes: taps ``(channels, n_taps)`` as in `toeplitz_product`; result ``(channels, length, length)``.
+    Lags without a tap are zero. ValueError for two-sided taps of even number.
+    """
+    origin = 0 if causal else centre(taps)
+    lag = torch.arange(length, device=taps.device)[:, None] - torch.arange(length, device=taps.device)[None, :]
+    index = lag + origin
+    inside = (index >= 0) & (index < taps.shape[1])
+    return taps[:, index.clamp(0, taps.shape[1] - 1)] * inside
+
+
+def centre(taps: Tensor) -> int:
+    """Index of lag 0 among two-sided taps. ValueError if they are even in number."""
+    if taps.shape[1] % 2 == 0:
+        raise ValueError(f"two-sided taps must be odd in number, with lag 0 in the middle, got {taps.shape[1]}")
+    return taps.shape[1] // 2
+
+
 def banded_product(x: Tensor, matrices: Tensor, first: int) -> Tensor:
     """Multiply a signal by a block-banded matrix that is the same along its block diagonals.
 

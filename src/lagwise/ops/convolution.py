@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.block import block_product
+from lagwise.ops.block import block_product, centre, toeplitz_matrix
 from lagwise.ops.local import direct_product
 from lagwise.ops.ski import ski_toeplitz_product
 from lagwise.ops.spectral import compute_dtype, fft_product
@@ -80,19 +80,6 @@ def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tenso
     return torch.einsum("cij,bjc->bic", matrix, x.to(dtype)).to(x.dtype)
 
 
-def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor:
-    """Dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
-
-    Shapes: taps ``(channels, n_taps)`` as in `toeplitz_product`; result ``(channels, length, length)``.
-    Lags without a tap are zero. ValueError for two-sided taps of even number.
-    """
-    origin = 0 if causal else _centre(taps)
-    lag = torch.arange(length, device=taps.device)[:, None] - torch.arange(length, device=taps.device)[None, :]
-    index = lag + origin
-    inside = (index >= 0) & (index < taps.shape[1])
-    return taps[:, index.clamp(0, taps.shape[1] - 1)] * inside
-
-
 def truncation_length(decay: float, tolerance: float) -> int | None:
     """Number of taps after which a kernel with this decay is negligible.
 
@@ -126,12 +113,6 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str) -> tuple[Tens
     length = x.shape[1]
     if causal:
         return taps[:, :length], 0
-    centre = _centre(taps)
-    reach = min(centre, length - 1)
-    return taps[:, centre - reach : centre + reach + 1], reach
-
-
-def _centre(taps: Tensor) -> int:
-    if taps.shape[1] % 2 == 0:
-        raise ValueError(f"two-sided taps must be odd in number, with lag 0 in the middle, got {taps.shape[1]}")
-    return taps.shape[1] // 2
+    middle = centre(taps)
+    reach = min(middle, length - 1)
+    return taps[:, middle - reach : middle + reach + 1], reach

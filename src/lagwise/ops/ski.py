@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.block import toeplitz_matrix
 from lagwise.ops.interpolation import (
     NodeGrid,
     inducing_grid,
@@ -26,8 +27,9 @@ from lagwise.ops.interpolation import (
 from lagwise.ops.local import direct_product
 from lagwise.ops.spectral import compute_dtype, fft_product
 
+# What a plan is chosen on.
 _SAMPLED_CHANNELS = 16
-_SAMPLED_LAGS = 1024
+SAMPLED_LAGS = 1024
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
@@ -153,22 +155,20 @@ def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
     if min(x.shape[1], taps.shape[1]) <= plan.width:
         return direct_product(x, taps, 0)
     nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
-    missing = max(plan.width, (nodes - 1) * plan.spacing + 1) - taps.shape[1]
     coarse = taps[:, :: plan.spacing][:, :nodes]
-    if ends or coarse.shape[1] < 2:
+    if ends:
         coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
     else:  # it goes on, but the nodes after the last token are all that meets the rest
         beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
         coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
-    short = F.pad(taps, (0, max(0, missing)))[:, : plan.width]
-    return causal_ski_product(x, *split_kernel(short, coarse, plan), plan)
+    return causal_ski_product(x, *split_kernel(taps[:, : plan.width], coarse, plan), plan)
 
 
 def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int) -> Tensor:
     """The matrices that `causal_ski_product` multiplies by, dense ``(channels, length, length)``: the reference."""
     grid = plan.grid(length)
     w = interpolation_matrix(grid).to(coarse.dtype)
-    return _lower(short, length) + w @ _lower(coarse, grid.nodes) @ w.t()
+    return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
 
 
 def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
@@ -194,8 +194,8 @@ def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SK
     taps = taps.detach()
     roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
     chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
-    ends = ends and taps.shape[1] <= _SAMPLED_LAGS
-    sample = taps[chosen, :_SAMPLED_LAGS]
+    ends = ends and taps.shape[1] <= SAMPLED_LAGS
+    sample = taps[chosen, :SAMPLED_LAGS]
     best: tuple[SKIPlan, float] | None = None
     for plan in PLANS:
         error = ski_error(sample, plan, ends=ends)
@@ -263,8 +263,3 @@ def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
         for node in range(plan.degree + 1):
             spread += w[token, node] * w[token : token + plan.width, node : node + count].t()
     return ramp, spread / plan.spacing
-
-
-def _lower(taps: Tensor, length: int) -> Tensor:
-    lag = torch.arange(length)[:, None] - torch.arange(length)[None, :]
-    return taps[:, lag.clamp(0, taps.shape[1] - 1)] * ((lag >= 0) & (lag < taps.shape[1]))
