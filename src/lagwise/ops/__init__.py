@@ -31,6 +31,7 @@ from lagwise.ops.ski import (
     split_kernel,
 )
 from lagwise.ops.spectral import SPECTRAL_ENGINES, fast_length, spectral_product
+from lagwise.ops.window import Window
 
 __all__ = [
     "ENGINES",
@@ -38,6 +39,7 @@ __all__ = [
     "SPECTRAL_ENGINES",
     "NodeGrid",
     "SKIPlan",
+    "Window",
     "alibi_slopes",
     "attention",
     "attention_reference",

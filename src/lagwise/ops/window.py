@@ -1,0 +1,99 @@
+"""The last tokens of a stream, kept in a buffer that grows by what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_FIRST_CAPACITY = 16
+
+
+class _Buffer:
+    """Storage ``(batch, capacity, channels)`` that several windows may look into, and how much of it is written."""
+
+    def __init__(self, storage: Tensor, written: int):
+        self.storage, self.written = storage, written
+
+
+class Window:
+    """The last ``reach`` tokens of a signal ``(batch, length, channels)``, or all of them if reach is None.
+
+    Appending gives a new window and leaves the old one as it was, yet copies only the new tokens: both look into one
+    buffer, of which the old one knows less. Only where two windows go on from the same one does the second copy the
+    past; and once in every ``reach`` tokens the window moves to a new buffer. So n tokens cost O(n + reach) in all, and
+    memory is at most twice what is kept.
+    """
+
+    __slots__ = ("_buffer", "_end", "_size", "reach")
+
+    def __init__(self, tokens: Tensor, reach: int | None):
+        if reach is not None and reach < 0:
+            raise ValueError(f"reach must be at least 0, got {reach}")
+        self.reach = reach
+        self._size = tokens.shape[1] if reach is None else min(reach, tokens.shape[1])
+        self._end = tokens.shape[1]
+        self._buffer = _Buffer(tokens, self._end)
+
+    @classmethod
+    def empty(cls, batch_size: int, channels: int, reach: int | None, *, like: Tensor) -> Window:
+        """A window that has seen nothing, with the dtype and device of a tensor."""
+        return cls(like.new_zeros(batch_size, 0, channels), reach)
+
+    @property
+    def tokens(self) -> Tensor:
+        """What is kept, ``(batch, size, channels)``, oldest first. Not to be written to."""
+        return self._buffer.storage[:, self._end - self._size : self._end]
+
+    @property
+    def size(self) -> int:
+        """Tokens kept, at most reach."""
+        return self._size
+
+    def append(self, x: Tensor) -> Window:
+        """The window after the tokens x ``(batch, n, channels)``, which are cast to its dtype."""
+        new = x.shape[1]
+        x = x.to(self._buffer.storage.dtype)
+        kept = self._size if self.reach is None else max(0, min(self._size, self.reach - new))
+        if not self._writable(x):
+            past = self.tokens[:, self._size - kept :]
+            added = x if self.reach is None else x[:, max(0, new - self.reach) :]
+            if torch.is_grad_enabled() and (x.requires_grad or past.requires_grad):
+                return Window(torch.cat([past, added], dim=1), self.reach)
+            return self._moved(past, added)
+        buffer = self._buffer
+        buffer.storage[:, self._end : self._end + new] = x
+        buffer.written = self._end + new
+        return self._seen(buffer, buffer.written, kept + new)
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> Window:
+        """The window of other rows: ``change`` is applied to what is kept."""
+        return Window(change(self.tokens), self.reach)
+
+    def _writable(self, x: Tensor) -> bool:
+        """Whether x may be written behind the window: there is room, nobody has written there, and no gradient or
+        inference mode forbids it."""
+        storage = self._buffer.storage
+        return (
+            self._buffer.written == self._end
+            and self._end + x.shape[1] <= storage.shape[1]
+            and not (torch.is_grad_enabled() and (x.requires_grad or storage.requires_grad))
+            and (not storage.is_inference() or torch.is_inference_mode_enabled())
+        )
+
+    def _moved(self, past: Tensor, added: Tensor) -> Window:
+        size = past.shape[1] + added.shape[1]
+        capacity = max(_FIRST_CAPACITY, 2 * size)
+        if self.reach is not None:
+            capacity = max(size, min(capacity, 2 * self.reach))
+        storage = past.new_empty(past.shape[0], capacity, past.shape[2])
+        storage[:, : past.shape[1]] = past
+        storage[:, past.shape[1] : size] = added
+        return self._seen(_Buffer(storage, size), size, size)
+
+    def _seen(self, buffer: _Buffer, end: int, size: int) -> Window:
+        window = Window.__new__(Window)
+        window.reach, window._buffer, window._end = self.reach, buffer, end
+        window._size = size if self.reach is None else min(size, self.reach)
+        return window

@@ -1,0 +1,69 @@
+"""Windows of a stream: what is kept, and that older windows stay what they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lagwise.ops import Window
+
+
+def signal(length: int) -> torch.Tensor:
+    return torch.randn(2, length, 3)
+
+
+@pytest.mark.parametrize("reach", [0, 1, 5, 17, 100, None])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_window_is_the_last_tokens(reach: int | None, grad: bool) -> None:
+    x = signal(200).requires_grad_(grad)
+    window, end = Window.empty(2, 3, reach, like=x), 0
+    for size in (1, 1, 3, 40, 1, 1, 1, 7, 20, 1, 100, 1, 1, 22):
+        window, end = window.append(x[:, end : end + size]), end + size
+        kept = end if reach is None else min(end, reach)
+        assert window.size == kept
+        assert torch.equal(window.tokens, x[:, end - kept : end])
+    assert window.tokens.requires_grad == grad
+
+
+def test_branches_do_not_disturb_each_other() -> None:
+    x = signal(60)
+    root = Window.empty(2, 3, 10, like=x).append(x[:, :20])
+    one, two = root.append(x[:, 20:21]), root.append(x[:, 30:31])
+    for n in range(12):
+        one, two = one.append(x[:, 21 + n : 22 + n]), two.append(x[:, 31 + n : 32 + n])
+    assert torch.equal(root.tokens, x[:, 10:20])
+    assert torch.equal(one.tokens, x[:, 23:33])
+    assert torch.equal(two.tokens, x[:, 33:43])
+
+
+def test_the_past_is_copied_once_in_reach_tokens() -> None:
+    """Storage moves when it is full and not at every token; it is never more than twice the reach."""
+    window = Window.empty(1, 3, 64, like=torch.zeros(1))
+    places = set()
+    for _ in range(1000):
+        window = window.append(torch.randn(1, 1, 3))
+        places.add(window.tokens.untyped_storage().data_ptr())
+        assert window.tokens.untyped_storage().nbytes() <= 2 * 64 * 3 * 4
+    held = []
+    for _ in range(128):  # held, so that no address is used again
+        window = window.append(torch.randn(1, 1, 3))
+        held.append(window.tokens)
+    assert len({t.untyped_storage().data_ptr() for t in held}) <= 3
+
+
+def test_a_window_of_inference_mode_goes_on_outside_it() -> None:
+    with torch.inference_mode():
+        window = Window.empty(1, 3, 8, like=torch.zeros(1)).append(torch.randn(1, 4, 3))
+    assert window.append(torch.randn(1, 1, 3)).size == 5
+
+
+def test_rows_can_be_picked() -> None:
+    x = signal(9)
+    window = Window.empty(2, 3, 5, like=x).append(x).map_batch(lambda t: t[[1, 1, 0]])
+    assert torch.equal(window.tokens, x[[1, 1, 0], 4:])
+    assert window.append(x[[0, 0, 0], :1]).size == 5
+
+
+def test_a_negative_reach_is_refused() -> None:
+    with pytest.raises(ValueError, match="reach must be at least 0, got -1"):
+        Window.empty(1, 3, -1, like=torch.zeros(1))
