@@ -13,12 +13,19 @@ from lagwise._registration import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, StreamingCache
+    from lagwise.models import (
+        LagwiseConfig,
+        LagwiseForCausalLM,
+        LagwiseForSequenceClassification,
+        LagwiseModel,
+        StreamingCache,
+    )
     from lagwise.ops import toeplitz_product
 
 __all__ = [
     "LagwiseConfig",
     "LagwiseForCausalLM",
+    "LagwiseForSequenceClassification",
     "LagwiseModel",
     "StreamingCache",
     "__version__",
@@ -31,6 +38,7 @@ __getattr__ = lazy(
     {
         "LagwiseConfig": "lagwise.models",
         "LagwiseForCausalLM": "lagwise.models",
+        "LagwiseForSequenceClassification": "lagwise.models",
         "LagwiseModel": "lagwise.models",
         "StreamingCache": "lagwise.models",
         "toeplitz_product": "lagwise.ops",

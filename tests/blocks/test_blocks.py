@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks import BLOCKS, GLU, MLP, PreNormBlock
+from lagwise.blocks import BLOCKS, GLU, MLP, ChainBlock, MegaBlock, PreNormBlock, QueryKey
 from lagwise.mixers import GTU, AttentionMixer
 from lagwise.ops import toeplitz_reference
+from lagwise.tables import build
 
 KERNEL = {"name": "rpe", "hidden": 8, "layers": 1}
+TCN = {"name": "tcn", "kernel_size": 3, "dilation": 2, "depth": 3}
 TABLE_7: dict[str, dict[str, Any]] = {
     "GTU + GLU": {"token_mixer": {"name": "gtu", "kernel": KERNEL}},
     "GTU only": {"token_mixer": {"name": "gtu", "kernel": KERNEL}, "channel_mixer": {"name": "none"}},
@@ -69,20 +71,113 @@ def test_prenorm_block_is_two_residual_layers() -> None:
         return z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
     h = x + block.token_mixer(norm(x))
-    torch.testing.assert_close(block(x), h + block.channel_mixer(norm(h)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(block(x), h + block.channels.mixer(norm(h)), rtol=0, atol=1e-12)
     assert not list(block.token_norm.parameters())
 
 
 @every_structure
 def test_structures_of_table_7(options: dict) -> None:
     block = PreNormBlock(6, **options)
-    assert (block.channel_mixer is None) == (options.get("channel_mixer") == {"name": "none"})
+    assert (block.channels.mixer is None) == (options.get("channel_mixer") == {"name": "none"})
     assert isinstance(block.token_mixer, GTU if options["token_mixer"]["name"] == "gtu" else AttentionMixer)
 
 
-@every_structure
-def test_blocks_stream_and_pad_like_their_mixers(options: dict) -> None:
-    block = PreNormBlock(6, **options).double()
+EVERY_BLOCK: dict[str, dict[str, Any]] = {
+    **{name: {"name": "prenorm", **options} for name, options in TABLE_7.items()},
+    "EMA-MLP": {"name": "prenorm", "token_mixer": {"name": "ema"}, "channel_mixer": {"name": "mlp"}},
+    "TCN-MLP": {"name": "prenorm", "token_mixer": TCN, "channel_mixer": {"name": "mlp"}},
+    "MEGA": {"name": "mega", "query_size": 4, "chunk": 7},
+    "MEGA, Laplace, simple bias": {
+        "name": "mega",
+        "query_size": 4,
+        "chunk": 7,
+        "function": "laplace",
+        "position": "simple",
+    },
+    "TCNCA": {"name": "mega", "memory": TCN, "query_size": 4, "chunk": 7, "value_size": 5, "norm": "rms"},
+    "MEGA with a TNO": {"name": "mega", "memory": {"name": "toeplitz", "kernel": KERNEL}, "query_size": 4, "chunk": 7},
+    "TCNCA-simple": {
+        "name": "chain",
+        "blocks": [
+            {"name": "prenorm", "token_mixer": TCN, "channel_mixer": {"name": "none"}},
+            {
+                "name": "prenorm",
+                "token_mixer": {"name": "chunked_attention", "chunk": 7},
+                "channel_mixer": {"name": "mlp"},
+            },
+        ],
+    },
+}
+every_block = pytest.mark.parametrize("spec", EVERY_BLOCK.values(), ids=EVERY_BLOCK)
+
+
+def make(spec: dict[str, Any], *, causal: bool = True) -> nn.Module:
+    """A block whose parameters are all at work: MEGA's start with attention that hardly chooses."""
+    block = build(BLOCKS, spec, 6, what="block", causal=causal).double()
+    with torch.no_grad():
+        for module in block.modules():
+            if isinstance(module, QueryKey):
+                module.scale.normal_()
+                module.shift.normal_()
+    return block
+
+
+def test_mega_is_its_formula() -> None:
+    """TCNCA fig. 3, written out with attention over all pairs of one chunk."""
+    block: Any = make({"name": "mega", "query_size": 4, "value_size": 5, "chunk": 7, "position": "none"})
+    assert isinstance(block, MegaBlock)
+    x = torch.randn(2, 25, 6, dtype=torch.float64)
+    normed = block.norm(x)
+    memory = block.memory(normed)
+    u, z, r, h = (memory @ block.gates.weight.t() + block.gates.bias).split((6, 4, 5, 6), dim=2)
+    z, r, v = F.silu(z), F.silu(r), F.silu(affine(block.value, normed))
+    q, k = (z * block.query_key.scale[n] + block.query_key.shift[n] for n in range(2))
+    place = torch.arange(25)
+    allowed = (place[:, None] // 7 == place // 7) & (place[:, None] >= place)
+    weights = (q @ k.transpose(1, 2) / 2).masked_fill(~allowed, float("-inf")).softmax(-1)
+    h = F.silu(h + affine(block.out, weights @ v * r))
+    expected = x + u.sigmoid() * (h - x)
+    expected = expected + block.channels.mixer(block.channels.norm(expected))
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-12)
+
+
+def test_tcnca_simple_is_three_plain_residuals() -> None:
+    """TCNCA fig. 4."""
+    block: Any = make(EVERY_BLOCK["TCNCA-simple"])
+    assert isinstance(block, ChainBlock)
+    x = torch.randn(2, 25, 6, dtype=torch.float64)
+    tcn, attention = block.blocks
+    h = x + tcn.token_mixer(tcn.token_norm(x))
+    h = h + attention.token_mixer(attention.token_norm(h))
+    h = h + attention.channels.mixer(attention.channels.norm(h))
+    torch.testing.assert_close(block(x), h, rtol=0, atol=1e-12)
+
+
+@every_block
+def test_dropout_is_for_training_only(spec: dict) -> None:
+    if spec["name"] == "chain":
+        spec = {"name": "chain", "blocks": [{**link, "dropout": 0.5} for link in spec["blocks"]]}
+    else:
+        spec = {**spec, "dropout": 0.5}
+    block = make(spec)
+    x = torch.randn(2, 25, 6, dtype=torch.float64)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))
+
+
+@every_block
+def test_every_parameter_of_a_block_learns(spec: dict) -> None:
+    block = make(spec)
+    block(torch.randn(2, 25, 6, dtype=torch.float64)).square().sum().backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@every_block
+def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
+    block: Any = make(spec)
     x = torch.randn(2, 25, 6, dtype=torch.float64)
     whole = block(x)
     first, state = block.prefill(x[:, :10], block.init_state(2))
@@ -98,14 +193,31 @@ def test_blocks_stream_and_pad_like_their_mixers(options: dict) -> None:
     torch.testing.assert_close(packed, torch.cat([whole, whole], 1), rtol=0, atol=1e-9)
 
 
+@every_block
+def test_rows_of_a_block_may_be_out_of_step(spec: dict) -> None:
+    """Left-padded rows cross the boundaries of chunks at their own times; each is what it would be alone."""
+    block: Any = make(spec)
+    x = torch.randn(3, 30, 6, dtype=torch.float64)
+    padding = torch.tensor([0, 3, 9])
+    mask = torch.arange(30) >= padding[:, None]
+    state, parts = block.init_state(3), []
+    for part, real in ((x[:, :12], mask[:, :12]), *((x[:, n : n + 1], None) for n in range(12, 30))):
+        y, state = block.prefill(part, state, mask=real)
+        parts.append(y)
+    streamed = torch.cat(parts, 1)
+    for row, start in enumerate(padding.tolist()):
+        alone = block(x[row : row + 1, start:])
+        torch.testing.assert_close(streamed[row : row + 1, start:], alone, rtol=0, atol=1e-9)
+
+
+@every_block
 @pytest.mark.parametrize("causal", [True, False])
-def test_blocks_may_be_bidirectional(causal: bool) -> None:
-    block = PreNormBlock(6, causal=causal, **TABLE_7["GTU + GLU"])
-    x = torch.randn(1, 20, 6)
-    changed = x.clone()
-    changed[:, 15:] += 1
-    moved = (block(changed) - block(x))[:, :15].abs().max()
-    assert (moved < 1e-5) == causal
+def test_blocks_may_be_bidirectional(spec: dict, causal: bool) -> None:
+    block = make(spec, causal=causal)
+    x = torch.randn(1, 20, 6, dtype=torch.float64)
+    changed = torch.cat([x[:, :18], torch.randn(1, 2, 6, dtype=torch.float64)], dim=1)
+    moved = (block(changed) - block(x))[:, :18].abs().max()
+    assert (moved < 1e-12) == causal
 
 
 @pytest.mark.parametrize(
@@ -118,8 +230,13 @@ def test_blocks_may_be_bidirectional(causal: bool) -> None:
         ({"token_mixer": {"name": "gtu", "expansion": 0}}, "at least one channel"),
         ({"channel_mixer": {"name": "mlp", "expansion": 0.01}}, "at least one channel"),
         ({"token_mixer": {"name": "gtu", "causal": False}}, "option of token mixer"),
+        ({"name": "mega", "memory": {"name": "emma"}}, "unknown memory: 'emma'; did you mean 'ema'"),
+        ({"name": "mega", "query_size": 0}, "query_size and value_size must be at least 1, got 0 and 12"),
+        ({"name": "mega", "query_size": 3}, "even size of queries, got 3"),
+        ({"name": "chain"}, "list of at least one block"),
+        ({"name": "chain", "blocks": [{"name": "prenorm", "norms": "rms"}]}, "option of block 0 of the chain"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BLOCKS["prenorm"](6, **options)
+        build(BLOCKS, {"name": "prenorm", **options}, 6, what="block")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lagwise.kernels import KERNELS, FreeKernel, FrequencyKernel, LagKernel, RPEKernel, WarpedKernel
+from lagwise.kernels import KERNELS, EMAKernel, FreeKernel, FrequencyKernel, LagKernel, RPEKernel, WarpedKernel
 from lagwise.tables import build
 
 VARIANTS = [
@@ -24,6 +24,7 @@ VARIANTS = [
     {"name": "frequency", "grid": 40},
     {"name": "warped", "decay": 0.9, "filter_size": 5, "points": 7},
     {"name": "warped", "filter_size": 0},
+    {"name": "ema", "dimension": 3, "truncation": 45},
 ]
 every_kernel = pytest.mark.parametrize("spec", VARIANTS, ids=str)
 
@@ -252,3 +253,36 @@ def test_what_compilers_get_wrong_is_refused() -> None:
     with torch.no_grad():
         compiled = torch.compile(kernel.taps, backend="eager", fullgraph=True)(8)
     torch.testing.assert_close(compiled, kernel.taps(8))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_ema_is_megas_sum_of_exponentials(causal: bool) -> None:
+    """TCNCA eq. 1 and MEGA's app. A, written out; two-sided, lag 0 counts in both directions."""
+    kernel = EMAKernel(2, causal=causal, dimension=4).double()
+    p, q = kernel.delta.sigmoid(), 1 - kernel.delta.sigmoid() * kernel.alpha.sigmoid()
+    weight = p * (kernel.beta + torch.tensor([1.0, -1.0, 1.0, -1.0])) * kernel.gamma / 2
+    sides = torch.stack([(weight * q**lag).sum(2) for lag in range(30)], dim=2)
+    expected = sides[0]
+    if not causal:
+        expected = torch.cat([sides[1].flip(1)[:, :-1], sides[0]], dim=1)
+        expected[:, 29] += sides[1, :, 0]
+    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
+    lags = torch.arange(0 if causal else -29, 30)
+    smooth, local = kernel.smooth_at(lags.double()), kernel.local_taps()
+    if local is not None:
+        smooth[:, 29] += local[0][:, 0]
+    torch.testing.assert_close(smooth, expected, rtol=0, atol=1e-12)
+
+
+def test_ema_begins_as_mega_does() -> None:
+    """Decays near 3/4, and weights whose signs are those of gamma and, at every other exponential, the opposite."""
+    torch.manual_seed(1)
+    kernel = EMAKernel(200, dimension=4)
+    weight, log_decay = kernel.exponentials()
+    assert abs(log_decay.exp().mean() - 0.75) < 0.01
+    assert torch.equal((weight * kernel.gamma).sign()[0], torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(200, 4))
+
+
+def test_ema_refuses_what_is_out_of_range() -> None:
+    with pytest.raises(ValueError, match="dimension and truncation must be at least 1, got 0 and None"):
+        EMAKernel(2, dimension=0)

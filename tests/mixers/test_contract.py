@@ -17,6 +17,11 @@ LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in MIXERS),
     ("attention", {"position": "none"}),
+    ("chunked_attention", {"chunk": 7}),
+    ("chunked_attention", {"chunk": 16, "heads": 2, "position": "none"}),
+    ("chunked_attention", {"chunk": 12, "function": "laplace", "position": "simple"}),
+    ("chunked_attention", {"chunk": 9, "heads": 2, "function": "relu2", "position": "rotary"}),
+    ("chunked_attention", {"chunk": 1, "position": "simple"}),
     ("toeplitz", {"engine": "block"}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
@@ -31,6 +36,12 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "warped"}, "engine": {"name": "ski", "degree": 3, "spacing": 4, "width": 40}}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}}),
     ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}),
+    ("toeplitz", {"kernel": {"name": "ema"}}),
+    ("toeplitz", {"kernel": {"name": "ema"}, "engine": "ski"}),
+    ("ema", {"truncation": 70, "dimension": 3}),
+    ("ema", {"engine": "auto"}),
+    ("tcn", {"kernel_size": 3, "dilation": 3, "depth": 3, "convolutions": 2, "norm": "rms", "activation": "gelu"}),
+    ("tcn", {"kernel_size": 17, "dilation": 5, "depth": 2, "activation": "none", "residual": False}),
 ]
 every_mixer = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: str(v) if v else "default")
 

@@ -2,11 +2,11 @@
 
 from torch import nn
 
+from lagwise.blocks.chain import LINKS, ChainBlock
 from lagwise.blocks.channel import CHANNEL_MIXERS, GLU, MLP
+from lagwise.blocks.mega import MegaBlock, QueryKey
 from lagwise.blocks.prenorm import PreNormBlock
 
-BLOCKS: dict[str, type[nn.Module]] = {
-    "prenorm": PreNormBlock,
-}
+BLOCKS: dict[str, type[nn.Module]] = {**LINKS, "chain": ChainBlock}
 
-__all__ = ["BLOCKS", "CHANNEL_MIXERS", "GLU", "MLP", "PreNormBlock"]
+__all__ = ["BLOCKS", "CHANNEL_MIXERS", "GLU", "MLP", "ChainBlock", "MegaBlock", "PreNormBlock", "QueryKey"]

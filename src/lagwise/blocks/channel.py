@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lagwise.blocks.norm import make_norm
+from lagwise.tables import Spec, build
 
 
 class GLU(nn.Module):
@@ -47,3 +52,19 @@ def _width(channels: int, expansion: float) -> int:
 
 
 CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}
+
+
+class ChannelLayer(nn.Module):
+    """``x + dropout(mix_channels(norm x))``: the second half of a block, or nothing for ``{"name": "none"}``."""
+
+    def __init__(self, channels: int, spec: Spec, norm: str, dropout: float):
+        super().__init__()
+        self.norm: nn.Module | None = None
+        self.mixer: Any = None
+        if spec != {"name": "none"}:
+            self.norm = make_norm(norm, channels)
+            self.mixer = build(CHANNEL_MIXERS, spec, channels, what="channel mixer")
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else x + self.dropout(self.mixer(self.norm(x)))

@@ -1,6 +1,7 @@
 """Lag kernels: parametrisations of k(lag), one a file."""
 
 from lagwise.kernels.base import LagKernel
+from lagwise.kernels.ema import EMAKernel
 from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
 from lagwise.kernels.network import KernelLinear, KernelNetwork
@@ -12,10 +13,12 @@ KERNELS: dict[str, type[LagKernel]] = {
     "free": FreeKernel,
     "frequency": FrequencyKernel,
     "warped": WarpedKernel,
+    "ema": EMAKernel,
 }
 
 __all__ = [
     "KERNELS",
+    "EMAKernel",
     "FreeKernel",
     "FrequencyKernel",
     "KernelLinear",

@@ -2,13 +2,29 @@
 
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
+from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
+from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
+from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 
 MIXERS: dict[str, type[Mixer]] = {
     "toeplitz": ToeplitzMixer,
     "gtu": GTU,
     "attention": AttentionMixer,
+    "ema": EMAMixer,
+    "tcn": TCNMixer,
+    "chunked_attention": ChunkedAttentionMixer,
 }
 
-__all__ = ["GTU", "MIXERS", "AttentionMixer", "Mixer", "ToeplitzMixer"]
+__all__ = [
+    "GTU",
+    "MIXERS",
+    "AttentionMixer",
+    "ChunkedAttention",
+    "ChunkedAttentionMixer",
+    "EMAMixer",
+    "Mixer",
+    "TCNMixer",
+    "ToeplitzMixer",
+]

@@ -67,6 +67,9 @@ class Mixer(nn.Module):
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
 
+    def reset_parameters(self) -> None:
+        """Draw the parameters that the mixer holds directly; its layers and kernels draw their own."""
+
     def require_causal(self) -> None:
         if not self.causal:
             raise ValueError(

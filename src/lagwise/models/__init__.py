@@ -6,18 +6,28 @@ from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
     from lagwise.models.cache import StreamingCache
+    from lagwise.models.classification import LagwiseForSequenceClassification
     from lagwise.models.configuration import LagwiseConfig
     from lagwise.models.generation import generate_text
     from lagwise.models.loading import load_model
     from lagwise.models.modeling import LagwiseForCausalLM, LagwiseModel
 
-__all__ = ["LagwiseConfig", "LagwiseForCausalLM", "LagwiseModel", "StreamingCache", "generate_text", "load_model"]
+__all__ = [
+    "LagwiseConfig",
+    "LagwiseForCausalLM",
+    "LagwiseForSequenceClassification",
+    "LagwiseModel",
+    "StreamingCache",
+    "generate_text",
+    "load_model",
+]
 
 __getattr__ = lazy(
     __name__,
     {
         "LagwiseConfig": "lagwise.models.configuration",
         "LagwiseForCausalLM": "lagwise.models.modeling",
+        "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",
         "generate_text": "lagwise.models.generation",

@@ -19,6 +19,7 @@ class LagwiseConfig(PreTrainedConfig):
     num_hidden_layers: number of blocks.
     block: spec of the block with its mixers and kernel, by name; ``{"name": "prenorm"}`` is TNN as published. Options
         are those of the constructors (`lagwise.blocks`, `lagwise.mixers`, `lagwise.kernels`).
+    causal: whether a token sees only those before it. Language models must; encoders for classification need not.
     norm: norm before the output layer, ``rms`` (no parameters) or ``layer``.
     position_embedding: ``none`` or ``learned`` (a table added to the embeddings, for Transformers).
     max_position_embeddings: longest sequence accepted; None for any. Learned positions need one.
@@ -34,6 +35,7 @@ class LagwiseConfig(PreTrainedConfig):
     hidden_size: int = 256
     num_hidden_layers: int = 6
     block: dict[str, Any] | None = None
+    causal: bool = True
     norm: str = "rms"
     position_embedding: str = "none"
     max_position_embeddings: int | None = None
@@ -56,6 +58,8 @@ class LagwiseConfig(PreTrainedConfig):
         self.block = self.block or {"name": "prenorm"}
         if not isinstance(self.block, dict) or "name" not in self.block:
             raise ValueError(f"block must be a mapping with a 'name', got {self.block!r}")
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal must be true or false, got {self.causal!r}")
         known(self.norm, ("rms", "layer"), "norm")
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         if self.position_embedding == "learned" and self.max_position_embeddings is None:

@@ -11,9 +11,10 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from lagwise.blocks import BLOCKS
-from lagwise.blocks.prenorm import NORMS
+from lagwise.blocks import BLOCKS, QueryKey
+from lagwise.blocks.norm import make_norm
 from lagwise.kernels import KernelLinear, LagKernel
+from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StateLayer, StreamingCache, real_positions
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.ops import document_starts
@@ -29,7 +30,7 @@ class LagwiseLayer(GradientCheckpointingLayer):
     def __init__(self, config: LagwiseConfig):
         super().__init__()
         assert config.block is not None
-        self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=True)
+        self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
 
     def forward(
         self,
@@ -67,7 +68,7 @@ class LagwisePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LagKernel | KernelLinear):
+        if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey):
             module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding):
             init.normal_(module.weight, std=self.config.initializer_range)
@@ -79,7 +80,7 @@ class LagwisePreTrainedModel(PreTrainedModel):
 
 
 class LagwiseModel(LagwisePreTrainedModel):
-    """Embeddings, blocks, final norm (TNN fig. 2).
+    """Embeddings, blocks, final norm (TNN fig. 2): causal, or a bidirectional encoder if ``config.causal`` is false.
 
     Inputs: input_ids ``(batch, length)`` or inputs_embeds ``(batch, length, hidden_size)``; attention_mask
     ``(batch, length so far)``, zero at padding on either side; seq_idx ``(batch, length)`` for packed rows;
@@ -96,7 +97,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             assert config.max_position_embeddings is not None
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = NORMS[config.norm](config.hidden_size)
+        self.norm = make_norm(config.norm, config.hidden_size)
         self.gradient_checkpointing = False
         limits = [config.max_position_embeddings]
         limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
@@ -126,6 +127,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = self.config.use_cache and not self.training and seq_idx is None
         if self.gradient_checkpointing and self.training:
             use_cache = False  # recomputing a block would advance its state twice
+        if not self.config.causal:
+            use_cache = False
         if past_key_values is None and use_cache:
             past_key_values = StreamingCache(len(self.layers))
         mask = None if attention_mask is None else self._current_mask(attention_mask, batch, length)
@@ -227,6 +230,10 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
+        if not config.causal:
+            raise ValueError(
+                "a language model must be causal, got causal=False; that is for LagwiseModel and classifiers"
+            )
         self.model = LagwiseModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -286,3 +293,6 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
 AutoModelForCausalLM.register(LagwiseConfig, LagwiseForCausalLM, exist_ok=True)
+
+# The other heads register themselves too. Last, because they are made of what is above.
+import lagwise.models.classification  # noqa: E402, F401

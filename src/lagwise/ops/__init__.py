@@ -2,6 +2,17 @@
 
 from lagwise.ops.attention import alibi_slopes, attention, attention_reference
 from lagwise.ops.block import toeplitz_matrix
+from lagwise.ops.chunked_attention import (
+    ATTENTION_FUNCTIONS,
+    chunked_attention,
+    chunked_attention_reference,
+    first_real,
+    lag_matrix,
+    pair_attention,
+    rotary,
+    rotary_factors,
+    rotate,
+)
 from lagwise.ops.convolution import (
     ENGINES,
     EXACT_ENGINES,
@@ -9,6 +20,16 @@ from lagwise.ops.convolution import (
     toeplitz_reference,
     truncation_length,
 )
+from lagwise.ops.dilated_conv import (
+    StackShape,
+    centre_tap,
+    covering_shapes,
+    dilated_convolution,
+    dilated_prefill,
+    dilated_stack,
+    receptive_field,
+)
+from lagwise.ops.ema import ema_parameters, ema_prefill, ema_recurrence, ema_scan, ema_taps
 from lagwise.ops.interpolation import (
     NodeGrid,
     inducing_grid,
@@ -19,6 +40,7 @@ from lagwise.ops.interpolation import (
 )
 from lagwise.ops.local import direct_product
 from lagwise.ops.packing import document_starts, per_document, seq_idx_from_cu_seqlens
+from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
     best_plan,
@@ -34,27 +56,49 @@ from lagwise.ops.spectral import SPECTRAL_ENGINES, fast_length, spectral_product
 from lagwise.ops.window import Window
 
 __all__ = [
+    "ATTENTION_FUNCTIONS",
     "ENGINES",
     "EXACT_ENGINES",
     "SPECTRAL_ENGINES",
     "NodeGrid",
     "SKIPlan",
+    "StackShape",
     "Window",
     "alibi_slopes",
     "attention",
     "attention_reference",
     "best_plan",
+    "block_scan",
     "causal_ski_matrix",
     "causal_ski_product",
+    "centre_tap",
+    "chunked_attention",
+    "chunked_attention_reference",
+    "covering_shapes",
+    "dilated_convolution",
+    "dilated_prefill",
+    "dilated_stack",
     "direct_product",
     "document_starts",
+    "ema_parameters",
+    "ema_prefill",
+    "ema_recurrence",
+    "ema_scan",
+    "ema_taps",
     "fast_length",
+    "first_real",
     "inducing_grid",
     "interpolation_matrix",
+    "lag_matrix",
+    "pair_attention",
     "per_document",
     "plan_from_tolerance",
     "prolong",
+    "receptive_field",
     "restrict",
+    "rotary",
+    "rotary_factors",
+    "rotate",
     "seq_idx_from_cu_seqlens",
     "ski_error",
     "ski_product",

@@ -1,4 +1,4 @@
-"""Products with short kernels: a depthwise convolution, exactly causal."""
+"""Products with few taps, dilated or not: depthwise convolutions, exactly causal."""
 
 from __future__ import annotations
 
@@ -13,34 +13,52 @@ _BLOCK = 32
 _SHORT_BLOCK = 16  # for up to 32 lags: less of the blocks lies outside them
 
 
-def direct_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
+def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``, lag by lag.
 
-    Formula: ``y_i = sum_m taps_m x_{i - (m - origin)}``. No output ever meets a token that its taps do not reach.
+    Formula: ``y_i = sum_m taps_m x_{i - (m - origin) dilation}``. No output ever meets a token that its taps do not
+    reach.
 
-    Source: SKI-TNN §3.2 (T_sparse). On a CPU in float32 the channels-last convolution of the framework runs near the
-    machine's peak, but its gradient to the taps at a hundredth of it: that one is a product of blocks here.
+    Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32 the channels-last convolution of the
+    framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is a product of
+    blocks here.
     """
-    return _DirectProduct.apply(x, taps, origin).to(x.dtype)
+    return _DirectProduct.apply(x, taps, origin, dilation).to(x.dtype)
 
 
 class _DirectProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, taps: Tensor, origin: int) -> Tensor:
+    def forward(ctx, x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
         ctx.save_for_backward(x, taps)
-        ctx.origin = origin
-        return _convolve(x, taps, origin)
+        ctx.origin, ctx.dilation = origin, dilation
+        return _convolve(x, taps, origin, dilation)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         x, taps = ctx.saved_tensors
+        first, last = -ctx.origin, taps.shape[1] - 1 - ctx.origin
         dx = dtaps = None
         if ctx.needs_input_grad[0]:
-            dx = _convolve(grad, taps.flip(1), taps.shape[1] - 1 - ctx.origin).to(x.dtype)
+            dx = _convolve(grad, taps.flip(1), last, ctx.dilation).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            dtaps = lag_products(grad, x, -ctx.origin, taps.shape[1] - 1 - ctx.origin).to(taps.dtype)
-        return dx, dtaps, None
+            grad, x = _phases(grad, ctx.dilation), _phases(x, ctx.dilation)
+            dtaps = lag_products(grad, x, first, last).to(taps.dtype)
+        return dx, dtaps, None, None
+
+
+def _phases(x: Tensor, dilation: int) -> Tensor:
+    """A signal ``(batch, length, channels)`` as rows of every dilation-th token, ``(batch * dilation, n, channels)``: a
+    dilated product acts on each of them by itself, undilated."""
+    return x if dilation == 1 else _image(x, dilation).transpose(1, 2).flatten(0, 1)
+
+
+def _image(x: Tensor, dilation: int) -> Tensor:
+    """A signal as an image ``(batch, rows, dilation, channels)`` whose columns are its phases, zero beyond its end."""
+    rows = -(-x.shape[1] // dilation)
+    if rows * dilation != x.shape[1]:
+        x = F.pad(x, (0, 0, 0, rows * dilation - x.shape[1]))
+    return x.unflatten(1, (rows, dilation))
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
@@ -64,12 +82,23 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
     return total[:, start : start + last - first + 1]
 
 
-def _convolve(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    dtype = compute_dtype(x, taps)
+def _convolve(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
+    """Undilated, an image of one row; dilated, an image as wide as the dilation, convolved along its columns. The
+    framework's own dilation is as fast where nothing is padded and a hundred times slower where it pads."""
+    dtype, channels = compute_dtype(x, taps), x.shape[2]
+    rows = -(-x.shape[1] // dilation)
+    # Taps that reach beyond the signal are left out: they would only widen the padding.
+    low, high = max(0, origin - rows + 1), min(taps.shape[1], origin + rows)
+    taps, origin = taps[:, low:high], origin - low
     before, after = taps.shape[1] - 1 - origin, origin
     padding = max(before, after)
     with torch.autocast(x.device.type, enabled=False):
-        image = x.to(dtype).transpose(1, 2)[:, :, None]  # channels-last in memory
-        weight = taps.to(dtype).flip(1)[:, None, None]
-        y = F.conv2d(image, weight, padding=(0, padding), groups=x.shape[2])
-    return y[:, :, 0, padding - before :][..., : x.shape[1]].transpose(1, 2)
+        weight = taps.to(dtype).flip(1)
+        if dilation == 1:
+            image = x.to(dtype).transpose(1, 2)[:, :, None]  # channels-last in memory
+            y = F.conv2d(image, weight[:, None, None], padding=(0, padding), groups=channels)
+            return y[:, :, 0, padding - before :][..., : x.shape[1]].transpose(1, 2)
+        image = _image(x.to(dtype), dilation).permute(0, 3, 1, 2)
+        y = F.conv2d(image, weight[:, None, :, None], padding=(padding, 0), groups=channels)
+        y = y[:, :, padding - before :][:, :, :rows].permute(0, 2, 3, 1)
+        return y.flatten(1, 2)[:, : x.shape[1]]

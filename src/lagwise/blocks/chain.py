@@ -1,0 +1,69 @@
+"""Several blocks as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from lagwise.blocks.mega import MegaBlock
+from lagwise.blocks.prenorm import PreNormBlock
+from lagwise.tables import build
+
+# What a chain may be made of.
+LINKS: dict[str, type[nn.Module]] = {"prenorm": PreNormBlock, "mega": MegaBlock}
+
+
+class ChainState(NamedTuple):
+    """The states of the blocks."""
+
+    states: tuple[Any, ...]
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ChainState:
+        return ChainState(tuple(state.map_batch(change) for state in self.states))
+
+
+class ChainBlock(nn.Module):
+    """Blocks one after the other: hybrids of any mixers.
+
+    Options: blocks, a list of specs. TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each
+    with a plain residual, is::
+
+        {"name": "chain", "blocks": [
+            {"name": "prenorm", "token_mixer": {"name": "tcn"}, "channel_mixer": {"name": "none"}},
+            {"name": "prenorm", "token_mixer": {"name": "chunked_attention"}, "channel_mixer": {"name": "mlp"}}]}
+
+    ValueError if it is not a list of at least one block. Streams as its blocks do.
+    """
+
+    def __init__(self, channels: int, *, causal: bool = True, blocks: Sequence[Mapping[str, Any]] = ()):
+        super().__init__()
+        if isinstance(blocks, str | Mapping) or not blocks:
+            raise ValueError(f"blocks must be a list of at least one block, got {blocks!r}")
+        self.blocks = nn.ModuleList(
+            build(LINKS, spec, channels, what=f"block {number} of the chain", causal=causal)
+            for number, spec in enumerate(blocks)
+        )
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x, mask=mask, seq_idx=seq_idx)
+        return x
+
+    def init_state(self, batch_size: int) -> ChainState:
+        return ChainState(tuple(block.init_state(batch_size) for block in self._links()))
+
+    def prefill(self, x: Tensor, state: ChainState, *, mask: Tensor | None = None) -> tuple[Tensor, ChainState]:
+        after = []
+        for block, before in zip(self._links(), state.states, strict=True):
+            x, reached = block.prefill(x, before, mask=mask)
+            after.append(reached)
+        return x, ChainState(tuple(after))
+
+    def step(self, x: Tensor, state: ChainState) -> tuple[Tensor, ChainState]:
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+    def _links(self) -> list[Any]:
+        return list(self.blocks)

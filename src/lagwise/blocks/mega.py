@@ -1,0 +1,146 @@
+"""The gated attention layer of MEGA, and of TCNCA, which gives it another memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.blocks.channel import ChannelLayer
+from lagwise.blocks.norm import make_norm
+from lagwise.mixers import MIXERS, ChunkedAttention
+from lagwise.mixers.chunked_attention import ChunkState
+from lagwise.ops import per_document
+from lagwise.tables import build
+
+
+class MegaState(NamedTuple):
+    """States of the memory and of the attention."""
+
+    memory: Any
+    attention: ChunkState
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> MegaState:
+        return MegaState(self.memory.map_batch(change), self.attention.map_batch(change))
+
+
+class MegaBlock(nn.Module):
+    """Attention in chunks from a memory that reaches beyond them, gated, then a channel mixer.
+
+    Formula, with ``x̂ = norm(x)`` and ``m = memory(x̂)``::
+
+        [u | z | r | h] = W m,  u = sigmoid(u), z = silu(z), r = silu(r)
+        q, k = z * γ_q + β_q, z * γ_k + β_k,  v = silu(W_v x̂)
+        x <- x + u * (silu(h + W_h(r * attention(q, k, v))) - x)
+        x <- x + mix_channels(norm x)
+
+    Options:
+        memory: spec of a token mixer. ``{"name": "ema"}`` is MEGA (the default), ``{"name": "tcn", ...}`` TCNCA; any
+            other works too.
+        query_size, value_size: width of queries and keys (MEGA: 128), and of values (twice the channels).
+        chunk, evaluation_chunk, function, position: the attention's, as in `ChunkedAttention`.
+        channel_mixer: spec from its table (MEGA: an MLP of twice the width).
+        norm: ``layer`` or ``rms`` (no parameters).
+        dropout: share of values, gated candidates and channel mixer outputs that are dropped in training.
+
+    ValueError for options out of range. Streams as its two parts do: in constant memory with either of the memories.
+
+    Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        memory: Mapping[str, Any] | None = None,
+        query_size: int = 128,
+        value_size: int | None = None,
+        chunk: int = 128,
+        evaluation_chunk: int | None = None,
+        function: str = "softmax",
+        position: str = "rope",
+        channel_mixer: Mapping[str, Any] | None = None,
+        norm: str = "layer",
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        value_size = 2 * channels if value_size is None else value_size
+        if query_size < 1 or value_size < 1:
+            raise ValueError(f"query_size and value_size must be at least 1, got {query_size} and {value_size}")
+        self.sizes = (channels, query_size, value_size, channels)
+        self.norm = make_norm(norm, channels)
+        self.memory = build(MIXERS, memory or {"name": "ema"}, channels, what="memory", causal=causal)
+        self.value = nn.Linear(channels, value_size)
+        self.gates = nn.Linear(channels, sum(self.sizes))
+        self.query_key = QueryKey(query_size)
+        self.attention = ChunkedAttention(
+            query_size,
+            causal=causal,
+            chunk=chunk,
+            evaluation_chunk=evaluation_chunk,
+            function=function,
+            position=position,
+        )
+        self.out = nn.Linear(value_size, channels)
+        self.channels = ChannelLayer(channels, channel_mixer or {"name": "mlp", "expansion": 2}, norm, dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+        if seq_idx is not None:
+            return self.channels(per_document(self._gated, x, seq_idx, mask))
+        return self.channels(self._gated(x, mask))
+
+    def init_state(self, batch_size: int) -> MegaState:
+        return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
+
+    def prefill(self, x: Tensor, state: MegaState, *, mask: Tensor | None = None) -> tuple[Tensor, MegaState]:
+        normed = self.norm(x)
+        memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
+        update, query, key, reset, candidate = self._project(memory)
+        attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
+        y = self.channels(self._update(x, attended, update, reset, candidate))
+        return y, MegaState(memory_state, attention_state)
+
+    def step(self, x: Tensor, state: MegaState) -> tuple[Tensor, MegaState]:
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+    def _gated(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        normed = self.norm(x)
+        update, query, key, reset, candidate = self._project(self.memory(normed, mask=mask))
+        attended = self.attention(query, key, self._value(normed), mask)
+        return self._update(x, attended, update, reset, candidate)
+
+    def _project(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        update, shared, reset, candidate = self.gates(memory).split(self.sizes, dim=2)
+        query, key = self.query_key(F.silu(shared))
+        return update, query[:, None], key[:, None], reset, candidate
+
+    def _value(self, normed: Tensor) -> Tensor:
+        return self.dropout(F.silu(self.value(normed)))[:, None]
+
+    def _update(self, x: Tensor, attended: Tensor, update: Tensor, reset: Tensor, candidate: Tensor) -> Tensor:
+        candidate = F.silu(candidate + self.out(F.silu(reset) * attended[:, 0]))
+        return torch.lerp(x, self.dropout(candidate).to(x.dtype), update.sigmoid().to(x.dtype))
+
+
+class QueryKey(nn.Module):
+    """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β (TCNCA fig. 3)."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(2, size))
+        self.shift = nn.Parameter(torch.empty(2, size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """MEGA's: small scales, no shift, so that attention starts even."""
+        nn.init.normal_(self.scale, std=0.02)
+        nn.init.zeros_(self.shift)
+
+    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
+        return shared * self.scale[0] + self.shift[0], shared * self.scale[1] + self.shift[1]

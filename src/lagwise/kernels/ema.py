@@ -1,0 +1,80 @@
+"""MEGA's damped exponential moving average as a lag kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.base import LagKernel
+from lagwise.ops import ema_parameters, ema_taps
+
+
+class EMAKernel(LagKernel):
+    """A sum of damped exponentials.
+
+    Formula: ``k(l) = N**-0.5 sum_n p_n beta_n gamma_n q_n**l``, ``p = sigmoid(delta)``, ``q = 1 - p sigmoid(alpha)``
+    (TCNCA eq. 1 and app. I; MEGA, Ma et al. 2023, §3.1 and app. A). A two-sided kernel has a second set of parameters
+    for lags below 0, and lag 0 is the sum of both, as in MEGA. The parameter ``beta`` is kept as its distance from
+    alternately 1 and -1, where it begins, so that weight decay leads back there.
+
+    Options: dimension, the exponentials N in a direction (MEGA: 16); truncation, the number of lags to keep on each
+    side, None for all. ValueError if either is less than 1.
+
+    As a kernel it takes any engine, SKI included; the mixer ``ema`` computes the same by a scan, and streams in
+    constant memory.
+    """
+
+    continuous = True
+
+    def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16, truncation: int | None = None):
+        super().__init__(channels, causal)
+        if dimension < 1 or (truncation is not None and truncation < 1):
+            raise ValueError(f"dimension and truncation must be at least 1, got {dimension} and {truncation}")
+        self.truncation = truncation
+        shape = (1 if causal else 2, channels, dimension)
+        self.delta, self.alpha, self.beta, self.gamma = (nn.Parameter(torch.empty(shape)) for _ in range(4))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """MEGA's: delta and alpha normal(0, 0.2), beta within normal(0, 0.02) of 1 and -1, gamma normal(0, 1)."""
+        for parameter, std in ((self.delta, 0.2), (self.alpha, 0.2), (self.beta, 0.02), (self.gamma, 1.0)):
+            nn.init.normal_(parameter, std=std)
+
+    def exponentials(self) -> tuple[Tensor, Tensor]:
+        """Weights and logarithms of decays, each ``(directions, channels, dimension)``: lags of 0 and up first."""
+        dtype = self.precision(self.delta)
+        delta, alpha, beta, gamma = (p.to(dtype) for p in (self.delta, self.alpha, self.beta, self.gamma))
+        signs = 1 - 2 * (torch.arange(beta.shape[2], dtype=dtype, device=beta.device) % 2)
+        return ema_parameters(delta, alpha, beta + signs, gamma)
+
+    def horizon(self) -> int | None:
+        return self.truncation
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        weight, log_decay = self.exponentials()
+        with torch.autocast(weight.device.type, enabled=False):
+            sides = [ema_taps(w, q, length, truncation=self.truncation) for w, q in zip(weight, log_decay, strict=True)]
+        if self.causal:
+            return sides[0]
+        after, before = sides
+        return torch.cat([before.flip(1)[:, :-1], before[:, :1] + after[:, :1], after[:, 1:]], dim=1)
+
+    def at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.at`: only the lags asked for cost anything."""
+        values = self.smooth_at(lags)
+        local = self.local_taps()
+        return values * (lags >= 0) if local is None else values + local[0] * (lags == 0)
+
+    def smooth_at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.smooth_at`: at lag 0, where two sides meet, their mean."""
+        weight, log_decay = self.exponentials()
+        distance = lags.abs().to(weight.dtype)
+        sides = torch.einsum("scn,scnl->scl", weight, (log_decay[..., None] * distance).exp())
+        shares = torch.stack([lags > 0, lags < 0]).to(weight.dtype) + 0.5 * (lags == 0)
+        values = sides[0] if self.causal else (sides * shares[:, None]).sum(0)
+        return values if self.truncation is None else values * (distance < self.truncation)
+
+    def local_taps(self) -> tuple[Tensor, int] | None:
+        """See `LagKernel.local_taps`: the other half of a two-sided kernel's lag 0."""
+        return None if self.causal else (self.exponentials()[0].sum(2).mean(0)[:, None], 0)

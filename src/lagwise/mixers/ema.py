@@ -1,0 +1,100 @@
+"""MEGA's moving average layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.kernels import EMAKernel
+from lagwise.mixers.base import Mixer, masked
+from lagwise.ops import EXACT_ENGINES, Window, ema_prefill, ema_scan, toeplitz_product
+from lagwise.tables import known
+
+EMA_ENGINES = ("scan", *EXACT_ENGINES)
+
+
+class EMAState(NamedTuple):
+    """Averages so far, ``(batch, channels, dimension)``; of a truncated average also what has left it, and the tokens
+    that have yet to."""
+
+    average: Tensor
+    left: Tensor | None
+    recent: Window | None
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> EMAState:
+        return EMAState(
+            change(self.average),
+            None if self.left is None else change(self.left),
+            None if self.recent is None else self.recent.map_batch(change),
+        )
+
+
+class EMAMixer(Mixer):
+    """Damped multi-dimensional moving average: ``silu(k * x + omega x)`` with k an `EMAKernel`.
+
+    Options: dimension and truncation, as in `EMAKernel`; engine, ``scan`` (linear time, exactly causal, the fastest at
+    every length measured) or one that takes the kernel's taps, as in `toeplitz_product`.
+
+    Streams in constant memory and time: a state of ``dimension`` numbers a channel, and of a truncated average the
+    tokens that it covers.
+
+    Source: TCNCA eq. 1; MEGA (Ma et al. 2023), §3.1.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        dimension: int = 16,
+        truncation: int | None = None,
+        engine: str = "scan",
+    ):
+        super().__init__(channels, causal)
+        self.kernel = EMAKernel(channels, causal=causal, dimension=dimension, truncation=truncation)
+        self.engine: str = known(engine, EMA_ENGINES, "engine")
+        self.omega = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.omega)
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = masked(x, mask)
+        if self.engine == "scan":
+            weight, log_decay = self.kernel.exponentials()
+            backward = None if self.causal else (weight[1], log_decay[1])
+            truncation = self.kernel.truncation
+            y = ema_scan(x, weight[0], log_decay[0], backward=backward, truncation=truncation)
+        else:
+            y = toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
+        return F.silu(y + self.omega * x).to(x.dtype)
+
+    def init_state(self, batch_size: int) -> EMAState:
+        self.require_causal()
+        weight = self.kernel.exponentials()[0][0]
+        average = weight.new_zeros(batch_size, *weight.shape)
+        if self.kernel.truncation is None:
+            return EMAState(average, None, None)
+        recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=weight)
+        return EMAState(average, average, recent)
+
+    def prefill(self, x: Tensor, state: EMAState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        x = masked(x, mask)
+        weight, log_decay = (part[0] for part in self.kernel.exponentials())
+        y, average = ema_prefill(x, weight, log_decay, state.average)
+        left, recent = state.left, state.recent
+        if recent is not None and self.kernel.truncation is not None:
+            truncation = self.kernel.truncation
+            seen = torch.cat([recent.tokens, x.to(weight.dtype)], dim=1)
+            late = seen.shape[1] - truncation  # of the tokens seen, those that a new one no longer reaches
+            if late > 0:
+                weight = weight * (log_decay * truncation).exp()
+                ended, left = ema_prefill(seen[:, :late], weight, log_decay, left)
+                y = torch.cat([y[:, :-late], y[:, -late:] - ended], dim=1)
+            recent = recent.append(x)
+        return F.silu(y + self.omega * x).to(x.dtype), EMAState(average, left, recent)

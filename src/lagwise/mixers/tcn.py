@@ -1,0 +1,107 @@
+"""The temporal convolutional network that takes the place of MEGA's moving average in TCNCA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer, masked
+from lagwise.ops import Window, centre_tap, dilated_convolution, dilated_prefill, receptive_field
+from lagwise.tables import known
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "none": lambda x: x,
+}
+_EPSILON = 1e-6
+
+
+class TCNState(NamedTuple):
+    """The latest inputs of every convolution, as far back as it reaches."""
+
+    windows: tuple[Window, ...]
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> TCNState:
+        return TCNState(tuple(window.map_batch(change) for window in self.windows))
+
+
+class TCNMixer(Mixer):
+    """Residual blocks of depthwise dilated convolutions: ``h + act(w_i * h)``, the dilation growing as ``f**i``.
+
+    Options: kernel_size K, dilation f and depth D of the stack, which sees `receptive_field` tokens (the default 1021;
+    `covering_shapes` lists stacks for a length and ``lagwise bench tcn`` times them); convolutions, B in a block, each
+    with its activation; activation, ``silu``, ``gelu``, ``relu`` or ``none``; norm, ``rms`` over the channels before
+    each convolution or ``none``; residual, whether a block adds its input.
+
+    Causal, or centred for classification (then K is odd). ValueError for options out of range. Streams in O(K D) a
+    token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open).
+
+    Source: TCNCA §2, app. E. Convolutions have no bias, so that silence stays silence.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        kernel_size: int = 5,
+        dilation: int = 4,
+        depth: int = 5,
+        convolutions: int = 1,
+        activation: str = "silu",
+        norm: str = "none",
+        residual: bool = True,
+    ):
+        super().__init__(channels, causal)
+        self.receptive_field = receptive_field(kernel_size, dilation, depth, convolutions)
+        centre_tap(kernel_size, causal)
+        self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
+        self.norm: str = known(norm, ("none", "rms"), "norm")
+        self.residual = residual
+        self.convolutions = convolutions
+        self.dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
+        self.taps = nn.ParameterList(torch.empty(channels, kernel_size) for _ in self.dilations)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal, of variance 1/K: a convolution keeps the scale."""
+        for taps in self.taps:
+            nn.init.normal_(taps, std=taps.shape[1] ** -0.5)
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        def convolve(index: int, h: Tensor) -> Tensor:
+            return dilated_convolution(h, self.taps[index], self.dilations[index], causal=self.causal)
+
+        return self._blocks(x, mask, convolve)
+
+    def init_state(self, batch_size: int) -> TCNState:
+        self.require_causal()
+        reaches = [(taps.shape[1] - 1) * f + 1 for taps, f in zip(self.taps, self.dilations, strict=True)]
+        like = self.taps[0]
+        return TCNState(tuple(Window.empty(batch_size, self.channels, reach, like=like) for reach in reaches))
+
+    def prefill(self, x: Tensor, state: TCNState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        windows = list(state.windows)
+
+        def convolve(index: int, h: Tensor) -> Tensor:
+            y, windows[index] = dilated_prefill(h, self.taps[index], self.dilations[index], windows[index])
+            return y
+
+        return self._blocks(x, mask, convolve), TCNState(tuple(windows))
+
+    def _blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """The stack, given how to convolve. Padding is silenced before every convolution, whose output fills it."""
+        for start in range(0, len(self.dilations), self.convolutions):
+            h = x
+            for index in range(start, start + self.convolutions):
+                if self.norm == "rms":
+                    h = F.rms_norm(h, h.shape[-1:], eps=_EPSILON)
+                h = self.activation(convolve(index, masked(h, mask)))
+            x = x + h if self.residual else h
+        return x

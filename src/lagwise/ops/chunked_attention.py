@@ -1,0 +1,307 @@
+"""Attention within windows of the sequence that do not overlap, in linear time, and its positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.tables import known
+
+ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
+_BASE = 10000.0
+_LAPLACE_MEAN = math.sqrt(0.5)
+_LAPLACE_WIDTH = math.sqrt(1 / (4 * math.pi))
+
+
+def chunked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    chunk: int,
+    causal: bool = True,
+    function: str = "softmax",
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Attention in which a token sees the tokens of its own chunk.
+
+    Formula: ``y_i = sum_j f(s_ij) v_j`` over real keys ``j`` with ``floor(j / chunk) = floor(i / chunk)`` (and
+    ``j <= i`` when causal), positions being counted from each row's first real token; ``f`` and ``s`` as in
+    `pair_attention`, the bias by the places of query and key in their chunk.
+
+    Shapes: query and key ``(batch, heads, length, d)``; value ``(batch, heads, length, e)``; bias ``(heads or 1, c,
+    c)`` with c >= min(chunk, length), or None; mask ``(batch, length)``, true where a token is real. Result like
+    value. chunk is in tokens and need not divide the length.
+
+    Preconditions: ValueError for an unknown function, a chunk below 1, no tokens, or shapes that do not agree. Outputs
+    at padding are finite and mean nothing.
+
+    Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), whose chunks are counted from the row's start, padding or not.
+    """
+    _check(query, key, value, chunk, function, bias, mask)
+    shift = None
+    if mask is not None:
+        # What padding there is is looked at only outside of graphs, where a branch on values cannot be.
+        eager = not torch.compiler.is_compiling()
+        mask, shift = mask.bool(), first_real(mask)
+        if eager and not shift.any():
+            shift = None
+        if shift is not None:
+            index = _rolled(shift, mask.shape[1])
+            query, key, value = (_take(x, index) for x in (query, key, value))
+            mask = mask.gather(1, index)
+        if eager and not ((mask[:, 1:] > mask[:, :-1]).any() if causal else (~mask).any()):
+            mask = None  # a causal query sees no padding behind it
+    y = _in_chunks(query, key, value, chunk, causal, function, bias, mask)
+    return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
+
+
+def pair_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    function: str = "softmax",
+    bias: Tensor | None = None,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Attention over the pairs of query and key that are allowed; elementwise weights unless ``softmax``.
+
+    Formula: ``sum_j f(s_ij) v_j`` with n_i the number of keys allowed for query i, and
+
+    - ``softmax``: ``s = q k / sqrt(d) + bias``, normalised over the keys;
+    - ``laplace``: ``s = q k / n_i + bias``, ``f = (1 + erf((s - mu) / (sigma sqrt 2))) / 2``, ``mu = sqrt(1 / 2)``,
+      ``sigma = sqrt(1 / (4 pi))``; 0 where not allowed;
+    - ``relu2``: ``s`` as for laplace, ``f = max(s, 0)^2``; 0 where not allowed.
+
+    Shapes: query ``(batch, heads, n, d)``; key ``(batch, heads, m, d)``; value ``(batch, heads, m, e)``; bias ``(heads
+    or 1, n, m)``; allowed, boolean, ``(n, m)`` or ``(batch or 1, heads or 1, n, m)``. Result ``(batch, heads, n, e)``.
+
+    Preconditions: ValueError for an unknown function. With softmax every query must be allowed a key. Elementwise
+    weights are computed in float32 or better.
+
+    Source: TCNCA §2; MEGA (Ma et al. 2023) for Laplace, which approximates the squared ReLU of Primer, and for n_i.
+    """
+    known(function, ATTENTION_FUNCTIONS, "function")
+    if function == "softmax":
+        scores = allowed
+        if bias is not None:
+            bias = bias[None].to(query.dtype)
+            scores = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=scores)
+    scores = query @ key.transpose(2, 3)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = scores / (key.shape[2] if allowed is None else allowed.sum(-1, keepdim=True).clamp(min=1))
+    if bias is not None:
+        scores = scores + bias
+    if function == "laplace":
+        weights = 0.5 * (1 + torch.erf((scores - _LAPLACE_MEAN) / (_LAPLACE_WIDTH * math.sqrt(2))))
+    else:
+        weights = scores.relu().square()
+    if allowed is not None:
+        weights = weights.masked_fill(~allowed, 0)
+    return weights.to(value.dtype) @ value
+
+
+def chunked_attention_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    chunk: int,
+    causal: bool = True,
+    function: str = "softmax",
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The same over all pairs of the sequence, with a mask for "in one chunk". For tests.
+
+    Arguments, formula and source as in `chunked_attention`. Memory is O(length^2).
+    """
+    length = query.shape[2]
+    real = torch.ones(query.shape[0], length, dtype=torch.bool) if mask is None else mask.bool()
+    start = torch.tensor([row.nonzero()[0].item() if row.any() else 0 for row in real])
+    position = (torch.arange(length) - start[:, None]).clamp(min=0)
+    i, j = position[:, :, None], position[:, None, :]
+    allowed = (i // chunk == j // chunk) & real[:, None, :]
+    if causal:
+        allowed = allowed & torch.ones(length, length, dtype=torch.bool).tril()
+    scores = query @ key.transpose(2, 3)
+    added = 0 if bias is None else bias[:, i % chunk, j % chunk].transpose(0, 1)
+    if function == "softmax":
+        seen = (allowed | torch.eye(length, dtype=torch.bool))[:, None]
+        scores = scores / math.sqrt(query.shape[3]) + added
+        return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
+    scores = scores / allowed.sum(-1).clamp(min=1)[:, None, :, None] + added
+    if function == "laplace":
+        weights = torch.special.ndtr((scores - 0.5**0.5) * (4 * math.pi) ** 0.5)  # a normal distribution's
+    else:
+        weights = torch.where(scores > 0, scores**2, 0)
+    return torch.where(allowed[:, None], weights, 0) @ value
+
+
+def rotary(x: Tensor, positions: Tensor) -> Tensor:
+    """Turn every pair of channels by an angle proportional to the position, so that products depend on lags (RoPE).
+
+    Formula: channels 2 k and 2 k + 1 of the token at position p are turned by ``p * 10000**(-2 k / d)``, in float32
+    or better.
+
+    Shapes: x ``(length, d)``, ``(batch, length, d)`` or ``(batch, heads, length, d)``; positions ``(length,)`` or
+    ``(batch, length)``, in tokens, any sign. Result like x. ValueError for odd d.
+
+    Source: Su et al. 2021; TCNCA app. F.
+    """
+    return rotate(x, rotary_factors(positions, x.shape[-1], dtype=x.dtype))
+
+
+def rotary_factors(
+    positions: Tensor, size: int, *, dtype: torch.dtype, limit: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of `rotary`'s angles, for `rotate`.
+
+    Shapes: positions as in `rotary`; result ``(*positions.shape, size / 2)`` twice, in float32 or the wider dtype.
+    ``limit``: positions are in [0, limit), so no more angles than these need be computed. ValueError for an odd size.
+    """
+    if size % 2:
+        raise ValueError(f"rotary positions need an even number of channels, got {size}")
+    dtype = torch.promote_types(dtype, torch.float32)
+    rates = _BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
+    table = limit is not None and limit < positions.numel()
+    places = torch.arange(limit, device=positions.device) if table else positions
+    angles = places.to(dtype)[..., None] * rates
+    cos, sin = angles.cos(), angles.sin()
+    return (cos[positions], sin[positions]) if table else (cos, sin)
+
+
+def rotate(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+    """`rotary` with given `rotary_factors`, which may serve several tensors."""
+    cos, sin = factors
+    heads = x.dim() == 4
+    if heads:  # work with heads within tokens, as projections give them, so that folding chunks stays a view
+        x, cos, sin = x.transpose(1, 2), cos[..., None, :], sin[..., None, :]
+    pairs = x.to(cos.dtype)
+    if torch.compiler.is_compiling():  # complex numbers are three times as fast, but compilers leave them alone
+        a, b = pairs.unflatten(-1, (-1, 2)).unbind(-1)
+        y = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    else:
+        if pairs.stride(-1) != 1 or any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1])):
+            pairs = pairs.clone(memory_format=torch.contiguous_format)  # pairs must begin at even places
+        y = torch.view_as_real(torch.view_as_complex(pairs.unflatten(-1, (-1, 2))) * torch.complex(cos, sin))
+    y = y.flatten(-2).to(x.dtype)
+    return y.transpose(1, 2) if heads else y
+
+
+def lag_matrix(values: Tensor) -> Tensor:
+    """Matrix of values that depend on the lag: ``T[h, i, j] = v[h, i - j]``.
+
+    Shapes: values ``(heads, 2 n - 1)``, lag ``-(n - 1)`` first; result ``(heads, n, n)``.
+
+    Rows are cut from a repetition of the values with a period one longer than a row: no gather, whose gradient is slow.
+    """
+    n = values.shape[1] // 2 + 1
+    rows = F.pad(values.flip(1), (0, 1)).repeat(1, n)[:, : n * (2 * n - 1)]
+    return rows.unflatten(1, (n, 2 * n - 1))[:, :, n - 1 :]
+
+
+def first_real(mask: Tensor) -> Tensor:
+    """Place of each row's first real token, 0 in a row of padding. Shapes: mask ``(batch, length)``; ``(batch,)``."""
+    return mask.bool().long().argmax(dim=1)
+
+
+def _in_chunks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chunk: int,
+    causal: bool,
+    function: str,
+    bias: Tensor | None,
+    real: Tensor | None,
+) -> Tensor:
+    """Chunks counted from the first token: whole ones at once, as rows of a batch, and the rest behind them."""
+    batch, heads, length, _ = query.shape
+    whole, rest = length // chunk, length % chunk
+    end, parts = whole * chunk, []
+    if whole:
+
+        def fold(x: Tensor) -> Tensor:  # one head: the chunks take its axis, which is a view at any length
+            x = x[:, :, :end].unflatten(2, (whole, chunk))
+            return x[:, 0] if heads == 1 else x.transpose(1, 2).flatten(0, 1)
+
+        kept = None
+        if real is not None:
+            kept = real[:, :end].unflatten(1, (whole, chunk))
+            kept = kept[:, :, None, :] if heads == 1 else kept.flatten(0, 1)[:, None, None, :]
+        y = _attend(fold(query), fold(key), fold(value), causal, function, _corner(bias, chunk), kept)
+        y = y[:, None] if heads == 1 else y.unflatten(0, (batch, whole)).transpose(1, 2)
+        parts.append(y.flatten(2, 3))
+    if rest:
+        query, key, value = (x[:, :, end:] for x in (query, key, value))
+        kept = None if real is None else real[:, None, None, end:]
+        parts.append(_attend(query, key, value, causal, function, _corner(bias, rest), kept))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    function: str,
+    bias: Tensor | None,
+    real: Tensor | None,
+) -> Tensor:
+    """Attention within one window; real ``(batch, heads or 1, 1, n)``."""
+    if function == "softmax" and bias is None and real is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    n, allowed = query.shape[2], real
+    if real is not None and function == "softmax":
+        allowed = real | torch.eye(n, dtype=torch.bool, device=query.device)  # so that padding has something to see
+    if causal:
+        past = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
+        allowed = past if allowed is None else allowed & past
+    return pair_attention(query, key, value, function=function, bias=bias, allowed=allowed)
+
+
+def _corner(bias: Tensor | None, n: int) -> Tensor | None:
+    return None if bias is None else bias[:, :n, :n]
+
+
+def _rolled(shift: Tensor, length: int) -> Tensor:
+    """Index (batch, length) that moves each row to the left by its shift, and what falls off to the row's end."""
+    return (torch.arange(length, device=shift.device) + shift[:, None]) % length
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Tokens of ``x`` (batch, heads, length, d) by an index (batch, length) of their own for each row."""
+    batch, _, length, _ = x.shape
+    flat = index + length * torch.arange(batch, device=x.device)[:, None]
+    tokens = x.transpose(1, 2).flatten(0, 1).index_select(0, flat.flatten())
+    return tokens.unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, chunk: int, function: str, bias: Tensor | None, mask: Tensor | None
+) -> None:
+    known(function, ATTENTION_FUNCTIONS, "function")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    if query.dim() != 4 or query.shape[2] == 0 or query.shape != key.shape:
+        raise ValueError(
+            f"query and key must be alike, (batch, heads, length >= 1, d), got {tuple(query.shape)} and "
+            f"{tuple(key.shape)}"
+        )
+    batch, heads, length, _ = query.shape
+    if value.dim() != 4 or value.shape[:3] != query.shape[:3]:
+        raise ValueError(f"value must be {(batch, heads, length)} and its size, got {tuple(value.shape)}")
+    if mask is not None and mask.shape != (batch, length):
+        raise ValueError(f"mask must be (batch, length) = {(batch, length)}, got {tuple(mask.shape)}")
+    if bias is None:
+        return
+    n = min(chunk, length)
+    if bias.dim() != 3 or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < n:
+        raise ValueError(f"bias must be (heads={heads} or 1, at least {n}, at least {n}), got {tuple(bias.shape)}")

@@ -1,0 +1,116 @@
+"""Stacks of depthwise dilated convolutions: the temporal convolutional network of TCNCA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.local import direct_product
+from lagwise.ops.window import Window
+
+
+def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool = True) -> Tensor:
+    """One depthwise dilated convolution.
+
+    Formula: ``y_i = sum_m w_m x_{i - m dilation}`` for m = 0..K-1 when causal, m = -(K-1)/2..(K-1)/2 (centred) when
+    not; tokens before the first and after the last are zero.
+
+    Shapes: x ``(batch, length, channels)``; taps ``(channels, K)``, the smallest m first; result like x.
+
+    Units and ranges: dilation in tokens, at least 1. Arithmetic is float64 if either input is, else float32.
+
+    Preconditions: ValueError for an empty signal, other shapes, a dilation below 1, or an even K that is to be centred.
+
+    Source: TCNCA §2. Exactly causal for finite values.
+    """
+    if x.dim() != 3 or x.shape[1] == 0 or taps.dim() != 2 or taps.shape[0] != x.shape[2] or taps.shape[1] == 0:
+        expected = "x (batch, length >= 1, channels) and taps (channels, K >= 1)"
+        raise ValueError(f"expected {expected}, got {tuple(x.shape)} and {tuple(taps.shape)}")
+    if dilation < 1:
+        raise ValueError(f"dilation must be at least 1, got {dilation}")
+    return direct_product(x, taps, centre_tap(taps.shape[1], causal), dilation)
+
+
+def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *, causal: bool = True) -> Tensor:
+    """Dilated convolutions one after the other, bare: without residuals, norms and activations.
+
+    Formula: ``h = dilated_convolution(h, taps_n, dilation_n)`` for every n, from ``h = x``.
+
+    Shapes: x ``(batch, length, channels)``; each of taps ``(channels, K)``; result like x.
+
+    Preconditions: as many dilations as taps, ValueError otherwise; else as `dilated_convolution`.
+
+    Source: TCNCA §2; app. H, which measures it.
+    """
+    for weight, dilation in zip(taps, dilations, strict=True):
+        x = dilated_convolution(x, weight, dilation, causal=causal)
+    return x
+
+
+def dilated_prefill(x: Tensor, taps: Tensor, dilation: int, past: Window) -> tuple[Tensor, Window]:
+    """`dilated_convolution` of the next tokens of a stream.
+
+    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` of the latest
+    ``(K - 1) dilation + 1`` tokens. Result like x, and the window after these tokens.
+
+    A single token costs O(K): the past is read at K places and not copied (TCNCA app. B leaves this open).
+    """
+    window = past.append(x)
+    if x.shape[1] == 1:
+        seen = window.tokens[:, (window.size - 1) % dilation :: dilation]  # ends with lags 2 dilation, dilation, 0
+        return (seen * taps.flip(1)[:, -seen.shape[1] :].t()).sum(1, keepdim=True).to(x.dtype), window
+    signal = torch.cat([past.tokens.to(x.dtype), x], dim=1)
+    return dilated_convolution(signal, taps, dilation)[:, past.size :], window
+
+
+def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: int = 1) -> int:
+    """Tokens that a stack sees, from the first to the last.
+
+    Formula: ``1 + B (K - 1) (f**D - 1) / (f - 1)``, for kernel size K, dilation factor f, depth D and B convolutions a
+    block. ValueError if any is less than 1. Source: TCNCA app. E.
+    """
+    if min(kernel_size, dilation, depth, convolutions) < 1:
+        raise ValueError(f"all must be at least 1, got {(kernel_size, dilation, depth, convolutions)}")
+    return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))
+
+
+class StackShape(NamedTuple):
+    """kernel_size K, dilation factor f and depth D of a stack."""
+
+    kernel_size: int
+    dilation: int
+    depth: int
+
+
+def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
+    """Stacks that see a whole text, leaving no token out.
+
+    A centred stack must see ``length - 1`` tokens on either side. Of each depth D and kernel size K this is the one
+    with the smallest dilation factor f whose `receptive_field` is enough, if ``f <= K``: a larger factor has lags that
+    no path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest that will do at
+    that depth only cost more, so there is one stack a depth, and odd sizes alone when centred. ValueError if length is
+    less than 1.
+
+    Source: TCNCA app. D (which asks for a principled way) and app. E.
+    """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    wanted = length if causal else 2 * length - 1
+    for depth in range(1, max_depth + 1):
+        kernel_size = 2 if causal else 3
+        while receptive_field(kernel_size, kernel_size, depth) < wanted:
+            kernel_size += 1 if causal else 2
+        dilation = 1
+        while receptive_field(kernel_size, dilation, depth) < wanted:
+            dilation += 1
+        yield StackShape(kernel_size, dilation, depth)
+
+
+def centre_tap(kernel_size: int, causal: bool) -> int:
+    """Index of lag 0 among the taps. ValueError for an even number of centred ones."""
+    if not causal and kernel_size % 2 == 0:
+        raise ValueError(f"a centred convolution needs an odd kernel size, got {kernel_size}")
+    return 0 if causal else kernel_size // 2

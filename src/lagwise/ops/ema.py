@@ -1,0 +1,160 @@
+"""The damped multi-dimensional exponential moving average of MEGA: as taps, as a recurrence and as a scan.
+
+All forms take the same two tensors: weights ``w`` and the logarithms of decays ``q``, a few dimensions a channel.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.block import toeplitz_blocks
+from lagwise.ops.scan import block_scan
+from lagwise.ops.spectral import compute_dtype
+
+_BLOCK = 32
+_LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
+_LONG = 32768
+_FASTEST = -1e3  # of ln q: nothing is left after a token, and no power of it is NaN, as those of ln 0 are
+
+
+def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int | None = None) -> Tensor:
+    """The moving average as a convolution: its taps.
+
+    Formula: ``k(l) = sum_n w_n q_n**l``, and 0 from lag ``truncation`` on.
+
+    Shapes: weight and log_decay ``(channels, dimension)``; result ``(channels, min(length, truncation))``.
+
+    Units and ranges: log_decay = ln q in nats a token, at most 0. Computed in the dtype of the inputs.
+
+    Preconditions: ValueError if length or truncation is less than 1.
+
+    Source: TCNCA eq. 1 and app. I (kernel generation); MEGA (Ma et al. 2023), app. A. Written out it takes
+    channels · dimension · length exponentials; as ``q**(a s + b) = q**(a s) q**b`` it is a small matrix product, a
+    hundred times faster at 131072 lags.
+    """
+    length = _cut(length, truncation)
+    fine = 1 << ((length - 1).bit_length() + 1) // 2
+    coarse = -(-length // fine)
+    lags = torch.arange(max(fine, coarse), device=weight.device, dtype=weight.dtype)
+    rows = weight[:, None] * (log_decay[:, None] * (lags[:coarse] * fine)[:, None]).exp()
+    columns = (log_decay[:, :, None] * lags[:fine]).exp()
+    with torch.autocast(weight.device.type, enabled=False):
+        return (rows @ columns).flatten(1)[:, :length]
+
+
+def ema_scan(
+    x: Tensor,
+    weight: Tensor,
+    log_decay: Tensor,
+    *,
+    backward: tuple[Tensor, Tensor] | None = None,
+    truncation: int | None = None,
+) -> Tensor:
+    """The moving average of a whole signal in linear time, exactly causal.
+
+    Formula: ``y_i = sum_{j <= i} k(i - j) x_j`` with k of `ema_taps`; with ``backward = (w', q')`` also
+    ``+ sum_{j >= i} k'(j - i) x_j``, so that lag 0 counts in both, as in MEGA.
+
+    Shapes: x ``(batch, length, channels)``; weight and log_decay ``(channels, dimension)``, and those of backward too;
+    result like x.
+
+    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, else float32.
+
+    Source: TCNCA eq. 1; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the whole one less
+    a second that begins ``truncation`` tokens later with weights ``w q**truncation``.
+    """
+    y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
+    late = x.shape[1] if truncation is None else _cut(x.shape[1], truncation)
+    if late == x.shape[1]:
+        return y
+    ended, _ = ema_prefill(x[:, :-late], weight * (log_decay * late).exp(), log_decay, None)
+    y = torch.cat([y[:, :late], y[:, late:] - ended], dim=1)
+    if backward is not None:
+        flipped = x[:, late:].flip(1)
+        ended, _ = ema_prefill(flipped, backward[0] * (backward[1] * late).exp(), backward[1], None)
+        y = torch.cat([y[:, :-late] - ended.flip(1), y[:, -late:]], dim=1)
+    return y
+
+
+def ema_prefill(
+    x: Tensor,
+    weight: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None,
+    *,
+    backward: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The next tokens of a stream: their averages and the state after them, without truncation.
+
+    Formula: ``h_i = q h_{i-1} + x_i``, ``y_i = sum_n w_n h_{i,n}``.
+
+    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, dimension)`` or None at the beginning;
+    weights as in `ema_scan`, whose ``backward`` may be given where the tokens are the whole signal. Result like x, and
+    like state.
+
+    Source: TCNCA eq. 1.
+    """
+    dtype = compute_dtype(x, weight)
+    if x.shape[1] == 1 and backward is None:
+        token = x.to(dtype).transpose(1, 2)
+        state = token.expand(-1, -1, weight.shape[1]) if state is None else log_decay.exp() * state + token
+        return (state * weight).sum(2)[:, None].to(x.dtype), state
+    size = min(x.shape[1], _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK)
+    place = torch.arange(size, device=x.device, dtype=dtype)
+    weight, log_decay = weight.to(dtype), log_decay.to(dtype)
+    near = ema_taps(weight, log_decay, size)
+    inward = (log_decay[:, :, None] * place.flip(0)).exp()  # q**(size - 1 - j)
+    outward = weight[:, :, None] * (log_decay[:, :, None] * (place + 1)).exp()
+    rates, origin, reverse = log_decay, 0, 0
+    if backward is not None:
+        back, rates_back = (t.to(dtype) for t in backward)
+        mirrored = ema_taps(back, rates_back, size).flip(1)
+        near = torch.cat([mirrored[:, :-1], mirrored[:, -1:] + near[:, :1], near[:, 1:]], dim=1)
+        inward = torch.cat([inward, (rates_back[:, :, None] * place).exp()], dim=1)
+        powers = (rates_back[:, :, None] * (place.flip(0) + 1)).exp()
+        outward = torch.cat([outward, back[:, :, None] * powers], dim=1)
+        rates, origin, reverse = torch.cat([log_decay, rates_back], dim=1), size - 1, back.shape[1]
+    matrices = toeplitz_blocks(near, origin, size, 0, 0)[0]
+    y, state = block_scan(x, matrices, inward, outward, rates * size, state, reverse=reverse)
+    last = x[:, (x.shape[1] - 1) // size * size :].to(dtype)
+    powers = inward[:, : weight.shape[1], size - last.shape[1] :]
+    with torch.autocast(x.device.type, enabled=False):
+        added = torch.einsum("bjc,cnj->bcn", last, powers)
+    return y.to(x.dtype), state * (log_decay * last.shape[1]).exp() + added
+
+
+def ema_recurrence(x: Tensor, weight: Tensor, log_decay: Tensor, *, truncation: int | None = None) -> Tensor:
+    """The causal `ema_scan` token by token, for tests: ``h_i = q h_{i-1} + x_i - q**truncation x_{i - truncation}``.
+
+    Shapes, units and source as in `ema_scan` (TCNCA eq. 1).
+    """
+    decay, state, outputs = log_decay.exp(), x.new_zeros(x.shape[0], *weight.shape), []
+    for i in range(x.shape[1]):
+        state = decay * state + x[:, i, :, None]
+        if truncation is not None and i >= truncation:
+            state = state - (log_decay * truncation).exp() * x[:, i - truncation, :, None]
+        outputs.append((state * weight).sum(2))
+    return torch.stack(outputs, dim=1)
+
+
+def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and logarithms of decays from MEGA's parameters.
+
+    Formula: ``p = sigmoid(delta)``, ``q = 1 - p sigmoid(alpha)``, ``w = p beta gamma / sqrt(dimension)``.
+
+    Shapes: all ``(..., channels, dimension)``. Source: TCNCA eq. 1, with p for its α and sigmoid(alpha) for its δ;
+    MEGA (Ma et al. 2023), §3.1 and app. A. ln q is taken as ``log1p(-p sigmoid(alpha))``: q itself has no digits left
+    for a slow decay.
+    """
+    p = delta.sigmoid()
+    log_decay = torch.log1p(-p * alpha.sigmoid()).clamp(min=_FASTEST)
+    return p * beta * gamma / math.sqrt(delta.shape[-1]), log_decay
+
+
+def _cut(length: int, truncation: int | None) -> int:
+    if length < 1 or (truncation is not None and truncation < 1):
+        raise ValueError(f"length and truncation must be at least 1, got {length} and {truncation}")
+    return length if truncation is None else min(length, truncation)

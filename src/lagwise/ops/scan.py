@@ -1,0 +1,161 @@
+"""Diagonal linear recurrences over blocks of tokens: exactly causal, linear in the length, all matrix products."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def block_scan(
+    x: Tensor,
+    near: Tensor,
+    inward: Tensor,
+    outward: Tensor,
+    log_carry: Tensor,
+    state: Tensor | None = None,
+    *,
+    reverse: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """A linear recurrence with diagonal states, taken in blocks.
+
+    Formula: with ``x_k`` block k of a channel, ``y_k = near x_k + outwardᵀ h_k`` and
+    ``h_{k+1} = exp(log_carry) h_k + inward x_k``, from ``h_0 = state``. The last ``reverse`` states run from the end
+    instead: ``h_k = exp(log_carry) h_{k+1} + inward x_{k+1}``, from zero.
+
+    Shapes: x ``(batch, length, channels)``; near ``(channels, size, size)``; inward and outward
+    ``(channels, states, size)``; log_carry ``(channels, states)``; state ``(batch, channels, states - reverse)``, zero
+    by default. Result: y like x in near's dtype, and the forward states at the start of the last block, like state.
+
+    Units and ranges: log_carry in nats a block, at most 0. The last block may be partial: it is filled with zeros.
+
+    Preconditions: ValueError for an empty signal.
+
+    Source: the parallel scan that TCNCA app. B and I leave open (Martin and Cundy 2018), with blocks as its leaves:
+    inside a block a matrix product does the recurrence's work, and only one state in ``size`` tokens is ever made.
+    Of the states, those √n blocks apart are scanned first, in two passes of vectorised steps.
+    """
+    if x.dim() != 3 or x.shape[1] == 0:
+        raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
+    if state is None:
+        state = near.new_zeros(x.shape[0], x.shape[2], log_carry.shape[1] - reverse)
+    return _BlockScan.apply(x, near, inward, outward, log_carry, state, reverse)
+
+
+class _BlockScan(torch.autograd.Function):
+    """`block_scan` with its gradient, which is a scan the other way. Between them only the states are kept."""
+
+    @staticmethod
+    def forward(ctx, x, near, inward, outward, log_carry, state, reverse: int):
+        size, forward = near.shape[1], log_carry.shape[1] - reverse
+        batch, blocks = x.shape[0], -(-x.shape[1] // size)
+        with torch.autocast(x.device.type, enabled=False):
+            rows = _rows(x, size, near.dtype)
+            states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
+            y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
+        ctx.save_for_backward(x, near, inward, outward, log_carry, states)
+        ctx.reverse = reverse
+        last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
+        return _signal(y, x.shape), last.contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor, grad_last: Tensor) -> Any:
+        x, near, inward, outward, log_carry, states = ctx.saved_tensors
+        size, backward = near.shape[1], log_carry.shape[1] - ctx.reverse
+        batch, blocks = x.shape[0], -(-x.shape[1] // size)
+        with torch.autocast(x.device.type, enabled=False):
+            grads = _rows(grad, size, near.dtype)
+            to_states = grads @ outward.transpose(1, 2)
+            to_states[:, blocks - 1 : batch * blocks : blocks, :backward] += grad_last.transpose(0, 1)
+            # What a state gave to the states after it comes back from them: forward ones from the end.
+            adjoint = _carried(to_states, log_carry, batch, blocks, backward, flip=True)
+            rows = _rows(x, size, near.dtype)
+            dx = _signal(torch.bmm(grads, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
+            dnear = grads.transpose(1, 2) @ rows
+            dinward = adjoint.transpose(1, 2) @ rows
+            doutward = states.transpose(1, 2) @ grads
+            carry = log_carry.exp()
+            dlog_carry = carry * (states * adjoint).sum(1)
+            first = slice(0, batch * blocks, blocks)
+            dstate = to_states[:, first] + carry[:, None] * adjoint[:, first]
+        return dx, dnear, dinward, doutward, dlog_carry, dstate[:, :, :backward].transpose(0, 1), None
+
+
+def _rows(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Blocks of every channel, ``(channels, batch * blocks or one more, size)``, zero beyond the signal.
+
+    In memory a block's channels come one after the other, so that transposing stays in the cache; and their number is
+    odd, or channels would share cache sets on the way back.
+    """
+    batch, length, channels = x.shape
+    whole, rest = divmod(length, size)
+    blocks = whole + (rest > 0)
+    rows = x.new_empty((batch * blocks) | 1, channels, size, dtype=dtype)
+    rows[batch * blocks :] = 0
+    each = rows[: batch * blocks].unflatten(0, (batch, blocks))
+    each[:, :whole] = x[:, : whole * size].unflatten(1, (whole, size)).transpose(2, 3)
+    if rest:
+        each[:, whole, :, :rest] = x[:, whole * size :].transpose(1, 2)
+        each[:, whole, :, rest:] = 0
+    return rows.transpose(0, 1)
+
+
+def _signal(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Inverse of `_rows`: ``(channels, batch * blocks or one more, size)`` to ``(batch, length, channels)``."""
+    batch, length, channels = shape
+    size = rows.shape[2]
+    blocks = -(-length // size)
+    y = rows.new_empty(batch * blocks, size, channels)
+    y.copy_(rows[:, : batch * blocks].permute(1, 2, 0))
+    return y.view(batch, blocks * size, channels)[:, :length]
+
+
+def _carried(
+    sums: Tensor, log_carry: Tensor, batch: int, blocks: int, forward: int, *, start: Tensor | None = None, flip=False
+) -> Tensor:
+    """States at the start of each block from what blocks add, ``(channels, batch * blocks or one more, states)``: the
+    first ``forward`` states run forwards from ``start``, the others backwards; or with flip the other way round."""
+    result = torch.zeros_like(sums)
+    channels, _, n = sums.shape
+    given = sums[:, : batch * blocks].view(channels, batch, blocks, n)
+    found = result[:, : batch * blocks].view(channels, batch, blocks, n)
+    for part, backwards in ((slice(0, forward), flip), (slice(forward, n), not flip)):
+        if part.start == part.stop:
+            continue
+        piece = given[..., part].flip(2) if backwards else given[..., part]
+        scanned = _scan(piece, log_carry[:, part], None if start is None or backwards else start.transpose(0, 1))
+        found[..., part] = scanned.flip(2) if backwards else scanned
+    return result
+
+
+def _scan(sums: Tensor, log_carry: Tensor, start: Tensor | None) -> Tensor:
+    """``h_0 = start, h_{k+1} = exp(log_carry) h_k + sums_k`` along axis 2 of ``(channels, batch, blocks, states)``.
+
+    In groups of √blocks, each from zero and all at once; then from group to group; then what a group starts from is
+    added to its states.
+    """
+    channels, batch, blocks, n = sums.shape
+    size = max(1, math.isqrt(blocks))
+    groups = -(-blocks // size)
+    if groups * size != blocks:
+        sums = F.pad(sums, (0, 0, 0, groups * size - blocks))
+    sums = sums.reshape(channels, batch, groups, size, n)
+    states = torch.empty_like(sums)
+    carry = log_carry.exp()[:, None]
+    state = sums.new_zeros(channels, batch, groups, n)
+    for k in range(size):
+        states[:, :, :, k] = state
+        state = torch.addcmul(sums[:, :, :, k], carry[:, None], state)
+    total, over = state, (log_carry * size).exp()[:, None]
+    state = sums.new_zeros(channels, batch, n) if start is None else start.to(sums.dtype)
+    starts = torch.empty_like(total)
+    for g in range(groups):
+        starts[:, :, g] = state
+        state = torch.addcmul(total[:, :, g], over, state)
+    powers = (log_carry[:, None] * torch.arange(size, device=sums.device)[:, None]).exp()  # (channels, size, n)
+    states.addcmul_(powers[:, None, None], starts[:, :, :, None])
+    return states.view(channels, batch, groups * size, n)[:, :, :blocks]

@@ -1,0 +1,248 @@
+"""Chunked attention as a layer: streams whose rows are out of step, windows, positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.mixers import ChunkedAttention, ChunkedAttentionMixer
+from lagwise.mixers.chunked_attention import ChunkState
+from lagwise.ops import chunked_attention, rotary
+
+CHANNELS, CHUNK = 8, 5
+every_kind = pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"position": "none", "heads": 2},
+        {"function": "laplace", "position": "simple", "heads": 2},
+        {"function": "relu2", "position": "rotary"},
+        {"position": "rotary", "heads": 2},
+    ],
+    ids=str,
+)
+
+
+def make(options: dict[str, Any], chunk: int = CHUNK) -> ChunkedAttentionMixer:
+    mixer = ChunkedAttentionMixer(CHANNELS, chunk=chunk, **options).double()
+    with torch.no_grad():  # a fresh bias is so small that leaving it out would hardly show
+        for name, parameter in mixer.attention.named_parameters():
+            assert name in ("lag_table", "rotary_pair")
+            parameter.mul_(30)
+    return mixer
+
+
+def noise(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, CHANNELS, dtype=torch.float64)
+
+
+def kept(state: ChunkState) -> int:
+    assert state.key.size == state.value.size
+    return state.key.size
+
+
+@every_kind
+@pytest.mark.parametrize("chunk", [1, 5, 12])
+@pytest.mark.parametrize("sizes", [[1], [2], [4, 1, 1], [6, 1, 3], [17, 1, 13, 2]], ids=str)
+def test_rows_out_of_step_stream_as_if_alone(options: dict, chunk: int, sizes: list[int]) -> None:
+    """Left-padded prompts of different lengths, then more tokens over several chunk boundaries."""
+    mixer = make(options, chunk)
+    lengths, prompt, total = (13, 1, 8, 11), 13, 50
+    x = 1e3 * noise(4, total)
+    texts = [noise(1, n + total - prompt) for n in lengths]
+    for row, text in enumerate(texts):
+        x[row, total - text.shape[1] :] = text[0]
+    mask = torch.arange(prompt) >= prompt - torch.tensor(lengths)[:, None]
+    y, state = mixer.prefill(x[:, :prompt], mixer.init_state(4), mask=mask)
+    parts, start = [y], prompt
+    while start < total:
+        size = min(sizes[len(parts) % len(sizes)], total - start)
+        given = None if len(parts) % 2 else torch.ones(4, size)  # `generate` passes a mask at every token
+        y, state = mixer.prefill(x[:, start : start + size], state, mask=given)
+        parts.append(y)
+        start += size
+        assert kept(state) == min(start, chunk)
+    streamed = torch.cat(parts, 1)
+    assert streamed.isfinite().all()
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(streamed[row : row + 1, total - text.shape[1] :], mixer(text), rtol=0, atol=1e-9)
+
+
+@every_kind
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_a_row_may_begin_in_any_call(options: dict, size: int) -> None:
+    mixer = make(options)
+    x, first = noise(3, 40), (0, 9, 16)
+    mask = torch.arange(40) >= torch.tensor(first)[:, None]
+    state, parts = mixer.init_state(3), []
+    for start in range(0, 40, size):
+        y, state = mixer.prefill(x[:, start : start + size], state, mask=mask[:, start : start + size])
+        parts.append(y)
+    streamed = torch.cat(parts, 1)
+    assert streamed.isfinite().all()
+    for row, begin in enumerate(first):
+        alone = mixer(x[row : row + 1, begin:])
+        torch.testing.assert_close(streamed[row : row + 1, begin:], alone, rtol=0, atol=1e-9)
+        torch.testing.assert_close(mixer(x, mask=mask)[row : row + 1, begin:], alone, rtol=0, atol=1e-9)
+
+
+@every_kind
+def test_rows_out_of_step_can_be_picked(options: dict) -> None:
+    mixer, x = make(options), noise(3, 20)
+    mask = torch.arange(20) >= torch.tensor([0, 4, 13])[:, None]
+    _, state = mixer.prefill(x, mixer.init_state(3), mask=mask)
+    more = noise(2, 9)
+    y, _ = mixer.prefill(more, state.map_batch(lambda t: t[torch.tensor([2, 1])]))
+    for row, (source, begin) in enumerate(((2, 13), (1, 4))):
+        alone = mixer(torch.cat([x[source : source + 1, begin:], more[row : row + 1]], 1))
+        torch.testing.assert_close(y[row : row + 1], alone[:, -9:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_memory_is_bounded_by_the_chunk(padded: bool) -> None:
+    mixer = ChunkedAttentionMixer(CHANNELS, chunk=16)
+    state = mixer.init_state(2)
+    mask = torch.tensor([[True] * 9, [False] * padded + [True] * (9 - padded)])
+    with torch.no_grad():
+        _, state = mixer.prefill(torch.randn(2, 9, CHANNELS), state, mask=mask)
+        assert (state.padding is not None) == padded  # a mask without padding is no padding
+        for size in (1, 1, 100, 1, 7, *[1] * 60):
+            _, state = mixer.prefill(torch.randn(2, size, CHANNELS), state)
+            assert kept(state) <= 16
+            rows = state.key.tokens.untyped_storage().nbytes() / (2 * CHANNELS * 4)
+            assert rows <= 2 * 16
+
+
+@pytest.mark.parametrize(("padded", "wasted"), [(False, 20 % 16), (True, 15)])
+def test_a_long_prompt_wastes_less_than_a_chunk(padded: bool, wasted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of earlier tokens stand in to align the new ones: none at first, then only those of one chunk."""
+    lengths = []
+
+    def count(query: Tensor, *args: Any, **options: Any) -> Tensor:
+        lengths.append(query.shape[2])
+        return chunked_attention(query, *args, **options)
+
+    monkeypatch.setattr("lagwise.mixers.chunked_attention.chunked_attention", count)
+    mixer = make({}, 16)
+    mask = torch.arange(20)[None] >= 6 * padded
+    _, state = mixer.prefill(noise(1, 20), mixer.init_state(1), mask=mask)
+    mixer.prefill(noise(1, 300), state)
+    assert lengths == [20, 300 + wasted]
+
+
+@every_kind
+@pytest.mark.parametrize("evaluation_chunk", [3, 11])
+def test_evaluation_has_its_own_chunk(options: dict, evaluation_chunk: int) -> None:
+    """TCNCA trains with chunks of one width and evaluates with those of another."""
+    mixer, x = make({**options, "evaluation_chunk": evaluation_chunk}), noise(2, 37)
+    outputs = {}
+    for training in (True, False):
+        mixer.train(training)
+        outputs[training] = mixer(x)
+        state, parts = mixer.init_state(2), []
+        for part in x.split([6, 1, 1, 14, *[1] * 15], dim=1):
+            y, state = mixer.prefill(part, state)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), outputs[training], rtol=0, atol=1e-9)
+        assert kept(state) == (5 if training else evaluation_chunk)
+    torch.testing.assert_close(outputs[True][:, :3], outputs[False][:, :3], rtol=0, atol=1e-9)
+    assert not torch.allclose(outputs[True], outputs[False])
+
+
+def test_a_stream_keeps_the_chunk_it_began_with() -> None:
+    mixer, x = make({"evaluation_chunk": 11}), noise(1, 30)
+    _, state = mixer.prefill(x[:, :8], mixer.init_state(1))
+    y, _ = mixer.eval().prefill(x[:, 8:], state)
+    torch.testing.assert_close(y, mixer.train()(x)[:, 8:], rtol=0, atol=1e-9)
+
+
+def test_gradients_flow_through_a_stream() -> None:
+    mixer = make({"position": "simple"})
+    x = noise(2, 23).requires_grad_()
+    state, parts = mixer.init_state(2), []
+    for part in x.split([3, 1, 12, 1, 6], dim=1):
+        y, state = mixer.prefill(part, state)
+        parts.append(y)
+    wanted = (x, *mixer.parameters())
+    for a, b in zip(
+        *(torch.autograd.grad(y.square().sum(), wanted) for y in (torch.cat(parts, 1), mixer(x))), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_keys_and_values_of_different_sizes() -> None:
+    """As MEGA has them: narrow queries, wide values."""
+    core = ChunkedAttention(4, chunk=6, function="laplace", position="rotary").double()
+    q, k, v = (torch.randn(2, 1, 25, n, dtype=torch.float64) for n in (4, 4, 10))
+    whole = core(q, k, v)
+    state, parts, start = core.init_state(2, 10), [], 0
+    for size in (4, 1, 9, 1, 1, 3, 6):
+        now = slice(start, start + size)
+        y, state = core.prefill(q[:, :, now], k[:, :, now], v[:, :, now], state)
+        parts.append(y)
+        start += size
+    torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_positions_are_what_they_say(heads: int) -> None:
+    q, k, v = torch.randn(3, 2, heads, 13, 4, dtype=torch.float64)
+    place = torch.arange(13) % 5
+    exact = chunked_attention(rotary(q, place), rotary(k, place), v, chunk=5)
+    torch.testing.assert_close(ChunkedAttention(4, heads=heads, chunk=5)(q, k, v), exact, rtol=0, atol=1e-10)
+    i, j = torch.arange(5)[:, None], torch.arange(5)
+    simple = ChunkedAttention(4, heads=heads, chunk=5, position="simple", max_chunk=7).double()
+    assert simple.lag_table is not None
+    assert simple.lag_table.shape == (heads, 13)
+    bias = simple.lag_table[:, i - j + 6]
+    torch.testing.assert_close(simple(q, k, v), chunked_attention(q, k, v, chunk=5, bias=bias), rtol=0, atol=1e-10)
+    additive = ChunkedAttention(4, heads=heads, chunk=5, position="rotary").double()
+    assert additive.rotary_pair is not None
+    a, b = (rotary(t[:, None].expand(heads, 5, 4), torch.arange(5)) for t in additive.rotary_pair)
+    bias = a @ b.transpose(1, 2)
+    torch.testing.assert_close(additive(q, k, v), chunked_attention(q, k, v, chunk=5, bias=bias), rtol=0, atol=1e-10)
+
+
+def test_parameters_are_only_those_of_the_position() -> None:
+    def names(position: str) -> list[str]:
+        return [name for name, _ in ChunkedAttention(4, position=position).named_parameters()]
+
+    assert [names(p) for p in ("none", "rope", "simple", "rotary")] == [[], [], ["lag_table"], ["rotary_pair"]]
+
+
+@pytest.mark.parametrize("length", [20, 64])
+def test_padding_may_be_nan(length: int) -> None:
+    mixer, x = make({}), noise(1, length)
+    padded = torch.cat([torch.full((1, 3, CHANNELS), torch.nan, dtype=x.dtype), x], 1)
+    mask = torch.arange(length + 3)[None] >= 3
+    torch.testing.assert_close(mixer(padded, mask=mask)[:, 3:], mixer(x), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 3}, "heads must divide the 8 channels, got 3"),
+        ({"heads": 8}, "'rope' needs an even size of queries, got 1"),
+        ({"heads": 8, "position": "rotary"}, "'rotary' needs an even size"),
+        ({"chunk": 0}, "chunk must be .*at least 1, got 0"),
+        ({"chunk": 2.5}, r"chunk must be a whole number .* got 2\.5"),
+        ({"evaluation_chunk": 0}, "evaluation_chunk must be .* got 0"),
+        ({"function": "sofmax"}, "unknown function: 'sofmax'; did you mean 'softmax'"),
+        ({"position": "rop"}, "unknown position: 'rop'; did you mean 'rope'"),
+    ],
+)
+def test_wrong_options_are_named(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ChunkedAttentionMixer(8, **options)
+
+
+def test_wrong_arguments_of_the_core_are_named() -> None:
+    with pytest.raises(ValueError, match=r"max_chunk is for position 'simple' .* got 200"):
+        ChunkedAttention(4, max_chunk=200)
+    with pytest.raises(ValueError, match="at least the window 256, got 200"):
+        ChunkedAttention(4, position="simple", evaluation_chunk=256, max_chunk=200)
+    with pytest.raises(ValueError, match="causal=True"):
+        ChunkedAttention(4, causal=False).init_state(1, 4)

@@ -1,0 +1,213 @@
+"""Attention within chunks against attention over all pairs with a mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.ops import (
+    ATTENTION_FUNCTIONS,
+    attention_reference,
+    chunked_attention,
+    chunked_attention_reference,
+    first_real,
+    lag_matrix,
+    pair_attention,
+    rotary,
+    rotary_factors,
+    rotate,
+)
+
+every_function = pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
+
+
+def inputs(batch: int, heads: int, length: int, d: int = 4, e: int = 3) -> list[Tensor]:
+    sizes = (d, d, e)
+    return [torch.randn(batch, heads, length, n, dtype=torch.float64, requires_grad=True) for n in sizes]
+
+
+def projected(batch: int, heads: int, length: int, d: int = 4) -> list[Tensor]:
+    """Queries, keys and values as one projection of tokens gives them: heads within tokens."""
+    joint = torch.randn(batch, length, 3, heads, d, dtype=torch.float64, requires_grad=True)
+    return list(joint.permute(2, 0, 3, 1, 4))
+
+
+def same(ours: Tensor, exact: Tensor, *tensors: Tensor, real: Tensor | None = None) -> None:
+    """Equal values and gradients, at the real tokens of (batch, heads, length, size)."""
+    if real is not None:
+        ours, exact = (y.transpose(1, 2)[real] for y in (ours, exact))
+    torch.testing.assert_close(ours, exact, rtol=0, atol=1e-10)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), tensors) for y in (ours, exact)), strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@every_function
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("make", [inputs, projected])
+@pytest.mark.usefixtures("uninitialised_is_nan")
+def test_chunks_equal_all_pairs_with_a_mask(
+    function: str, causal: bool, biased: bool, heads: int, make: Callable[..., list[Tensor]]
+) -> None:
+    for length, chunk in ((1, 1), (1, 7), (63, 1), (63, 7), (63, 64), (100, 8), (100, 99), (100, 100)):
+        q, k, v = make(2, heads, length)
+        n = min(chunk, length) + 2 * (length == 63)  # a bias may be for wider chunks
+        bias = torch.randn(heads, n, n, dtype=torch.float64, requires_grad=True) if biased else None
+        ours, exact = (
+            f(q, k, v, chunk=chunk, causal=causal, function=function, bias=bias)
+            for f in (chunked_attention, chunked_attention_reference)
+        )
+        assert ours.shape == v.shape
+        same(ours, exact, q, k, v, *(() if bias is None else (bias,)))
+
+
+@every_function
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 5, 16, 100])
+@pytest.mark.parametrize("left", [True, False])
+def test_masks(function: str, causal: bool, heads: int, chunk: int, left: bool) -> None:
+    """Rows begin and end anywhere, one has a hole, one is all padding; with and without padding on the left."""
+    length = 40
+    q, k, v = inputs(5, heads, length)
+    bias = torch.randn(1, length, length, dtype=torch.float64, requires_grad=True)
+    place = torch.arange(length)
+    mask = torch.stack([place >= 0, place >= 7, (place >= 3) & (place < 31), place < 23, place < 0])
+    if not left:
+        mask = torch.stack([place >= 0, place < 39, place < 31, place < 23, place < 1])
+    mask[2, 12:14] = False
+    ours, exact = (
+        f(q, k, v, chunk=chunk, causal=causal, function=function, bias=bias, mask=mask)
+        for f in (chunked_attention, chunked_attention_reference)
+    )
+    assert ours.isfinite().all()
+    same(ours, exact, q, k, v, bias, real=mask)
+
+
+@every_function
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_padded_row_is_the_row_alone(function: str, causal: bool) -> None:
+    q, k, v = inputs(1, 2, 30)
+    options = {"chunk": 8, "causal": causal, "function": function}
+    alone = chunked_attention(q, k, v, **options)
+    for left, right in ((0, 5), (11, 0), (3, 4)):
+        padded = (torch.nn.functional.pad(x, (0, 0, left, right), value=1e3) for x in (q, k, v))
+        mask = torch.tensor([[0] * left + [1] * 30 + [0] * right])
+        y = chunked_attention(*padded, mask=mask, **options)
+        assert y.isfinite().all()
+        torch.testing.assert_close(y[:, :, left : left + 30], alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_in_a_graph(causal: bool) -> None:
+    """A graph cannot look whether there is padding; it gives the same."""
+    q, k, v = inputs(2, 2, 20)
+    compiled = torch.compile(chunked_attention, backend="aot_eager", fullgraph=True)
+    for first in (0, 3):
+        mask = torch.ones(2, 20, dtype=torch.bool)
+        mask[1, :first] = False
+        ours, exact = (f(q, k, v, chunk=6, causal=causal, mask=mask) for f in (compiled, chunked_attention))
+        same(ours, exact, q, k, v, real=mask)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_wide_chunk_is_full_attention(causal: bool) -> None:
+    q, k, v = inputs(2, 3, 33)
+    for chunk in (33, 1000):
+        same(chunked_attention(q, k, v, chunk=chunk, causal=causal), attention_reference(q, k, v, causal=causal), q, k)
+
+
+def test_elementwise_functions_are_those_of_mega() -> None:
+    """Laplace meets the squared ReLU in value and slope where the squared ReLU is 1/2."""
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    score = torch.tensor(math.sqrt(0.5), dtype=torch.float64, requires_grad=True)
+    values = [pair_attention(score * one, one, one, function=f) for f in ("laplace", "relu2")]
+    assert [round(y.item(), 12) for y in values] == [0.5, 0.5]
+    for y in values:
+        torch.testing.assert_close(torch.autograd.grad(y, score)[0].item(), math.sqrt(2))
+    two = torch.ones(1, 1, 2, 1, dtype=torch.float64)  # scores are means over the keys that are seen
+    assert pair_attention(one, two, two, function="relu2").item() == 2 * 0.5**2
+    assert pair_attention(one, two, two, function="relu2", allowed=torch.tensor([[True, False]])).item() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_function
+def test_low_precision(function: str, dtype: torch.dtype) -> None:
+    q, k, v = inputs(2, 2, 100)
+    bias = torch.randn(2, 16, 16, dtype=torch.float64)
+    exact = chunked_attention(q, k, v, chunk=16, function=function, bias=bias)
+    low = (x.detach().to(dtype) for x in (q, k, v))
+    y = chunked_attention(*low, chunk=16, function=function, bias=bias.float())
+    assert y.dtype == dtype
+    assert (y - exact).norm() / exact.norm() < 4 * torch.finfo(dtype).eps
+
+
+def test_rotary_products_depend_on_the_lag() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    place = torch.arange(50)
+    products = rotary(q.expand(1, 1, 50, 8), place) @ rotary(k.expand(1, 1, 50, 8), place).transpose(2, 3)
+    later = rotary(q.expand(1, 1, 50, 8), place + 1000) @ rotary(k.expand(1, 1, 50, 8), place + 1000).transpose(2, 3)
+    torch.testing.assert_close(later, products, rtol=0, atol=1e-10)
+    for lag in (-49, -3, 0, 20):
+        diagonal = products[0, 0].diagonal(-lag)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-12)
+    assert products[0, 0, 0].std() > 0.01
+
+
+def test_rotary_turns_pairs_by_its_angles() -> None:
+    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 70]])
+    pairs = torch.complex(x[..., 0::2], x[..., 1::2])
+    angles = positions[:, None, :, None] * 10000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.stack([turned.real, turned.imag], -1).flatten(3)
+    torch.testing.assert_close(rotary(x, positions), turned)
+    torch.testing.assert_close(torch.compile(rotary, backend="aot_eager", fullgraph=True)(x, positions), turned)
+    odd = torch.randn(2, 3, 5, 7, dtype=torch.float64)[..., 1:].copy_(x)  # a view that begins at odd places
+    torch.testing.assert_close(rotary(odd, positions), turned)
+    torch.testing.assert_close(rotary(x.mT.contiguous().mT, positions), turned)
+    torch.testing.assert_close(rotary(x, positions)[:1], rotary(x[:1], positions[0]))
+    assert rotary(x.half(), positions).dtype == torch.float16
+    places = torch.arange(5) % 3
+    tables = rotary_factors(places, 6, dtype=x.dtype, limit=3)
+    assert torch.equal(rotate(x, tables), rotary(x, places))
+    with pytest.raises(ValueError, match="even number of channels, got 5"):
+        rotary(torch.ones(1, 5), torch.arange(1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_lag_matrix(n: int) -> None:
+    values = torch.randn(3, 2 * n - 1, dtype=torch.float64, requires_grad=True)
+    matrix = lag_matrix(values)
+    place = torch.arange(n)
+    assert torch.equal(matrix, values[:, place[:, None] - place + n - 1])
+    (grad,) = torch.autograd.grad(matrix.sum(), values)
+    assert torch.equal(grad, (n - torch.arange(1 - n, n).abs()).double().expand(3, -1))
+
+
+def test_first_real() -> None:
+    assert first_real(torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])).tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"function": "relu"}, "unknown function: 'relu'; did you mean 'relu2'"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"key": torch.ones(2, 1, 5, 4)}, r"alike.*\(2, 1, 6, 4\) and \(2, 1, 5, 4\)"),
+        ({"value": torch.ones(2, 3, 6, 4)}, r"value must be \(2, 1, 6\).*got \(2, 3, 6, 4\)"),
+        ({"mask": torch.ones(2, 5)}, r"mask must be .* \(2, 6\), got \(2, 5\)"),
+        ({"bias": torch.ones(1, 3, 4)}, r"bias must be .*at least 4.*got \(1, 3, 4\)"),
+        ({"bias": torch.ones(4, 4)}, r"bias must be .*got \(4, 4\)"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict, message: str) -> None:
+    x = torch.ones(2, 1, 6, 4)
+    with pytest.raises(ValueError, match=message):
+        chunked_attention(**{"query": x, "key": x, "value": x, "chunk": 4, **change})

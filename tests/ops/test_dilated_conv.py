@@ -1,0 +1,111 @@
+"""Dilated convolutions against torch's own, and the receptive field by impulse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops import (
+    Window,
+    covering_shapes,
+    dilated_convolution,
+    dilated_prefill,
+    dilated_stack,
+    receptive_field,
+)
+
+LENGTHS = (1, 2, 63, 100, 301)
+
+
+def torchs_own(x: Tensor, taps: Tensor, dilation: int, causal: bool) -> Tensor:
+    reach = (taps.shape[1] - 1) * dilation
+    padded = F.pad(x.transpose(1, 2), (reach, 0) if causal else (reach // 2, reach // 2))
+    return F.conv1d(padded, taps.flip(1)[:, None], dilation=dilation, groups=x.shape[2]).transpose(1, 2)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kernel_size", [1, 3, 17])
+@pytest.mark.parametrize("dilation", [1, 2, 7, 50, 400])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.usefixtures("uninitialised_is_nan")
+def test_values_and_gradients_are_those_of_torchs_conv1d(
+    length: int, kernel_size: int, dilation: int, causal: bool
+) -> None:
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    taps = torch.randn(3, kernel_size, dtype=torch.float64, requires_grad=True)
+    ours = dilated_convolution(x, taps, dilation, causal=causal)
+    theirs = torchs_own(x, taps, dilation, causal)
+    grad = torch.randn_like(theirs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    for a, b in zip(*(torch.autograd.grad(y, (x, taps), grad) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_a_stack_is_stacked_conv1d() -> None:
+    x = torch.randn(2, 200, 3, dtype=torch.float64)
+    taps, dilations = list(torch.randn(3, 3, 5, dtype=torch.float64)), [1, 4, 16]
+    expected = x
+    for weight, dilation in zip(taps, dilations, strict=True):
+        expected = torchs_own(expected, weight, dilation, True)
+    torch.testing.assert_close(dilated_stack(x, taps, dilations), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4, 1), (5, 3, 3, 2), (17, 8, 2, 1), (2, 1, 3, 4), (1, 5, 2, 1)])
+def test_the_receptive_field_is_what_an_impulse_fills(shape: tuple[int, int, int, int]) -> None:
+    kernel_size, dilation, depth, convolutions = shape
+    size = receptive_field(*shape)
+    impulse = torch.zeros(1, size + 20, 1)
+    impulse[:, 5] = 1
+    dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
+    answer = dilated_stack(impulse, [torch.ones(1, kernel_size)] * len(dilations), dilations)
+    reached = answer[0, :, 0].nonzero().flatten()
+    assert reached.min() == 5
+    assert reached.max() == 5 + size - 1
+
+
+@pytest.mark.parametrize("length", [2, 100, 1000])
+@pytest.mark.parametrize("causal", [True, False])
+def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
+    """The last token of a text (or the middle one of twice its length) meets each of the others."""
+    for kernel_size, dilation, depth in covering_shapes(length, causal=causal):
+        impulse = torch.zeros(1, 2 * length - 1, 1)
+        impulse[:, 0 if causal else length - 1] = 1
+        dilations = [dilation**i for i in range(depth)]
+        answer = dilated_stack(impulse, [torch.ones(1, kernel_size)] * depth, dilations, causal=causal)
+        assert (answer[0, :, 0][: length if causal else None] > 0).all()
+
+
+def test_exactly_causal_in_float32() -> None:
+    x, taps = torch.randn(1, 500, 3), torch.randn(3, 5)
+    changed = x.clone()
+    changed[:, 300:] *= 1e6
+    for dilation in (1, 7, 90):
+        before, after = (dilated_convolution(s, taps, dilation)[:, :300] for s in (x, changed))
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("dilation", [1, 3, 40])
+def test_a_stream_is_the_whole_and_keeps_what_it_reaches(dilation: int) -> None:
+    x, taps = torch.randn(2, 300, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    window, parts = Window.empty(2, 3, 4 * dilation + 1, like=x), []
+    for part in x.split([1, 1, 30, 1, 1, 1, 200, 1, 1, 63], dim=1):
+        y, window = dilated_prefill(part, taps, dilation, window)
+        parts.append(y)
+        assert window.size <= 4 * dilation + 1
+    torch.testing.assert_close(torch.cat(parts, 1), dilated_convolution(x, taps, dilation), rtol=0, atol=1e-10)
+
+
+def test_wrong_arguments_are_named() -> None:
+    x, taps = torch.randn(1, 9, 3), torch.randn(3, 4)
+    with pytest.raises(ValueError, match="dilation must be at least 1, got 0"):
+        dilated_convolution(x, taps, 0)
+    with pytest.raises(ValueError, match="odd kernel size, got 4"):
+        dilated_convolution(x, taps, 1, causal=False)
+    with pytest.raises(ValueError, match=r"got \(1, 9, 3\) and \(2, 4\)"):
+        dilated_convolution(x, taps[:2], 1)
+    with pytest.raises(ValueError, match="all must be at least 1"):
+        receptive_field(3, 0, 2)
+    with pytest.raises(ValueError, match="length must be at least 1"):
+        next(covering_shapes(0))

@@ -1,0 +1,129 @@
+"""The moving average: taps = recurrence = scan = the definition, with gradients, both ways, truncated or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.ops import block_scan, ema_parameters, ema_prefill, ema_recurrence, ema_scan, ema_taps, toeplitz_product
+
+CHANNELS, DIMENSION = 3, 4
+LENGTHS = (1, 2, 31, 32, 33, 63, 100, 1000, 1021)
+
+
+def parameters() -> tuple[Tensor, Tensor]:
+    """Fast and slow decays: q between about 0.1 and 0.9999."""
+    delta, alpha, beta, gamma = torch.randn(4, CHANNELS, DIMENSION, dtype=torch.float64)
+    delta[0] -= 8
+    return ema_parameters(delta, alpha, beta, gamma)
+
+
+def signal(length: int) -> Tensor:
+    return torch.randn(2, length, CHANNELS, dtype=torch.float64)
+
+
+def test_parameters_are_megas() -> None:
+    delta, alpha, beta, gamma = torch.randn(4, CHANNELS, DIMENSION, dtype=torch.float64)
+    weight, log_decay = ema_parameters(delta, alpha, beta, gamma)
+    p = 1 / (1 + (-delta).exp())
+    torch.testing.assert_close(weight, p * beta * gamma / 2)
+    torch.testing.assert_close(log_decay.exp(), 1 - p / (1 + (-alpha).exp()))
+
+
+def test_taps_are_the_definition() -> None:
+    weight, log_decay = parameters()
+    for length in (1, 2, 3, 5, 64, 1000):
+        taps = ema_taps(weight, log_decay, length)
+        written_out = torch.stack([(weight * log_decay.exp() ** lag).sum(1) for lag in range(length)], 1)
+        torch.testing.assert_close(taps, written_out, rtol=1e-10, atol=1e-12)
+    whole, cut = (ema_taps(weight, log_decay, 1000, truncation=truncation) for truncation in (None, 40))
+    torch.testing.assert_close(cut, whole[:, :40], rtol=0, atol=1e-12)
+
+
+def test_long_taps_keep_float32s_digits() -> None:
+    weight, log_decay = parameters()
+    exact = ema_taps(weight, log_decay, 100_000)
+    error = (ema_taps(weight.float(), log_decay.float(), 100_000) - exact).abs().max() / exact.abs().max()
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("truncation", [None, 1, 7, 40, 2000])
+def test_scan_recurrence_and_taps_agree(length: int, truncation: int | None) -> None:
+    weight, log_decay = parameters()
+    x = signal(length)
+    scanned = ema_scan(x, weight, log_decay, truncation=truncation)
+    taps = ema_taps(weight, log_decay, length, truncation=truncation)
+    recurred = ema_recurrence(x, weight, log_decay, truncation=truncation)
+    torch.testing.assert_close(scanned, recurred, rtol=0, atol=1e-9)
+    torch.testing.assert_close(scanned, toeplitz_product(x, taps, engine="dense"), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 33, 100])
+@pytest.mark.parametrize("truncation", [None, 7])
+def test_two_sided_scan_is_one_each_way(length: int, truncation: int | None) -> None:
+    after, before = parameters(), parameters()
+    x = signal(length)
+    both = ema_scan(x, *after, backward=before, truncation=truncation)
+    forwards = ema_recurrence(x, *after, truncation=truncation)
+    backwards = ema_recurrence(x.flip(1), *before, truncation=truncation).flip(1)
+    torch.testing.assert_close(both, forwards + backwards, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [2, 31, 70, 500])
+@pytest.mark.parametrize("truncation", [None, 20])
+@pytest.mark.parametrize("two_sided", [False, True])
+@pytest.mark.usefixtures("uninitialised_is_nan")
+def test_gradients_are_those_of_the_dense_product(length: int, truncation: int | None, two_sided: bool) -> None:
+    leaves = [t.detach().requires_grad_() for t in (signal(length), *parameters(), *parameters())]
+    x, w, q, wb, qb = leaves
+    grad = torch.randn_like(x)
+    scanned = ema_scan(x, w, q, backward=(wb, qb) if two_sided else None, truncation=truncation)
+    dense = toeplitz_product(x, ema_taps(w, q, length, truncation=truncation), engine="dense")
+    if two_sided:
+        flipped = toeplitz_product(x.flip(1), ema_taps(wb, qb, length, truncation=truncation), engine="dense")
+        dense = dense + flipped.flip(1)
+    used = leaves if two_sided else leaves[:3]
+    for ours, exact in zip(
+        torch.autograd.grad(scanned, used, grad), torch.autograd.grad(dense, used, grad), strict=True
+    ):
+        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
+
+
+def test_a_stream_with_its_gradients_is_the_whole() -> None:
+    weight, log_decay = parameters()
+    x = signal(150).requires_grad_()
+    state, parts = None, []
+    for part in x.split([1, 40, 1, 1, 70, 37], dim=1):
+        y, state = ema_prefill(part, weight, log_decay, state)
+        parts.append(y)
+    whole = ema_scan(x, weight, log_decay)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
+    grad = torch.randn_like(whole)
+    (ours,), (exact,) = (torch.autograd.grad(y, x, grad) for y in (torch.cat(parts, 1), whole))
+    torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
+
+
+def test_the_scan_is_exactly_causal_in_float32() -> None:
+    weight, log_decay = (p.float() for p in parameters())
+    x = signal(4096).float()
+    changed = x.clone()
+    changed[:, 2000:] *= 1e5
+    assert torch.equal(ema_scan(changed, weight, log_decay)[:, :1984], ema_scan(x, weight, log_decay)[:, :1984])
+
+
+def test_the_fastest_decay_is_no_nan() -> None:
+    hundred = torch.full((1, 1), 100.0)
+    weight, log_decay = ema_parameters(hundred, hundred, torch.ones(1, 1), torch.ones(1, 1))
+    taps = ema_taps(weight, log_decay, 100)
+    assert torch.equal(taps[0], torch.tensor([1.0] + [0.0] * 99))
+    assert ema_scan(torch.ones(1, 100, 1), weight, log_decay).isfinite().all()
+
+
+def test_wrong_arguments_are_named() -> None:
+    weight, log_decay = parameters()
+    with pytest.raises(ValueError, match="truncation must be at least 1, got 5 and 0"):
+        ema_taps(weight, log_decay, 5, truncation=0)
+    with pytest.raises(ValueError, match=r"length >= 1, channels"):
+        block_scan(torch.zeros(1, 0, 3), *torch.zeros(3, 3, 4, 4), torch.zeros(3, 4))
