@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lagwise.analysis import LayerKernel, learned_kernels
-from lagwise.analysis.plots import extrapolation_curve, kernel_curves, kernel_matrices, loss_curve
+from lagwise.analysis.plots import accuracy_curve, extrapolation_curve, kernel_curves, kernel_matrices, loss_curve
 from lagwise.analysis.report import plot_run
 from lagwise.evaluation import evaluate_run
 from lagwise.mixers import ToeplitzMixer
-from lagwise.training import Recipe, train
+from lagwise.training import Recipe, load_recipe, train
 
 
 def test_learned_kernels_are_the_mixers_taps() -> None:
@@ -41,6 +41,10 @@ def test_curves_show_the_numbers() -> None:
     train_line, valid_line = loss_curve(metrics, bytes_per_token=2.0).axes[0].lines
     assert train_line.get_xydata().tolist() == [[1, 0.5]]
     assert valid_line.get_xydata().tolist() == [[1, 1.5]]
+    metrics = [{"step": 5, "eval_loss": 1.0, "eval_accuracy": 0.3}, {"step": 5, "loss": 2.0}]
+    right, chance = accuracy_curve(metrics, chance=0.2).axes[0].lines
+    assert right.get_xydata().tolist() == [[5, 0.3]]
+    assert chance.get_ydata() == [0.2, 0.2]
     kernel = LayerKernel(0, np.array([[3.0, 0.0, -4.0, 0.0]]))
     assert kernel_curves([kernel]).axes[0].lines[-2].get_ydata().tolist() == [3, 0, 4, 0]
     assert (
@@ -83,3 +87,18 @@ def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, tran
     assert page.links == 0
     assert "if a &lt; b &amp; c:" in text
     assert "gzip" in text
+
+
+def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Accuracy, over steps and at lengths; nothing of bytes."""
+    tiny_recipe.data = load_recipe("associative-recall", ["data.length=8"]).data
+    block = {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}
+    tiny_recipe.model = {**tiny_recipe.model, "block": block}
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert [p.name for p in plot_run(run)] == ["accuracy.png", "report.html"]
+    evaluate_run(run, [8, 16], max_tokens=160, progress=False)
+    text = plot_run(run)[-1].read_text()
+    assert "<th>accuracy</th>" in text
+    assert "<td>20</td>" in text
+    assert "<td>10</td>" in text
+    assert "byte" not in text.split("<h2>Recipe</h2>")[0]

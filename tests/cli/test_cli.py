@@ -85,6 +85,21 @@ def test_from_text_to_report(tiny_recipe: Recipe, tmp_path: Path) -> None:
         assert expected in result.output
 
 
+def test_a_task_needs_no_text(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    block = "model.block={name: prenorm, token_mixer: {name: attention}}"
+    settings = ["data.length=8", "training.steps=2", "training.evaluate_tokens=800", block]
+    for arguments, expected in (
+        (["train", "--recipe", "associative-recall", "--out", run, *settings], "Trained: "),
+        (["evaluate", run, "--lengths", "8,12"], "accuracy"),
+        (["generate", run, "--prompt", "a 2 c 4 a", "--tokens", "1", "--temperature", "0"], "a 2 c 4 a"),
+        (["plot", run], "accuracy.png"),
+    ):
+        result = runner.invoke(app, list(map(str, arguments)), catch_exceptions=False)
+        assert result.exit_code == 0
+        assert expected in result.output
+
+
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.touch()

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise.evaluation import compressor_bits_per_byte, evaluate, evaluate_run, extrapolation
+from lagwise.data import AssociativeRecall
+from lagwise.evaluation import compressor_bits_per_byte, evaluate, evaluate_run, extrapolation, recall
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
-from lagwise.training import Recipe, train
+from lagwise.training import Recipe, load_recipe, train
 
 
 class Oracle(nn.Module):
@@ -165,3 +166,55 @@ def test_evaluating_a_run_with_a_trained_tokenizer(tiny_recipe: Recipe, tmp_path
     again = evaluate_run(run, [32], source=str(text_file), progress=False)
     assert own["test"][0]["nats"] == pytest.approx(again["test"][0]["nats"])
     assert own["test"][0]["text_bytes"] == again["test"][0]["text_bytes"]
+
+
+class Memory(nn.Module):
+    """Answers associative recall by looking back, and counts what it is shown; of `wrong` rows it says the key."""
+
+    def __init__(self, vocab: int, wrong: int = 0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.vocab, self.wrong, self.shapes = vocab, wrong, []
+
+    def forward(self, input_ids: Tensor, use_cache: bool, logits_to_keep: int) -> SimpleNamespace:
+        assert logits_to_keep == 1
+        self.shapes.append(tuple(input_ids.shape))
+        answers = []
+        for row in input_ids.tolist():
+            answers.append(dict(zip(row[:-1:2], row[1:-1:2], strict=True))[row[-1]] if self.wrong <= 0 else row[-1])
+            self.wrong -= 1
+        return SimpleNamespace(logits=nn.functional.one_hot(torch.tensor(answers), self.vocab)[:, None].float())
+
+
+def test_accuracy_of_recall_is_that_of_the_answer_alone() -> None:
+    """TCNCA table 3: the model sees all but the last token."""
+    task = AssociativeRecall(10)
+    memory = Memory(12, wrong=30)
+    score = recall(memory, task, 64, 300)
+    assert (score.length, score.sequences, score.correct, score.accuracy) == (64, 300, 270, 0.9)
+    assert memory.shapes == [(256, 63), (44, 63)]
+    broken = Memory(12)
+    broken.forward = lambda **_: SimpleNamespace(logits=torch.full((1, 1, 12), math.nan))
+    with pytest.raises(FloatingPointError, match="damaged"):
+        recall(broken, task, 8, 1)
+
+
+def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
+    tiny_recipe.data = load_recipe("associative-recall", ["data.length=8"]).data
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    result = evaluate_run(run, progress=False)
+    assert [(s["length"], s["sequences"]) for s in result["test"]] == [(8, 1000)]
+    assert json.loads((run / "evaluation.json").read_text()) == result
+    result = evaluate_run(run, [4, 16], max_tokens=64, overrides=["model.block.token_mixer.engine=block"])
+    assert [(s["length"], s["sequences"]) for s in result["test"]] == [(4, 16), (16, 4)]
+    assert set(result) == {"data", "trained_at", "test", "overrides"}
+    with pytest.raises(ValueError, match=r"even and at least 4 .* got 7"):
+        evaluate_run(run, [8, 7], progress=False)
+    with pytest.raises(ValueError, match="has no words for text"):
+        evaluate_run(run, source=str(text_file), progress=False)
+
+
+def test_validation_at_its_own_length(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.data.evaluate_length = 80
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert evaluate_run(run, [32], progress=False)["valid"]["length"] == 80

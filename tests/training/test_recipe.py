@@ -24,8 +24,10 @@ def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
             "training.learning_rate=1e-4",
             "model.block.token_mixer.kernel.decay=0.9",
             "data.source=x",
+            "data.lengths=[512, 64]",
         ],
     )
+    assert (recipe.data.lengths, recipe.data.evaluate_length) == ([512, 64], None)
     assert (recipe.training.steps, recipe.training.learning_rate, recipe.data.source) == (7, 1e-4, "x")
     assert recipe.model["block"]["token_mixer"]["kernel"]["decay"] == 0.9
     path = tmp_path / "r.yaml"
@@ -47,6 +49,12 @@ def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
         ("training.schedule=cosin", "did you mean 'cosine'"),
         ("training.precision=half", "unknown precision"),
         ("data.length=1", "at least 2"),
+        ("data.evaluate_length=1", r"data\.evaluate_length must be at least 2"),
+        ("data.lengths=[]", r"data\.lengths must be whole numbers"),
+        ("data.lengths=[64, 1]", r"at least 2, got \[64, 1\]"),
+        ("data.lengths=[512, true]", r"whole numbers of at least 2, got \[512, True\]"),
+        ("data.lengths=[256, 128]", r"data\.length must be the largest of data\.lengths \[256, 128\], got 512"),
+        ("data.lengths=512", "data.lengths must be of type list, got 512"),
         ("training.accumulate=3", "must divide"),
         ("data.source.x=1", "'source' is a value"),
         ("training.clip=-1", "at least 0"),

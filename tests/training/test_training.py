@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from lagwise.data import TokenData
-from lagwise.models import generate_text, load_model
+from lagwise.models import LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
 from lagwise.training.run import build_model
 from lagwise.training.trainer import LagwiseTrainer, checkpoints, newest_whole_checkpoint, parameter_groups
@@ -62,6 +62,39 @@ def test_resuming_gives_the_same_losses_and_weights(tiny_recipe: Recipe, tmp_pat
     assert losses(half) == losses(whole)
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(half)[name]), name
+
+
+def test_resuming_with_lengths_that_change_is_exact(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Two micro-batches a step, so that they must agree on its length (TCNCA app. F)."""
+    tiny_recipe.data.lengths, tiny_recipe.data.evaluate_length = [8, 16, 32], 64
+    tiny_recipe.training.accumulate = 2
+    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
+    half = train(tiny_recipe, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json", "checkpoint-6/model.safetensors"):  # as if killed after step 3
+        (half / file).unlink()
+    resume(half, progress=False)
+    assert losses(half) == losses(whole)
+    for name, weight in weights(whole).items():
+        assert torch.equal(weight, weights(half)[name]), name
+
+
+def test_lengths_of_steps_and_of_validation(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    forward = LagwiseForCausalLM.forward
+
+    def noted(self: LagwiseForCausalLM, *args: object, input_ids: torch.Tensor, **kwargs: object) -> object:
+        seen[self.training].append((input_ids.shape[0], input_ids.shape[1]))
+        return forward(self, *args, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(LagwiseForCausalLM, "forward", noted)
+    tiny_recipe.data.lengths, tiny_recipe.data.evaluate_length = [8, 32], 60
+    tiny_recipe.training.steps, tiny_recipe.training.accumulate = 12, 2
+    train(tiny_recipe, tmp_path / "run", progress=False)
+    assert set(seen[True]) == {(2, 8), (2, 32)}
+    assert seen[True][::2] == seen[True][1::2]
+    assert set(seen[False]) == {(1, 60)}  # 2 * 32 // 60: the memory of a training batch
 
 
 def test_accumulation_is_the_same_step(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -200,6 +233,7 @@ class TestRefusals:
             ({"hidden": 8}, "did you mean 'hidden_size'"),
             ({"vocab_size": 10}, "less than the tokenizer's 258"),
             ({"max_position_embeddings": 16}, r"data\.length 32 is over"),
+            ({"max_position_embeddings": 40}, r"data\.evaluate_length 50 is over"),
             ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rp"}}}}, "mean 'rpe'"),
             (
                 {
@@ -214,6 +248,7 @@ class TestRefusals:
     )
     def test_models_that_cannot_be(self, tiny_recipe: Recipe, tmp_path: Path, model: dict, message: str) -> None:
         tiny_recipe.model = model
+        tiny_recipe.data.evaluate_length = 50
         with pytest.raises(ValueError, match=message):
             train(tiny_recipe, tmp_path / "run", progress=False)
         assert not (tmp_path / "run").exists()
@@ -247,8 +282,13 @@ class TestRefusals:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_loss_of_one(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """torchrun with gloo, the same total batch."""
+@pytest.mark.parametrize("task", [False, True])
+def test_two_processes_give_the_loss_of_one(
+    tiny_recipe: Recipe, recall_recipe: Recipe, tmp_path: Path, task: bool
+) -> None:
+    """torchrun with gloo, the same total batch; the task with lengths that change, which the processes must share."""
+    if task:
+        tiny_recipe.data = dataclasses.replace(recall_recipe.data, lengths=[16, 64])
     tiny_recipe.training.save_every = 100
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_recipe.to_yaml())

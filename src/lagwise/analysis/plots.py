@@ -30,6 +30,17 @@ def loss_curve(metrics: Sequence[Mapping[str, float]], *, bytes_per_token: float
     return figure
 
 
+def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> Figure:
+    """Accuracy on validation sequences over steps, from the lines of a run's metrics, and what guessing reaches."""
+    figure, axes = _figure()
+    valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
+    axes.plot(*_columns(valid), color="C0", marker="o", markersize=3, label="validation")
+    axes.axhline(chance, color="0.7", linestyle="--", label="guessing a value")
+    axes.set(xlabel="step", ylabel="answers that are right", title="Learning", ylim=(-0.02, 1.02))
+    axes.legend(loc="center right")
+    return figure
+
+
 def extrapolation_curve(scores: Sequence[Mapping[str, Any]], *, trained_at: int) -> Figure:
     """Bits per byte over the length of the context, with the training length marked (TNN fig. 1, right)."""
     figure, axes = _figure()

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lagwise.analysis.kernels import learned_kernels
-from lagwise.analysis.plots import extrapolation_curve, kernel_curves, kernel_matrices, loss_curve
+from lagwise.analysis.plots import (
+    accuracy_curve,
+    close,
+    extrapolation_curve,
+    kernel_curves,
+    kernel_matrices,
+    loss_curve,
+)
+from lagwise.data import RECALL
 from lagwise.evaluation import EVALUATION_FILE
 from lagwise.models import load_model
 from lagwise.training import load_recipe, read_metrics
@@ -34,7 +42,8 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; white-space: pre-wra
 def plot_run(run: Path) -> list[Path]:
     """Draw all pictures of a run into ``RUN/plots`` and gather them in ``RUN/report.html``.
 
-    Extrapolation and compressors appear once `lagwise evaluate` has left its results. Returns the files written.
+    Extrapolation and compressors, or of a task the accuracy at each length, appear once `lagwise evaluate` has left
+    its results. Returns the files written.
     FileNotFoundError if the folder is not a finished run.
     """
     model, _ = load_model(run)
@@ -42,8 +51,11 @@ def plot_run(run: Path) -> list[Path]:
     evaluation = _read_json(run / EVALUATION_FILE)
     metrics = read_metrics(run)
     kernels = learned_kernels(model, 2048)
-    figures = {"loss": loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
-    if evaluation:
+    if recipe.data.source == RECALL:
+        figures = {"accuracy": accuracy_curve(metrics, chance=2 / recipe.data.vocab_size)}
+    else:
+        figures = {"loss": loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
+    if evaluation and "valid" in evaluation:
         figures["extrapolation"] = extrapolation_curve(evaluation["test"], trained_at=recipe.data.length)
     if kernels:
         figures["kernels"] = kernel_curves(kernels)
@@ -64,6 +76,8 @@ def plot_run(run: Path) -> list[Path]:
         recipe=recipe.to_yaml(),
     )
     (run / REPORT_FILE).write_text(page)
+    for figure in figures.values():
+        close(figure)
     return [*written, run / REPORT_FILE]
 
 
@@ -82,9 +96,12 @@ def report_page(
         f"<h1>{html.escape(title)}</h1>",
         f'<div class="facts">{_table(("", ""), facts.items())}</div>',
         "<h2>Learning</h2>",
-        _image(figures["loss"]),
+        *(_image(figures[name]) for name in ("loss", "accuracy") if name in figures),
     ]
-    if evaluation:
+    if evaluation and "valid" not in evaluation:
+        head = ("length", "accuracy", "sequences")
+        parts += ["<h2>Accuracy on test sequences</h2>", _table(head, accuracy_rows(evaluation))]
+    elif evaluation:
         compared = [(name, f"{value:.3f}") for name, value in comparison_rows(evaluation)]
         parts += ["<h2>Against compressors, on the same test bytes</h2>", _table(("", "bits/byte"), compared)]
         rows = [(s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.3f}") for s in evaluation["test"]]
@@ -106,6 +123,11 @@ def comparison_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, float]]:
     first = evaluation["test"][0]
     rows = [(f"this model, length {first['length']}", first["bits_per_byte"])]
     return rows + list(evaluation["compressors"].items())
+
+
+def accuracy_rows(evaluation: Mapping[str, Any]) -> list[tuple[int, str, int]]:
+    """Of a task: (length, accuracy, sequences) at each length."""
+    return [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
 
 
 def _facts(run: Mapping[str, Any], source: str) -> dict[str, Any]:

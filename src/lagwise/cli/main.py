@@ -44,13 +44,15 @@ def train(
         Path | None, typer.Option(help="Go on with a run that was stopped; takes no other options.")
     ] = None,
 ) -> None:
-    """Train a model on text.
+    """Train a model on text, or on a task that needs none.
 
     Each run leaves a folder with the model, its tokenizer, the resolved recipe, metrics and checkpoints:
 
         lagwise train --data my.txt
 
         lagwise train --data my.txt --out runs/long training.steps=5000 data.length=1024
+
+        lagwise train --recipe associative-recall
 
         lagwise train --resume runs/long
 
@@ -101,14 +103,22 @@ def evaluate(
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(help="Context lengths, separated by commas.", show_default="512,1024,2048,4096,8192,14336"),
+        typer.Option(
+            help="Context lengths, separated by commas.",
+            show_default="512,1024,2048,4096,8192,14336; of a task, the trained length",
+        ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Other text than the run's own data, as for `train`.")] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens of each split to use, from its start.", show_default="229377")
+        int | None,
+        typer.Option(
+            help="Tokens of each split to use, from its start; of a task, at each length.",
+            show_default="229377; of a task, those of 1000 sequences",
+        ),
     ] = None,
 ) -> None:
-    """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors.
+    """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors; of a run
+    of associative recall, the accuracy at the trained length or others.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
 
@@ -119,11 +129,10 @@ def evaluate(
     lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
     from lagwise.cli.tables import print_evaluation
-    from lagwise.evaluation import DEFAULT_LENGTHS, DEFAULT_TOKENS, evaluate_run
+    from lagwise.evaluation import evaluate_run
 
-    wanted = DEFAULT_LENGTHS if lengths is None else whole_numbers(lengths, "--lengths")
-    most = DEFAULT_TOKENS if tokens is None else tokens
-    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=most, overrides=overrides or ()))
+    wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
+    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
 
 
 @app.command()

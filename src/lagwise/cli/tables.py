@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lagwise.analysis.report import comparison_rows
+from lagwise.analysis.report import accuracy_rows, comparison_rows
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -24,6 +24,10 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 def print_evaluation(evaluation: Mapping[str, Any]) -> None:
     """The result of `lagwise.evaluation.evaluate_run`."""
+    if "valid" not in evaluation:
+        title = f"Accuracy, trained at {evaluation['trained_at']}"
+        print_table(title, ("length", "accuracy", "sequences"), accuracy_rows(evaluation))
+        return
     valid, test = evaluation["valid"], evaluation["test"]
     rows = [(name, f"{value:.3f}") for name, value in comparison_rows(evaluation)]
     rows.append((f"(validation, length {valid['length']})", f"{valid['bits_per_byte']:.3f}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,6 +43,18 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer in {name!r} has no eos_token to separate documents with")
     return tokenizer
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerBase:
+    """A fast tokenizer of just these words, written with spaces between them; a word's id is its place.
+
+    The two ids after them are end of text and padding. Any other word is an error.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer: Any = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return _wrap(tokenizer)
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:

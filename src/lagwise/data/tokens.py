@@ -42,9 +42,23 @@ class TokenData:
     splits: dict[str, np.ndarray]
     text_bytes: dict[str, int]
 
+    @property
+    def identity(self) -> str:
+        return self.folder.name
+
     def bytes_per_token(self, split: str) -> float:
         """Average over a split, separators included."""
         return self.text_bytes[split] / len(self.splits[split])
+
+    def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
+        """``count`` windows of the training text."""
+        return TrainingWindows(self.splits["train"], length, count, seed)
+
+    def validation_examples(self, length: int, tokens: int) -> TrainingWindows:
+        """The windows in the first ``tokens`` of the validation text: one at least, and that as long as the text."""
+        valid = self.splits["valid"][: max(tokens, length)]
+        length = min(length, len(valid))
+        return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
 
 
 def default_cache() -> Path:

@@ -25,7 +25,7 @@ def generate_text(
     """Continue a prompt; ``write`` receives the text piece by piece while it is made.
 
     temperature 0 is greedy. An empty prompt starts a document. Returns prompt and continuation. ValueError for
-    options out of range.
+    options out of range, or a word that the tokenizer does not know.
     """
     if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
         raise ValueError(
@@ -34,7 +34,7 @@ def generate_text(
         )
     if seed is not None:
         torch.manual_seed(seed)
-    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"] if prompt else None
+    ids = _encoded(tokenizer, prompt) if prompt else None
     if ids is None:
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         ids = torch.tensor([[start]])  # documents are separated by the end of text, so one begins after it
@@ -59,6 +59,15 @@ def generate_text(
         **choice,
     )
     return str(tokenizer.decode(output[0], skip_special_tokens=True))
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
+    try:
+        encoded: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    except Exception as error:  # tokenizers raises nothing narrower
+        words = ", ".join(sorted(tokenizer.get_vocab())[:20])
+        raise ValueError(f"prompt {prompt!r} has a word that the tokenizer does not know (among: {words})") from error
+    return encoded["input_ids"]
 
 
 class _Writer(TextStreamer):

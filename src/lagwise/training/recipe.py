@@ -22,15 +22,21 @@ DEFAULT_RECIPE = "tnn-lm"
 
 @dataclass
 class DataOptions:
-    """source: `stdlib`, a file, a folder, or `hub:NAME`.
-    tokenizer: `bytes`, `bpe` (trained on the data), or a tokenizer folder.
-    vocab_size: tokens of a `bpe` tokenizer.
-    length: tokens in a training sequence."""
+    """source: `stdlib`, a file, a folder, `hub:NAME`, or the task `associative-recall`.
+    tokenizer: `bytes`, `bpe` (trained on the data), or a tokenizer folder; for text.
+    vocab_size: tokens of a `bpe` tokenizer, or of the task: half keys, half values.
+    length: tokens in a training sequence; of `lengths`, the largest.
+    lengths: each step draws the length of its sequences from these.
+    evaluate_length: tokens in a validation sequence; by default `length`.
+    loss: what the task trains on: `every` value whose key has occurred before it, or the `last` alone."""
 
     source: str = "stdlib"
     tokenizer: str = "bytes"
     vocab_size: int = 8192
     length: int = 512
+    lengths: list[int] | None = None
+    evaluate_length: int | None = None
+    loss: str = "every"
 
 
 @dataclass
@@ -161,6 +167,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
+        origin = typing.get_origin(kind)
     if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
         try:
             return float(value)  # YAML reads 1e-3 as text
@@ -196,14 +203,23 @@ def _check(recipe: Recipe) -> None:
     for key in ("beta1", "beta2"):
         if not 0 <= getattr(training, key) < 1:
             raise ValueError(f"training.{key} must be in [0, 1), got {getattr(training, key)}")
-    if data.length < 2:
-        raise ValueError(
-            f"data.length must be at least 2 (there is nothing to predict in one token), got {data.length}"
-        )
+    _check_lengths(data)
     if training.batch_size % training.accumulate:
         raise ValueError(
             f"training.accumulate must divide training.batch_size, got {training.accumulate} and {training.batch_size}"
         )
+
+
+def _check_lengths(data: DataOptions) -> None:
+    for key, value in (("length", data.length), ("evaluate_length", data.evaluate_length)):
+        if value is not None and value < 2:
+            raise ValueError(f"data.{key} must be at least 2 (there is nothing to predict in one token), got {value}")
+    if data.lengths is None:
+        return
+    if not data.lengths or not all(type(n) is int and n >= 2 for n in data.lengths):
+        raise ValueError(f"data.lengths must be whole numbers of at least 2, got {data.lengths}")
+    if data.length != max(data.lengths):
+        raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from transformers import TrainingArguments, default_data_collator, set_seed
 
-from lagwise.data import TokenData, TrainingWindows, content_key, open_source, prepare
+from lagwise.data import RECALL, AssociativeRecall, Data, ScheduledExamples, content_key, open_source, prepare
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import quiet
 from lagwise.tables import known
 from lagwise.training.hardware import bfloat16_is_fast, describe
-from lagwise.training.recipe import Recipe, load_recipe
+from lagwise.training.recipe import DataOptions, Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, newest_whole_checkpoint, parameter_groups
 
 RECIPE_FILE = "recipe.yaml"
 RUN_FILE = "run.json"
 
 
-def train(recipe: Recipe, out: Path, *, progress: bool = True, data: TokenData | None = None) -> Path:
+def train(recipe: Recipe, out: Path, *, progress: bool = True, data: Data | None = None) -> Path:
     """Train a recipe and leave model, tokenizer, resolved recipe, metrics and checkpoints in ``out``.
 
     Everything that can be wrong is found before the first step: data, lengths, names, the folder. FileExistsError if
@@ -46,7 +46,7 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True, data: TokenData |
         out.mkdir(parents=True, exist_ok=True)
         (out / RECIPE_FILE).write_text(recipe.to_yaml())
         identity = {
-            "data": data.folder.name,
+            "data": data.identity,
             "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
             "processes": arguments.world_size,
         }
@@ -84,13 +84,24 @@ def resume(out: Path, *, progress: bool = True) -> Path:
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
-    """Whether a run's text is still what it was when the run began, by its hash; nothing is encoded."""
+    """Whether a run's data are still what they were when the run began: text by its hash; nothing is encoded."""
     options = recipe.data
-    key = content_key(open_source(options.source), options.tokenizer, options.vocab_size)
+    key = (
+        AssociativeRecall(options.vocab_size).identity
+        if options.source == RECALL
+        else content_key(open_source(options.source), options.tokenizer, options.vocab_size)
+    )
     return key == json.loads((out / RUN_FILE).read_text())["data"]
 
 
-def build_model(recipe: Recipe, data: TokenData) -> LagwiseForCausalLM:
+def open_data(options: DataOptions, *, progress: bool = True) -> Data:
+    """The task that the options name, or their text, encoded. Errors as `AssociativeRecall` and `prepare`."""
+    if options.source == RECALL:
+        return AssociativeRecall(options.vocab_size, loss=options.loss)
+    return prepare(options.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+
+
+def build_model(recipe: Recipe, data: Data) -> LagwiseForCausalLM:
     """The recipe's model, freshly initialised, with the tokenizer's vocabulary. ValueError if they do not fit."""
     tokenizer = data.tokenizer
     config = _model_config(recipe, len(tokenizer))
@@ -107,13 +118,14 @@ def check_model(recipe: Recipe) -> None:
     length that the model or one of its kernels cannot serve."""
     config = _model_config(recipe, recipe.data.vocab_size)
     limit = config.max_position_embeddings
-    if limit is not None and recipe.data.length > limit:
-        raise ValueError(f"data.length {recipe.data.length} is over model.max_position_embeddings {limit}")
     with torch.device("meta"):
         model = LagwiseForCausalLM(config)
-    for kernel in model.modules():
-        if isinstance(kernel, LagKernel) and (kernel.max_length or recipe.data.length) < recipe.data.length:
-            raise ValueError(f"data.length {recipe.data.length} is over the kernel's max_length {kernel.max_length}")
+    for key, length in (("length", recipe.data.length), ("evaluate_length", recipe.data.evaluate_length or 0)):
+        if limit is not None and length > limit:
+            raise ValueError(f"data.{key} {length} is over model.max_position_embeddings {limit}")
+        for kernel in model.modules():
+            if isinstance(kernel, LagKernel) and (kernel.max_length or length) < length:
+                raise ValueError(f"data.{key} {length} is over the kernel's max_length {kernel.max_length}")
 
 
 def _model_config(recipe: Recipe, vocab_size: int) -> LagwiseConfig:
@@ -130,16 +142,15 @@ def _rooted(recipe: Recipe) -> Recipe:
     paths: dict[str, Any] = {
         name: str(Path(value).expanduser().resolve())
         for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if Path(value).expanduser().exists() and value not in ("stdlib", "bytes", "bpe")
+        if Path(value).expanduser().exists() and value not in ("stdlib", RECALL, "bytes", "bpe")
     }
     return replace(recipe, data=replace(options, **paths))
 
 
-def _prepare(recipe: Recipe, arguments: TrainingArguments, progress: bool) -> TokenData:
-    options = recipe.data
+def _prepare(recipe: Recipe, arguments: TrainingArguments, progress: bool) -> Data:
     first = arguments.process_index == 0
     with arguments.main_process_first(desc="tokenizing"):
-        return prepare(options.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress and first)
+        return open_data(recipe.data, progress=progress and first)
 
 
 def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
@@ -151,12 +162,13 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
             f"{world} * {options.accumulate}"
         )
     micro_batch = options.batch_size // (world * options.accumulate)
+    valid_batch = micro_batch * recipe.data.length // (recipe.data.evaluate_length or recipe.data.length)
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
     return TrainingArguments(
         output_dir=str(out),
         max_steps=options.steps,
         per_device_train_batch_size=micro_batch,
-        per_device_eval_batch_size=micro_batch,
+        per_device_eval_batch_size=max(1, valid_batch),  # in the memory of a training batch
         gradient_accumulation_steps=options.accumulate,
         learning_rate=options.learning_rate,
         lr_scheduler_type=options.schedule,
@@ -167,7 +179,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         ddp_backend="gloo" if world > 1 and not torch.cuda.is_available() else None,
         ddp_find_unused_parameters=False,
-        train_sampling_strategy="sequential",  # the windows come shuffled
+        train_sampling_strategy="sequential",  # the examples come shuffled
         logging_steps=options.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
@@ -175,20 +187,20 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         save_steps=options.save_every,
         report_to=_tensorboard(out),
         disable_tqdm=True,
-        prediction_loss_only=True,
         remove_unused_columns=False,
     )
 
 
-def _trainer(recipe: Recipe, data: TokenData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
+def _trainer(recipe: Recipe, data: Data, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
     options, length = recipe.training, recipe.data.length
     progress = progress and arguments.process_index == 0
-    windows = TrainingWindows(data.splits["train"], length, options.steps * options.batch_size, options.seed)
+    lengths = recipe.data.lengths or [length]
+    examples = ScheduledExamples(data, lengths, options.batch_size, options.steps, options.seed)
+    valid = data.validation_examples(recipe.data.evaluate_length or length, options.evaluate_tokens)
     model = build_model(recipe, data)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    tokens_per_step = options.batch_size * length
-    valid = data.splits["valid"][: max(options.evaluate_tokens, length)]
+    tokens_per_step = options.batch_size * sum(lengths) / len(lengths)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, options.weight_decay),
         lr=options.learning_rate,
@@ -199,12 +211,12 @@ def _trainer(recipe: Recipe, data: TokenData, arguments: TrainingArguments, prog
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=windows,
-        eval_dataset=TrainingWindows(valid, min(length, len(valid)), max(1, len(valid) // length - 1), 0),
+        train_dataset=examples,
+        eval_dataset=valid,
         optimizers=(optimizer, None),
         callbacks=[Progress(tokens_per_step, disable=not progress)],
         processing_class=data.tokenizer,
-        data_collator=default_data_collator,  # windows are of one length: nothing to pad, no mask
+        data_collator=default_data_collator,  # a step's examples are of one length: nothing to pad, no mask
         valid_bytes_per_token=data.bytes_per_token("valid"),
         keep_checkpoints=options.keep_checkpoints,
     )
@@ -219,7 +231,7 @@ def _tensorboard(out: Path) -> list[str]:
     return ["tensorboard"]
 
 
-def _finish(trainer: LagwiseTrainer, data: TokenData, out: Path) -> Path:
+def _finish(trainer: LagwiseTrainer, data: Data, out: Path) -> Path:
     """Put the final model at the top of the run folder: written beside it first, then moved file by file."""
     if trainer.is_world_process_zero():
         with quiet(), tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as partial:

@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import Trainer, TrainerCallback
+from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from lagwise.models.loading import check_weights
@@ -25,13 +26,14 @@ _PARTIAL = ".saving"
 
 
 class LagwiseTrainer(Trainer):
-    """Trainer whose checkpoints appear under their name only when complete, and whose evaluation speaks bits per byte.
+    """Trainer whose checkpoints appear under their name only when complete, and whose evaluation speaks bits per byte,
+    or of a task without text, the share of sequences whose last token is foretold.
 
-    valid_bytes_per_token: text bytes behind one token of the validation set.
+    valid_bytes_per_token: text bytes behind one token of the validation set; None for a task.
     """
 
-    def __init__(self, *args: Any, valid_bytes_per_token: float, keep_checkpoints: int, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, valid_bytes_per_token: float | None, keep_checkpoints: int, **kwargs: Any):
+        super().__init__(*args, compute_metrics=None if valid_bytes_per_token else _accuracy, **kwargs)
         self.valid_bytes_per_token = valid_bytes_per_token
         self.keep_checkpoints = keep_checkpoints
         self._saving = False
@@ -44,12 +46,19 @@ class LagwiseTrainer(Trainer):
                     f"{name} is {logs[name]} at step {self.state.global_step}: training has diverged. Try a smaller "
                     "training.learning_rate or training.precision=float32; saved checkpoints are intact"
                 )
-        if "eval_loss" in logs:
+        if "eval_loss" in logs and self.valid_bytes_per_token:
             logs["eval_bits_per_byte"] = logs["eval_loss"] / math.log(2) / self.valid_bytes_per_token
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
             with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:
                 f.write(json.dumps({"step": self.state.global_step, **logs}) + "\n")
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """Of whole logits only the token foretold for the end of each row is kept, and of labels the last."""
+        loss, logits, labels = super().prediction_step(*args, **kwargs)
+        if logits is None or labels is None:
+            return loss, None, None
+        return loss, logits[:, -2].argmax(dim=-1), labels[:, -1]
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
@@ -92,9 +101,9 @@ class LagwiseTrainer(Trainer):
 
 
 class Progress(TrainerCallback):
-    """One bar for the whole training: loss, validation bits per byte and tokens per second."""
+    """One bar for the whole training: loss, validation bits per byte or accuracy, and tokens per second."""
 
-    def __init__(self, tokens_per_step: int, disable: bool):
+    def __init__(self, tokens_per_step: float, disable: bool):
         self.tokens_per_step, self.disable = tokens_per_step, disable
         self.shown: dict[str, str] = {}
 
@@ -115,10 +124,16 @@ class Progress(TrainerCallback):
             self.shown["tokens/s"] = f"{speed:,.0f}"
         if "eval_bits_per_byte" in logs:
             self.shown["valid bits/byte"] = f"{logs['eval_bits_per_byte']:.3f}"
+        if "eval_accuracy" in logs:
+            self.shown["valid accuracy"] = f"{logs['eval_accuracy']:.3f}"
         self.bar.set_postfix(self.shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar.close()
+
+
+def _accuracy(outputs: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float(np.mean(outputs.predictions == outputs.label_ids))}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

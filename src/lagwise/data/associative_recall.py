@@ -1,0 +1,148 @@
+"""Associative recall: which value followed this key? A task without text that needs memory of the whole sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from lagwise.data.sources import SPLITS
+from lagwise.data.tokenizers import word_tokenizer
+from lagwise.tables import known
+
+RECALL = "associative-recall"
+LOSSES = ("every", "last")
+_HELD_OUT = 0.1  # share of all sequences in valid, and in test
+_BLOCK = 1 << 16  # tokens drawn at a time
+_TRIES = 200  # draws in which a split that has any sequences at all shows one
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_HALF_A_WORD = np.uint64(32)
+
+
+class AssociativeRecall:
+    """Sequences ``key value key value ... query answer`` (TCNCA table 3 and app. G; the task is H3's).
+
+    Of ``vocab_size`` tokens the first half are keys, the others values. Every sequence maps each key to a value drawn
+    at random, and draws its keys at random; the query is one of the keys that have occurred, so its answer is known.
+    loss: in training, ``every`` value whose key has occurred before it, or the ``last`` alone, as in H3. Validation and
+    test are always of the answer alone.
+
+    A hash of a sequence says whether it belongs to train, valid or test: no sequence is in two of them. ValueError
+    unless vocab_size is even and at least 4, or for an unknown loss.
+    """
+
+    def __init__(self, vocab_size: int, *, loss: str = "every"):
+        if vocab_size < 4 or vocab_size % 2:
+            raise ValueError(
+                f"data.vocab_size of {RECALL} must be even and at least 4 (half keys, half values), got {vocab_size}"
+            )
+        self.vocab_size = vocab_size
+        self.loss = known(loss, LOSSES, f"data.loss of {RECALL}")
+        half = vocab_size // 2
+        keys = [chr(ord("a") + i) if i < 26 else f"k{i}" for i in range(half)]
+        self.tokenizer = word_tokenizer([*keys, *map(str, range(half))])
+
+    @property
+    def identity(self) -> str:
+        return f"{RECALL}-{self.vocab_size}"
+
+    def bytes_per_token(self, split: str) -> None:
+        """No text is behind these tokens: a model is judged by its answers."""
+
+    def training_examples(self, length: int, count: int, seed: int) -> RecallExamples:
+        """``count`` sequences of the train split."""
+        return RecallExamples("train", length, self.vocab_size, count, seed, loss=self.loss)
+
+    def validation_examples(self, length: int, tokens: int) -> RecallExamples:
+        """As many sequences of the valid split as the tokens make, and at least one."""
+        return RecallExamples("valid", length, self.vocab_size, max(1, tokens // length), 0)
+
+    def test_examples(self, length: int, count: int) -> RecallExamples:
+        """``count`` sequences of the test split."""
+        return RecallExamples("test", length, self.vocab_size, count, 0)
+
+
+class RecallExamples(Dataset):
+    """``count`` sequences of one split, ``length`` tokens with the answer, as input_ids and labels ``(length,)``.
+
+    Example i depends only on (split, length, vocab_size, seed, i), so a resumed run and any number of processes see the
+    same examples. ValueError if the length is odd or below 4, or if there are so few sequences of this length that
+    none is in the split.
+    """
+
+    def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int, *, loss: str = "last"):
+        if length < 4 or length % 2:
+            raise ValueError(
+                f"a length of {RECALL} must be even and at least 4 (pairs, then the query and its answer), got {length}"
+            )
+        self.split, self.length, self.vocab_size = split, length, vocab_size
+        self.count, self.seed, self.loss = count, seed, loss
+        self.per_block = max(1, _BLOCK // max(length, vocab_size))
+        self._block, self._ids, self._labels = -1, np.empty(0), np.empty(0)
+        self._load(0)  # now rather than in the first step: the split may have nothing
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        block, place = divmod(index, self.per_block)
+        self._load(block)
+        return {"input_ids": torch.from_numpy(self._ids[place]), "labels": torch.from_numpy(self._labels[place])}
+
+    def _load(self, block: int) -> None:
+        if block == self._block:
+            return
+        seed = (self.seed, SPLITS.index(self.split), self.length, self.vocab_size, block)
+        random = np.random.default_rng(seed)
+        kept: list[np.ndarray] = []
+        tries = have = 0
+        while have < self.per_block:
+            ids = draw_sequences(random, self.per_block, self.length, self.vocab_size)
+            kept.append(ids[split_of(ids) == SPLITS.index(self.split)])
+            tries, have = tries + 1, have + len(kept[-1])
+            if tries == _TRIES and not have:
+                raise ValueError(
+                    f"there are so few sequences of length {self.length} over {self.vocab_size} tokens that none is "
+                    f"left for the {self.split} split; make data.length or data.vocab_size larger"
+                )
+        self._block, self._ids = block, np.concatenate(kept)[: self.per_block]
+        self._labels = answers(self._ids, self.vocab_size, every=self.loss == "every")
+
+
+def draw_sequences(random: np.random.Generator, rows: int, length: int, vocab_size: int) -> np.ndarray:
+    """Sequences of any split, ids ``(rows, length)``: keys are below ``vocab_size / 2``, values not."""
+    half = vocab_size // 2
+    keys = random.integers(0, half, (rows, length // 2))
+    occurred = np.zeros((rows, half), dtype=bool)
+    np.put_along_axis(occurred, keys[:, :-1], True, axis=1)
+    keys[:, -1] = np.where(occurred, random.random((rows, half)), -1.0).argmax(axis=1)
+    value_of = random.integers(half, vocab_size, (rows, half))
+    return np.stack([keys, np.take_along_axis(value_of, keys, axis=1)], axis=2).reshape(rows, length)
+
+
+def answers(ids: np.ndarray, vocab_size: int, *, every: bool) -> np.ndarray:
+    """Labels ``(rows, length)`` of sequences: every value whose key has occurred before it, or the last alone.
+
+    Elsewhere they are -100, which the loss ignores. They stand at the answers themselves: the model shifts its labels.
+    """
+    labels = np.full_like(ids, -100)
+    labels[:, -1] = ids[:, -1]
+    if every:
+        named = ids[:, ::2] + vocab_size * np.arange(len(ids))[:, None]  # a key and its row in one number
+        again = np.ones(named.size, dtype=bool)
+        again[np.unique(named, return_index=True)[1]] = False
+        labels[:, 1::2] = np.where(again.reshape(named.shape), ids[:, 1::2], -100)
+    return labels
+
+
+def split_of(ids: np.ndarray) -> np.ndarray:
+    """The place in SPLITS ``(rows,)`` of the split that each sequence belongs to.
+
+    Formula: with a fixed odd g, ``h = sum_j ids[j] g^(j+1) mod 2^64``, mixed once; by its upper half one in ten
+    sequences is in valid and one in ten in test. Nothing of it depends on a random generator's version.
+    """
+    weights = np.multiply.accumulate(np.full(ids.shape[1], _MULTIPLIER))
+    mixed = ids.astype(np.uint64) @ weights
+    mixed = (mixed ^ (mixed >> _HALF_A_WORD)) * _MULTIPLIER
+    share = (mixed >> _HALF_A_WORD) / 2.0**32
+    return np.where(share < _HELD_OUT, SPLITS.index("valid"), np.where(share < 2 * _HELD_OUT, SPLITS.index("test"), 0))

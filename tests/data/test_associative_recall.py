@@ -1,0 +1,151 @@
+"""Associative recall: sequences that follow the rules, in splits that share none; lengths that change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lagwise.data import AssociativeRecall, ScheduledExamples, TokenData, TrainingWindows
+from lagwise.data import associative_recall as module
+from lagwise.data.associative_recall import RecallExamples, answers, draw_sequences, split_of
+
+
+def rows(examples: RecallExamples, count: int) -> np.ndarray:
+    return np.stack([examples[i]["input_ids"].numpy() for i in range(count)])
+
+
+@pytest.mark.parametrize(("length", "vocab_size"), [(4, 4), (6, 10), (64, 10), (50, 400)])
+def test_every_key_keeps_its_value_and_the_query_has_occurred(length: int, vocab_size: int) -> None:
+    """The rules of TCNCA app. G, checked row by row with a dictionary."""
+    ids = draw_sequences(np.random.default_rng(0), 200, length, vocab_size)
+    assert ids.shape == (200, length)
+    every, last = (answers(ids, vocab_size, every=e) for e in (True, False))
+    for row, labels, only in zip(ids.tolist(), every.tolist(), last.tolist(), strict=True):
+        value_of: dict[int, int] = {}
+        for place in range(0, length, 2):
+            key, value = row[place : place + 2]
+            assert 0 <= key < vocab_size // 2 <= value < vocab_size
+            assert labels[place : place + 2] == [-100, value if key in value_of else -100]
+            assert value_of.setdefault(key, value) == value
+        assert row[-2] in row[:-2:2]
+        assert only == [-100] * (length - 1) + [row[-1]]
+
+
+def test_keys_values_and_queries_are_drawn_evenly() -> None:
+    ids = draw_sequences(np.random.default_rng(0), 20000, 64, 10)
+    for column in (ids[:, 10], ids[:, -2], ids[:, -1] - 5):
+        assert np.abs(np.bincount(column, minlength=5) / len(column) - 0.2).max() < 0.015
+
+
+def test_splits_share_no_sequence() -> None:
+    """Short sequences, so that each split sees nearly all of its own, and long ones."""
+    for length, vocab_size, count in ((6, 6, 1000), (8, 10, 3000), (64, 10, 1000)):
+        found = [
+            {row.tobytes() for row in rows(RecallExamples(split, length, vocab_size, count, 0), count)}
+            for split in ("train", "valid", "test")
+        ]
+        assert not found[0] & found[1]
+        assert not found[0] & found[2]
+        assert not found[1] & found[2]
+
+
+def test_one_sequence_in_ten_is_in_valid_and_in_test() -> None:
+    for length in (8, 64, 1000):
+        ids = draw_sequences(np.random.default_rng(0), 5000, length, 10)
+        shares = np.bincount(split_of(ids), minlength=3) / len(ids)
+        np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], rtol=0, atol=0.03)
+
+
+def test_examples_depend_on_split_length_vocabulary_seed_and_number_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 640)  # blocks of ten
+    one, same, other = (RecallExamples("train", 64, 10, count, seed) for count, seed in ((1000, 1), (50, 1), (50, 2)))
+    order = (33, 5, 34, 0, 19)
+    first = {i: one[i]["input_ids"] for i in order}
+    assert all(torch.equal(first[i], same[i]["input_ids"]) for i in sorted(order))
+    assert not any(torch.equal(first[i], other[i]["input_ids"]) for i in order)
+    assert len({tuple(row) for row in rows(one, 50).tolist()}) == 50
+
+
+def test_the_task_gives_training_validation_and_test() -> None:
+    task = AssociativeRecall(10, loss="last")
+    assert len(task.training_examples(8, 7, 0)) == 7
+    assert len(task.validation_examples(8, 100)) == 12
+    assert len(task.validation_examples(128, 100)) == 1
+    assert len(task.test_examples(8, 5)) == 5
+    every = AssociativeRecall(10)
+    assert all((every.validation_examples(64, 640)[i]["labels"] != -100).sum() == 1 for i in range(10))
+    assert (every.training_examples(64, 1, 0)[0]["labels"] != -100).sum() > 20
+    assert (task.training_examples(64, 1, 0)[0]["labels"] != -100).sum() == 1
+
+
+def test_words_stand_for_keys_and_values(tmp_path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AssociativeRecall(10).tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        ids = each("a 2 c 4\n e  0 ")["input_ids"]
+        assert ids == [0, 7, 2, 9, 4, 5]
+        assert each.decode(ids) == "a 2 c 4 e 0"
+        assert (len(each), each.eos_token_id, each.pad_token_id) == (12, 10, 11)
+    large = AssociativeRecall(60).tokenizer
+    assert large.decode([0, 25, 26, 29, 30, 59]) == "a z k26 k29 0 29"
+
+
+@pytest.mark.parametrize("vocab_size", [2, 7, 0])
+def test_vocabularies_that_cannot_be(vocab_size: int) -> None:
+    with pytest.raises(ValueError, match=rf"data\.vocab_size .* even and at least 4 .* got {vocab_size}"):
+        AssociativeRecall(vocab_size)
+
+
+def test_lengths_and_losses_that_cannot_be() -> None:
+    task = AssociativeRecall(4)
+    for length in (2, 7):
+        with pytest.raises(ValueError, match=f"even and at least 4 .* got {length}"):
+            task.training_examples(length, 1, 0)
+    with pytest.raises(ValueError, match="did you mean 'every'"):
+        AssociativeRecall(10, loss="evry")
+
+
+def test_a_split_without_sequences_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of length 4 over 4 tokens there are four sequences, none of them in the valid split."""
+    monkeypatch.setattr(module, "_BLOCK", 1 << 10)
+    with pytest.raises(ValueError, match="none is left for the valid split"):
+        AssociativeRecall(4).validation_examples(4, 100)
+
+
+class TestScheduledExamples:
+    """Lengths that change from step to step (TCNCA app. F)."""
+
+    def schedule(self, text_data: TokenData, steps: int = 200, seed: int = 0) -> ScheduledExamples:
+        return ScheduledExamples(text_data, [16, 32, 100], 3, steps, seed)
+
+    def test_all_rows_of_a_step_are_alike_and_every_length_comes(self, text_data: TokenData) -> None:
+        examples = self.schedule(text_data)
+        assert len(examples) == 600
+        lengths = np.array([len(examples[i]["input_ids"]) for i in range(600)]).reshape(200, 3)
+        assert (lengths == lengths[:, :1]).all()
+        assert (np.unique(lengths[:, 0], return_counts=True)[1] > 40).all()
+
+    def test_examples_depend_on_seed_and_number_only(self, text_data: TokenData) -> None:
+        one, shorter, other = (self.schedule(text_data, n, seed) for n, seed in ((200, 0), (60, 0), (60, 1)))
+        forwards = [one[i]["input_ids"] for i in range(180)]
+        backwards = [shorter[i]["input_ids"] for i in reversed(range(180))][::-1]
+        assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
+        assert any(len(other[i]["input_ids"]) != len(forwards[i]) for i in range(180))
+
+    def test_each_length_goes_through_the_text(self, text_data: TokenData) -> None:
+        examples = self.schedule(text_data)
+        for length in (16, 32, 100):
+            mine = [examples[i]["input_ids"] for i in range(600) if len(examples[i]["input_ids"]) == length]
+            windows = TrainingWindows(text_data.splits["train"], length, 600, 0)
+            assert all(torch.equal(ids, windows[n]["input_ids"]) for n, ids in enumerate(mine))
+
+    def test_one_length_is_no_schedule(self, text_data: TokenData) -> None:
+        examples, plain = ScheduledExamples(text_data, [32], 3, 5, 7), text_data.training_examples(32, 15, 7)
+        assert all(torch.equal(examples[i]["input_ids"], plain[i]["input_ids"]) for i in range(15))
+
+    def test_text_shorter_than_the_largest(self, text_data: TokenData) -> None:
+        with pytest.raises(ValueError, match="fewer than one sequence of 1000000"):
+            ScheduledExamples(text_data, [16, 10**6], 3, 5, 0)

@@ -1,0 +1,87 @@
+"""Classifiers: any model, bidirectional or causal, with the mean of its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
+
+TCN = {"name": "tcn", "kernel_size": 3, "dilation": 3, "depth": 3}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "tnn": {"name": "prenorm"},
+    "tcn-mlp": {"name": "prenorm", "token_mixer": TCN, "channel_mixer": {"name": "mlp"}},
+    "mega": {"name": "mega", "query_size": 8, "chunk": 11},
+    "tcnca": {"name": "mega", "memory": TCN, "query_size": 8, "chunk": 11, "function": "laplace", "position": "simple"},
+}
+every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+both_ways = pytest.mark.parametrize("causal", [True, False])
+
+
+def make(block: dict[str, Any], *, causal: bool = False, **fields: Any) -> LagwiseForSequenceClassification:
+    config = LagwiseConfig(hidden_size=16, num_hidden_layers=2, block=block, causal=causal, num_labels=3, **fields)
+    return LagwiseForSequenceClassification(config).eval()
+
+
+@every_block
+@both_ways
+def test_padding_on_either_side_changes_nothing(block: dict, causal: bool) -> None:
+    model = make(block, causal=causal)
+    ids = torch.randint(0, 256, (1, 30))
+    alone = model(ids).logits
+    for left, right in ((5, 0), (0, 8), (4, 3)):
+        padded = torch.cat([torch.full((1, left), 257), ids, torch.full((1, right), 257)], dim=1)
+        mask = torch.tensor([[0] * left + [1] * 30 + [0] * right])
+        torch.testing.assert_close(model(padded, attention_mask=mask).logits, alone, rtol=1e-4, atol=1e-5)
+
+
+@every_block
+def test_logits_are_of_the_mean_of_the_backbones_tokens(block: dict) -> None:
+    model = make(block)
+    ids = torch.randint(0, 256, (2, 30))
+    pooled = model.model(ids).last_hidden_state.mean(1)
+    expected = pooled @ model.classifier.weight.t() + model.classifier.bias
+    torch.testing.assert_close(model(ids).logits, expected)
+    assert model.model(ids).past_key_values is None
+
+
+@every_block
+def test_save_and_load(block: dict, tmp_path: Path) -> None:
+    model, ids = make(block), torch.randint(0, 256, (2, 30))
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(loaded) is LagwiseForSequenceClassification
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+@both_ways
+def test_it_learns_where_a_token_stands(causal: bool) -> None:
+    """Whether the one 7 of a text is in its first half: nothing that a bag of tokens could tell."""
+    torch.manual_seed(0)
+    model = make({"name": "mega", "query_size": 8, "chunk": 8}, causal=causal, vocab_size=10, initializer_range=0.1)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    right = []
+    for _ in range(250):
+        ids, place = torch.randint(0, 5, (24, 16)), torch.randint(0, 16, (24,))
+        ids[torch.arange(24), place] = 7
+        out = model(ids, labels=(place < 8).long())
+        out.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        right.append((out.logits.argmax(1) == (place < 8)).float().mean().item())
+    assert sum(right[-25:]) / 25 > 0.9
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="a language model must be causal, got causal=False"):
+        LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False))
+    with pytest.raises(ValueError, match="causal must be true or false, got 'no'"):
+        LagwiseConfig(causal="no")
+    model = make(BLOCKS["mega"])
+    with pytest.raises(ValueError, match="a row without any token"):
+        model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))

@@ -1,0 +1,27 @@
+"""Fixtures of training."""
+
+from __future__ import annotations
+
+import pytest
+
+from lagwise.training.recipe import Recipe, load_recipe
+
+
+@pytest.fixture
+def recall_recipe() -> Recipe:
+    """Associative recall short enough to be learnt in seconds."""
+    recipe = load_recipe(
+        "associative-recall",
+        [
+            *("data.length=64", "data.vocab_size=6", "training.steps=200", "training.batch_size=8"),
+            *("training.learning_rate=0.006", "training.evaluate_every=50", "training.save_every=200"),
+            *("training.evaluate_tokens=8192", "training.precision=float32"),
+        ],
+    )
+    recipe.model = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "initializer_range": 0.1,
+        "block": {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 4}},
+    }
+    return recipe

@@ -1,0 +1,77 @@
+"""Associative recall in training: learning, resuming, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lagwise.data import AssociativeRecall
+from lagwise.models import generate_text, load_model
+from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
+
+
+def losses(run: Path) -> dict[float, float]:
+    return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
+
+
+def test_it_is_learnt(recall_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(recall_recipe, tmp_path / "run", progress=False)
+    found = [line["eval_accuracy"] for line in read_metrics(run) if "eval_accuracy" in line]
+    assert found[-1] > 0.95 > found[0]
+    assert not any("eval_bits_per_byte" in line for line in read_metrics(run))
+    model, tokenizer = load_model(run)
+    prompt = "a 1 b 0 c 1 a 1 b 0 a 1 c"
+    assert generate_text(model, tokenizer, prompt, max_new_tokens=1, temperature=0) == f"{prompt} 1"
+    with pytest.raises(ValueError, match="'a zz' has a word that the tokenizer does not know"):
+        generate_text(model, tokenizer, "a zz")
+
+
+def test_resuming_is_exact(recall_recipe: Recipe, tmp_path: Path) -> None:
+    recall_recipe.training.steps, recall_recipe.training.save_every = 6, 3
+    recall_recipe.training.log_every, recall_recipe.data.lengths = 1, [16, 64]
+    whole = train(recall_recipe, tmp_path / "whole", progress=False)
+    half = train(recall_recipe, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json", "checkpoint-6/model.safetensors"):
+        (half / file).unlink()
+    resume(half, progress=False)
+    assert losses(half) == losses(whole)
+
+
+def test_the_accuracy_is_that_of_the_whole_model(recall_recipe: Recipe, tmp_path: Path) -> None:
+    """What the Trainer logs, against logits of the saved model on the same sequences."""
+    recall_recipe.training.steps = recall_recipe.training.evaluate_every = 20
+    run = train(recall_recipe, tmp_path / "run", progress=False)
+    examples = AssociativeRecall(6).validation_examples(64, recall_recipe.training.evaluate_tokens)
+    ids = torch.stack([examples[i]["input_ids"] for i in range(len(examples))])
+    model, _ = load_model(run)
+    right = model(ids).logits[:, -2].argmax(-1) == ids[:, -1]
+    logged = next(line["eval_accuracy"] for line in read_metrics(run) if "eval_accuracy" in line)
+    assert logged == pytest.approx(right.float().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("length", 15, "even and at least 4"),
+        ("evaluate_length", 15, "even and at least 4"),
+        ("vocab_size", 7, "even and at least 4"),
+        ("loss", "evry", "did you mean 'every'"),
+    ],
+)
+def test_refusals(recall_recipe: Recipe, tmp_path: Path, option: str, value: object, message: str) -> None:
+    setattr(recall_recipe.data, option, value)
+    with pytest.raises(ValueError, match=message):
+        train(recall_recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_the_tasks_name_is_not_taken_for_text(
+    recall_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "associative-recall").mkdir()
+    monkeypatch.chdir(tmp_path)
+    recall_recipe.training.steps = 1
+    run = train(recall_recipe, tmp_path / "run", progress=False)
+    assert load_recipe(str(run / "recipe.yaml")).data.source == "associative-recall"
