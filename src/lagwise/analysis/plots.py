@@ -120,6 +120,29 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
     return figure
 
 
+def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> Figure:
+    """Milliseconds over length, a panel a setting and a line a method (TCNCA fig. 2 and 7).
+
+    panels: by title and method, points (length, milliseconds).
+    """
+    plt = _pyplot()
+    figure, grid = plt.subplots(
+        1, len(panels), figsize=(4.6 * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
+    )
+    methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
+        for name, points in lines.items():
+            axes.plot(*_columns(points), marker="o", markersize=4, color=f"C{methods.index(name)}", label=name)
+        lengths = sorted({length for points in lines.values() for length, _ in points})
+        axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=title)
+        axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    grid.flat[0].set_ylabel("milliseconds")
+    grid.flat[0].legend(fontsize=8)
+    return figure
+
+
 def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
     """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, a panel a degree (SKI-TNN th. 1)."""
     plt = _pyplot()

@@ -75,15 +75,20 @@ def check_layer(layer: nn.Module, channels: int, length: int, *, causal: bool = 
         if not causal:
             taps = torch.cat([layer(impulse.flip(1))[0, :-1].t().double(), taps], dim=1)
     engine = "dense" if length <= _DENSE_LENGTH else "fft"
-    return _compare(
+    return check_product(
         layer,
         channels,
         length,
         lambda x, c: toeplitz_product(x, taps[c : c + 1], causal=causal, engine=engine),
-        torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist(),
+        some_channels(channels),
         "causal Toeplitz product" if causal else "Toeplitz product",
         tolerance,
     )
+
+
+def some_channels(channels: int) -> list[int]:
+    """A few channels spread over all: dense matrices of every one would take minutes."""
+    return torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist()
 
 
 def check_matrix(
@@ -96,27 +101,29 @@ def check_matrix(
     def product(x: Tensor, channel: int) -> Tensor:
         return torch.einsum("ij,bjc->bic", by_channel[channel].to(x.device), x)
 
-    return _compare(
+    return check_product(
         layer, channels, matrices.shape[1], product, list(by_channel), "product by its dense matrix", tolerance
     )
 
 
-def _compare(
+def check_product(
     layer: nn.Module,
     channels: int,
     length: int,
     product: Callable[[Tensor, int], Tensor],
     chosen: Sequence[int],
     what: str,
-    tolerance: float,
+    tolerance: float = 1e-3,
 ) -> float:
+    """Check a layer, for values and input gradients of noise, against ``product(x, channel)`` of the ``chosen``
+    channels in float64, x being ``(1, length, 1)``; return its largest error, as `check_layer` does."""
     x = torch.randn(1, length, channels, device=next(layer.parameters()).device, requires_grad=True)
     grad = torch.randn_like(x)
     y = layer(x)
     (dx,) = torch.autograd.grad(y, x, grad)
     worst = 0.0
     for channel in chosen:
-        part = slice(channel, channel + 1)  # dense float64 matrices of all channels would take minutes
+        part = slice(channel, channel + 1)
         exact_x = x.detach()[:, :, part].double().requires_grad_()
         exact_y = product(exact_x, channel)
         (exact_dx,) = torch.autograd.grad(exact_y, exact_x, grad[:, :, part].double())
@@ -128,6 +135,16 @@ def _compare(
             f"of the largest value at length {length}; a wrong result is not timed"
         )
     return worst
+
+
+def forward_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Forward of a layer, without gradients."""
+
+    def run() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    return run
 
 
 def training_step(layer: nn.Module, x: Tensor) -> Callable[[], None]:

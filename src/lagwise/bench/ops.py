@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from lagwise.analysis.plots import speed_over_length
-from lagwise.bench.harness import Factory, Timing, check_layer, check_matrix, interleaved, peak_memory, training_step
+from lagwise.bench.harness import (
+    Factory,
+    Timing,
+    check_layer,
+    check_matrix,
+    forward_pass,
+    interleaved,
+    peak_memory,
+    training_step,
+)
 from lagwise.bench.peers import LiteralTNO
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import causal_ski_matrix, ski_reference, split_kernel, toeplitz_matrix
@@ -109,7 +118,7 @@ def time_ops(
                 causal,
                 length,
                 batch,
-                forward=interleaved({name: _forward(layer, x) for name, layer in layers.items()}, repeats=repeats),
+                forward=interleaved({name: forward_pass(layer, x) for name, layer in layers.items()}, repeats=repeats),
                 step=interleaved({name: training_step(layer, x) for name, layer in layers.items()}, repeats=repeats),
                 error=errors,
                 approximation=_approximations(layers),
@@ -212,11 +221,3 @@ def _approximations(layers: Mapping[str, nn.Module]) -> dict[str, float]:
         if isinstance(layer, ToeplitzMixer) and layer.ski is not None and layer.causal:
             errors[name] = layer.ski.choose(layer.kernel)[1]
     return errors
-
-
-def _forward(layer: nn.Module, x: Tensor) -> Any:
-    def run() -> None:
-        with torch.no_grad():
-            layer(x)
-
-    return run

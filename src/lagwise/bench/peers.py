@@ -46,6 +46,56 @@ class LiteralTNO(nn.Module):
         return h
 
 
+class LiteralEMA(nn.Module):
+    """MEGA's moving average step by step as its authors' layer computes it, for benchmarks only.
+
+    Kernel generation takes the exponential of every channel, dimension and lag; kernel and signal go through rfft and
+    irfft of length 2 n along the contiguous axis; gradients are autograd's (TCNCA app. I and fig. 6). A two-sided
+    kernel is two of them, end to end.
+    """
+
+    def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16):
+        super().__init__()
+        self.causal = causal
+        sides = 1 if causal else 2
+        self.delta, self.alpha = (nn.Parameter(0.2 * torch.randn(sides * channels, dimension, 1)) for _ in range(2))
+        self.beta, self.gamma = (nn.Parameter(torch.randn(sides * channels, dimension, 1)) for _ in range(2))
+        self.taps: nn.Parameter | None = None
+
+    def fix(self, length: int) -> None:
+        """From here on the taps are parameters, made once (TCNCA app. I, "without kernel generation")."""
+        with torch.no_grad():
+            self.taps = nn.Parameter(self._kernel(length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        signal, taps = x.transpose(1, 2), self._kernel(length) if self.taps is None else self.taps
+        start, points = 0, 2 * length
+        if not self.causal:
+            after, before = taps.chunk(2)
+            padded = torch.nn.functional.pad(after, (length - 1, 0))
+            taps = padded + torch.nn.functional.pad(before.flip(1), (0, length - 1))
+            start, points = length - 1, 3 * length
+        spectrum = torch.fft.rfft(signal.float(), n=points) * torch.fft.rfft(taps.float(), n=points)
+        return torch.fft.irfft(spectrum, n=points)[..., start : start + length].transpose(1, 2)
+
+    def _kernel(self, length: int) -> Tensor:
+        p = self.delta.sigmoid()
+        log_q = torch.log(1 - p * self.alpha.sigmoid())
+        powers = torch.exp(torch.arange(length, device=p.device).view(1, 1, length) * log_q)
+        weight = self.gamma * self.beta.shape[1] ** -0.5
+        return torch.einsum("dnl,dn->dl", p * self.beta * powers, weight.squeeze(2))
+
+
+def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
+    """The moving average of the package mega-pytorch, of 16 heads. ImportError, with advice, if it is not installed."""
+    try:
+        from mega_pytorch.mega_pytorch import MultiHeadedEMA
+    except ImportError as error:
+        raise ImportError(f"mega-pytorch cannot be imported ({error}): pip install 'lagwise[bench]'") from error
+    return MultiHeadedEMA(dim=channels, heads=16)
+
+
 def load_peer(name: str) -> Callable[[int, int], nn.Module]:
     """A peer from ``module:factory``: ``factory(channels, length)`` gives a module on (batch, length, channels).
 

@@ -107,3 +107,74 @@ def ops(
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"rows": rows})
         run.figure(rows).savefig(picture := out.with_suffix(".png"), dpi=130)
         typer.echo(f"written: {out} and {picture}")
+
+
+@bench.command("ema-vs-tcn")
+def ema_vs_tcn(
+    lengths: Annotated[
+        str, typer.Option(help="Sequence lengths, separated by commas.")
+    ] = "8192,16384,32768,65536,131072",
+    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Timed repeats of each method.")] = 5,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "causal",
+    peer: Annotated[bool, typer.Option(help="Also time the package mega-pytorch (causal only).")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON, and a picture beside it.")] = None,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+) -> None:
+    """MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions, each checked first.
+
+    lagwise bench ema-vs-tcn --lengths 8192,131072 --out ema-vs-tcn.json
+    """
+    from lagwise.bench import ema_tcn as run
+    from lagwise.bench.harness import save_results
+    from lagwise.cli.tables import print_table
+    from lagwise.tables import known
+
+    choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
+    results = {}
+    for causal in choices[known(direction, choices, "direction")]:
+        name = "causal" if causal else "two-sided"
+        results[name] = run.time_ema_tcn(
+            whole_numbers(lengths, "--lengths"),
+            channels=channels,
+            causal=causal,
+            repeats=repeats,
+            threads=threads,
+            peer=peer,
+            memory=memory,
+        )
+        head = ("length", "method", "forward ms", "backward ms", "over tcn", "over tcn", "memory", "error")
+        print_table(f"One sequence, {name}", head, run.table_rows(results[name]))
+    if out:
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
+        run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
+        typer.echo(f"written: {out} and {picture}")
+
+
+@bench.command()
+def tcn(
+    length: Annotated[int, typer.Argument(help="Tokens that the stack must cover.")],
+    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 256,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch; the batch size is this over the length.")] = 8192,
+    repeats: Annotated[int, typer.Option(help="Timed repeats of each stack.")] = 5,
+    causal: Annotated[bool, typer.Option(help="Causal, or centred for classification.")] = True,
+    anew: Annotated[bool, typer.Option(help="Time again what has been timed before.")] = False,
+) -> None:
+    """Find the cheapest dilated convolutions that cover a length, by timing them here.
+
+    lagwise bench tcn 8192
+    """
+    from lagwise.bench.tcn_shapes import choose_tcn
+    from lagwise.cli.tables import print_table
+
+    choices = choose_tcn(length, channels=channels, tokens=tokens, causal=causal, repeats=repeats, anew=anew)
+    rows = [
+        (*choice.shape, choice.parameters, f"{choice.seconds.median * 1e3:.1f}", f"{best / choice.seconds.median:.2f}x")
+        for best in (choices[0].seconds.median,)
+        for choice in choices
+    ]
+    head = ("kernel_size", "dilation", "depth", "parameters a channel", "training step ms", "speed")
+    print_table(f"Stacks that cover {length} tokens", head, rows)
+    k, f, d = choices[0].shape
+    typer.echo(f"In a recipe: {{name: tcn, kernel_size: {k}, dilation: {f}, depth: {d}}}")

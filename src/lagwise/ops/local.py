@@ -11,6 +11,8 @@ from lagwise.ops.spectral import compute_dtype
 
 _BLOCK = 32
 _SHORT_BLOCK = 16  # for up to 32 lags: less of the blocks lies outside them
+# Passes over the signal that a gradient by blocks is worth, and where blocks are cut short by few rows (docs/log.md).
+_PASSES, _PASSES_OF_FEW_ROWS, _FEW_ROWS = 6, 12, 64
 
 
 def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
@@ -42,8 +44,7 @@ class _DirectProduct(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = _convolve(grad, taps.flip(1), last, ctx.dilation).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            grad, x = _phases(grad, ctx.dilation), _phases(x, ctx.dilation)
-            dtaps = lag_products(grad, x, first, last).to(taps.dtype)
+            dtaps = _tap_gradient(grad, x, first, last, ctx.dilation).to(taps.dtype)
         return dx, dtaps, None, None
 
 
@@ -59,6 +60,21 @@ def _image(x: Tensor, dilation: int) -> Tensor:
     if rows * dilation != x.shape[1]:
         x = F.pad(x, (0, 0, 0, rows * dilation - x.shape[1]))
     return x.unflatten(1, (rows, dilation))
+
+
+def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
+    """`lag_products` of the multiples first..last of the dilation: lag by lag, or for many lags by blocks."""
+    length = x.shape[1]
+    passes = sum(max(0, length - abs(m) * dilation) for m in range(first, last + 1)) / length
+    if passes > (_PASSES if length > _FEW_ROWS * dilation else _PASSES_OF_FEW_ROWS):
+        return lag_products(_phases(grad, dilation), _phases(x, dilation), first, last)
+    dtype = compute_dtype(x, grad)
+    sums = []
+    for lag in range(first * dilation, (last + 1) * dilation, dilation):
+        after, before = (grad[:, max(0, lag) :], x[:, max(0, -lag) :])
+        shared = max(0, length - abs(lag))
+        sums.append((after[:, :shared].to(dtype) * before[:, :shared]).sum((0, 1)))
+    return torch.stack(sums, dim=1)
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:

@@ -1,0 +1,79 @@
+"""The cheapest stack of dilated convolutions that covers a length, on the machine at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from lagwise.bench.harness import Timing, interleaved, training_step
+from lagwise.data import default_cache
+from lagwise.mixers import TCNMixer
+from lagwise.ops import StackShape, covering_shapes
+from lagwise.training.hardware import describe
+
+_LONGEST_KERNEL = 64  # kernels beyond cost more multiplications than any stack saves in passes over the signal
+_MACHINE = ("processor", "threads", "gpu", "torch")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A stack and what a training step with it takes; parameters are those of a channel."""
+
+    shape: StackShape
+    parameters: int
+    seconds: Timing
+
+
+def choose_tcn(
+    length: int,
+    *,
+    channels: int = 256,
+    tokens: int = 8192,
+    causal: bool = True,
+    repeats: int = 5,
+    anew: bool = False,
+    progress: bool = True,
+) -> list[Choice]:
+    """Stacks that cover a length, the cheapest first: a `TCNMixer`'s training step with each, in batches of
+    ``tokens / length`` sequences, at least one (TCNCA app. D picks by measuring too, but among more).
+
+    `covering_shapes` leaves one stack a depth, so there are few to time. The result is kept in the cache folder, by
+    machine, torch and arguments, and found there again unless ``anew``. ValueError for a length below 2 (nothing to
+    cover).
+    """
+    if length < 2:
+        raise ValueError(f"length must be at least 2, got {length}")
+    machine = {key: value for key, value in describe().items() if key in _MACHINE}
+    asked = {"length": length, "channels": channels, "tokens": tokens, "causal": causal, "repeats": repeats}
+    path = default_cache() / "tcn-shapes.json"
+    known: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    found = next((entry["choices"] for entry in known if entry["of"] == [machine, asked]), None)
+    if found is not None and not anew:
+        return [Choice(StackShape(*c["shape"]), c["parameters"], Timing(**c["seconds"])) for c in found]
+    choices = _timed(length, channels, max(1, tokens // length), causal, repeats, progress)
+    others = [entry for entry in known if entry["of"] != [machine, asked]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial_path = path.with_suffix(f".{os.getpid()}")
+    partial_path.write_text(json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]))
+    os.replace(partial_path, path)
+    return choices
+
+
+def _timed(length: int, channels: int, batch: int, causal: bool, repeats: int, progress: bool) -> list[Choice]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shapes = [s for s in covering_shapes(length, causal=causal) if s.kernel_size <= _LONGEST_KERNEL]
+    x = torch.randn(batch, length, channels, device=device)
+    mixer = partial(TCNMixer, channels, causal=causal)
+    steps = {
+        str(n): training_step(mixer(kernel_size=k, dilation=f, depth=d).to(device), x)
+        for n, (k, f, d) in enumerate(tqdm(shapes, desc="stacks", disable=not progress))
+    }
+    seconds = interleaved(steps, repeats=repeats)
+    choices = [Choice(shape, shape.kernel_size * shape.depth, seconds[str(n)]) for n, shape in enumerate(shapes)]
+    return sorted(choices, key=lambda choice: choice.seconds.median)
