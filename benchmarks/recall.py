@@ -1,5 +1,7 @@
 """Associative recall by every kind of model at one budget of steps: `python benchmarks/recall.py --out FILE`.
 
+A results file that is there already is added to: what it has is not trained again.
+
 Each model has two layers; at length 64 it has 32 channels and attends in chunks of 32, beyond that 128 and 128
 (TCNCA app. G). The budget is the same for all and small: no rate is swept and nothing is trained to its end.
 """
@@ -7,6 +9,7 @@ Each model has two layers; at length 64 it has 32 channels and attends in chunks
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -77,7 +80,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="64,1024", help="sequence lengths, separated by commas")
     parser.add_argument("--vocab-sizes", default="10,20", help="tokens: half keys, half values")
     parser.add_argument("--steps", default="600,250", help="optimiser steps, one number a length")
-    parser.add_argument("--batch-sizes", default="32,8", help="sequences in a step, one number a length")
+    parser.add_argument("--batch-sizes", default="32,4", help="sequences in a step, one number a length")
     parser.add_argument("--rates", default="0.004,0.002", help="learning rates, one number a length")
     parser.add_argument("--out", type=Path, required=True, help="results file")
     options = parser.parse_args()
@@ -88,9 +91,11 @@ def main() -> None:
         map(float, options.rates.split(",")),
         strict=True,
     )
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     for length, steps, batch_size, rate in per_length:
         for vocab_size in map(int, options.vocab_sizes.split(",")):
+            if f"{length}/{vocab_size}" in results:
+                continue
             results[f"{length}/{vocab_size}"] = measure(length, vocab_size, steps, batch_size, rate)
             save_results(options.out, "python " + " ".join(sys.argv), results)
 

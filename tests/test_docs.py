@@ -8,6 +8,7 @@ import re
 import textwrap
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,30 @@ def test_the_kernel_of_the_contributing_guide_works(monkeypatch: pytest.MonkeyPa
     rest, _ = mixer.prefill(x[:, 30:], state)
     torch.testing.assert_close(torch.cat([first, rest], 1), mixer(x), rtol=0, atol=1e-10)
     assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
+
+
+def test_the_readmes_figures_of_mega_and_tcnca_are_those_of_the_results_files() -> None:
+    readme = (ROOT / "README.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+
+    def load(name: str) -> Any:
+        return json.loads((results / name).read_text())["results"]
+
+    def seconds(row: dict, method: str) -> tuple[float, float]:
+        forward = row["forward"][method]["median"]
+        return forward, row["step"][method]["median"] - forward
+
+    for row in load("ema-vs-tcn-cpu.json")["causal"]:
+        tcn, scan = seconds(row, "tcn"), seconds(row, "ema by scan")
+        cells = []
+        for slow, fast in (("mega ema", tcn), ("ema by fft", tcn), ("mega ema", scan), ("ema by fft", scan)):
+            cells.append("{:.1f}×, {:.1f}×".format(*(a / b for a, b in zip(seconds(row, slow), fast, strict=True))))
+        assert f"| {row['length']} | {' | '.join(cells)} |" in readme
+    recall = load("recall-cpu.json")
+    for name in recall["64/10"]:
+        cells = " | ".join(f"{100 * recall[case][name]['accuracy']:.1f}" for case in recall)
+        assert f"| {name} | {cells} |" in readme
+    for name, run in load("enwik8-cpu.json").items():
+        scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
+        head = f"| {name} | {run['parameters'] / 1e6:.2f}M | {run['evaluation']['valid']['bits_per_byte']:.3f} | "
+        assert head + " | ".join(scores[n] for n in (512, 2048, 8192)) + " |" in readme

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise.bench import ops, toeplitz
+from lagwise.bench import ema_tcn, ops, tcn_shapes, toeplitz
 from lagwise.bench.harness import check_layer, check_matrix, interleaved, peak_memory, save_results
-from lagwise.bench.peers import LiteralTNO, load_peer
+from lagwise.bench.peers import LiteralEMA, LiteralTNO, load_peer
+from lagwise.bench.tcn_shapes import choose_tcn
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import toeplitz_matrix
+from lagwise.ops import receptive_field, toeplitz_matrix
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -112,3 +113,49 @@ def test_memory_is_the_steps_own() -> None:
 def test_unknown_peers(name: str) -> None:
     with pytest.raises(ValueError, match="peer"):
         load_peer(name)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_megas_literal_average_is_ours(causal: bool) -> None:
+    """Same parameters, same function: what TCNCA fig. 2 and 7 are measured on is the same work."""
+    ours, literal = (
+        ema_tcn.BareEMA(5, causal=causal, engine="scan"),
+        LiteralEMA(5, causal=causal, dimension=16 if causal else 8),
+    )
+    with torch.no_grad():
+        for name in ("delta", "alpha", "beta", "gamma"):
+            getattr(literal, name).copy_(getattr(ours.kernel, name).flatten(0, 1)[:, :, None])
+        signs = 1 - 2 * (torch.arange(literal.beta.shape[1]) % 2)
+        literal.beta += signs[:, None]
+    x = torch.randn(2, 200, 5)
+    torch.testing.assert_close(ours(x), literal(x), rtol=1e-4, atol=1e-5)
+    literal.fix(200)
+    torch.testing.assert_close(ours(x), literal(x), rtol=1e-4, atol=1e-5)
+
+
+def test_averages_and_convolutions_are_timed_side_by_side() -> None:
+    (row,) = ema_tcn.time_ema_tcn([300], channels=4, repeats=2, memory=False, progress=False)
+    assert row.forward.keys() == row.step.keys() == row.error.keys()
+    assert ema_tcn.PEER in row.forward
+    assert row.error[ema_tcn.TCN] < 1e-5
+    assert receptive_field(17, row.dilation, 4) >= 300 > receptive_field(17, row.dilation - 1, 4)
+    (both,) = ema_tcn.time_ema_tcn([300], channels=4, causal=False, repeats=2, memory=False, progress=False)
+    assert len(ema_tcn.table_rows([row, both])) == 11
+    assert len(ema_tcn.figure({"causal": [row], "two-sided": [both]}).axes) == 4
+
+
+def test_a_wrong_stack_is_not_timed() -> None:
+    layer = ema_tcn.BareTCN(4, 300, causal=True)
+    assert ema_tcn.check(layer, 4, 300, causal=True) < 1e-5
+    with pytest.raises(ValueError, match="not a stack of dilated convolutions"):
+        ema_tcn.check(layer, 4, 300, causal=False)
+
+
+def test_the_cheapest_stack_is_found_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False)
+    assert [c.seconds.median for c in choices] == sorted(c.seconds.median for c in choices)
+    assert all(receptive_field(*c.shape) >= 60 and c.shape.dilation <= c.shape.kernel_size for c in choices)
+    monkeypatch.setattr(tcn_shapes, "interleaved", None)  # nothing is timed the second time
+    assert choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False) == choices
+    with pytest.raises(ValueError, match="length must be at least 2, got 1"):
+        choose_tcn(1)

@@ -14,6 +14,8 @@ SPECTRAL_ENGINES = ("auto", "fft", "overlap_save")
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
 # 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
 _CPU_GROUP_ELEMENTS = 1 << 19
+# But no fewer channels than fill cache lines of the signal: fewer read whole lines for a part of each, group by group.
+_CPU_GROUP_CHANNELS = 32
 # Measured crossover, CPU, float32 (docs/log.md, "engine crossover"): overlap-save wins on long signals, short kernels.
 _OVERLAP_SAVE_MIN_LENGTH = 16384
 _OVERLAP_SAVE_MIN_RATIO = 8
@@ -150,7 +152,8 @@ def _channel_groups(x: Tensor, plan: _Plan) -> list[slice]:
     """Slices of channels whose padded signals fit the cache; all channels at once off the CPU."""
     channels = x.shape[2]
     per_channel = max(1, x.shape[0] * plan.frames * plan.n_fft)
-    size = channels if x.device.type != "cpu" else max(1, min(channels, _CPU_GROUP_ELEMENTS // per_channel))
+    wanted = channels if x.device.type != "cpu" else max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel)
+    size = min(channels, wanted)
     return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
 
 
