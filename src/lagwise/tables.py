@@ -41,3 +41,10 @@ def known(name: Any, names: Any, what: str) -> Any:
     near = difflib.get_close_matches(str(name), [str(n) for n in names], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown {what}: {name!r}{hint} (known: {', '.join(map(str, names)) or 'none'})")
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Return the value if it is a whole number (a boolean is not) of at least ``least``; else ValueError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return value

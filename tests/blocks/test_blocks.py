@@ -193,6 +193,22 @@ def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
     torch.testing.assert_close(packed, torch.cat([whole, whole], 1), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["MEGA", "MEGA, Laplace, simple bias", "TCNCA", "TCN-MLP", "EMA-MLP"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_nothing_of_padding_reaches_a_token(name: str, causal: bool) -> None:
+    """Not even NaN, which zero times is NaN."""
+    block: Any = make(EVERY_BLOCK[name], causal=causal)
+    x = torch.randn(2, 25, 6, dtype=torch.float64)
+    nothing = torch.full((2, 4, 6), float("nan"), dtype=torch.float64)
+    mask = torch.arange(33).expand(2, 33)
+    mask = (mask >= 4) & (mask < 29)
+    y = block(torch.cat([nothing, x, nothing], 1), mask=mask)[:, 4:29]
+    torch.testing.assert_close(y, block(x), rtol=0, atol=1e-9)
+    if causal:
+        y, _ = block.prefill(torch.cat([nothing, x], 1), block.init_state(2), mask=mask[:, :29])
+        torch.testing.assert_close(y[:, 4:], block(x), rtol=0, atol=1e-9)
+
+
 @every_block
 def test_rows_of_a_block_may_be_out_of_step(spec: dict) -> None:
     """Left-padded rows cross the boundaries of chunks at their own times; each is what it would be alone."""
@@ -231,8 +247,13 @@ def test_blocks_may_be_bidirectional(spec: dict, causal: bool) -> None:
         ({"channel_mixer": {"name": "mlp", "expansion": 0.01}}, "at least one channel"),
         ({"token_mixer": {"name": "gtu", "causal": False}}, "option of token mixer"),
         ({"name": "mega", "memory": {"name": "emma"}}, "unknown memory: 'emma'; did you mean 'ema'"),
-        ({"name": "mega", "query_size": 0}, "query_size and value_size must be at least 1, got 0 and 12"),
+        ({"name": "mega", "query_size": 0}, "query_size must be a whole number of at least 1, got 0"),
         ({"name": "mega", "query_size": 3}, "even size of queries, got 3"),
+        ({"name": "mega", "memory": {}}, "memory must be a mapping with a 'name'"),
+        ({"name": "mega", "memory": {"name": "tcn", "residual": "no"}}, "residual must be true or false"),
+        ({"name": "mega", "memory": {"name": "tcn", "dilation": 2.5}}, "dilation must be a whole number"),
+        ({"name": "mega", "memory": {"name": "ema", "truncation": 2.5}}, "truncation must be a whole number"),
+        ({"name": "mega", "chunk": True}, "chunk must be a whole number"),
         ({"name": "chain"}, "list of at least one block"),
         ({"name": "chain", "blocks": [{"name": "prenorm", "norms": "rms"}]}, "option of block 0 of the chain"),
     ],

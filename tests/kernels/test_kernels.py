@@ -284,5 +284,5 @@ def test_ema_begins_as_mega_does() -> None:
 
 
 def test_ema_refuses_what_is_out_of_range() -> None:
-    with pytest.raises(ValueError, match="dimension and truncation must be at least 1, got 0 and None"):
+    with pytest.raises(ValueError, match="dimension must be a whole number of at least 1, got 0"):
         EMAKernel(2, dimension=0)

@@ -83,5 +83,9 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="causal must be true or false, got 'no'"):
         LagwiseConfig(causal="no")
     model = make(BLOCKS["mega"])
+    with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\) = \(2, 4\), got \(2, 5\)"):
+        model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 5))
+    with pytest.raises(ValueError, match="unknown argument of forward: 'seq_idx'"):
+        model(torch.ones(2, 4, dtype=torch.long), seq_idx=torch.zeros(2, 4))
     with pytest.raises(ValueError, match="a row without any token"):
         model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))

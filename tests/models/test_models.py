@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
 
 from lagwise.data import load_tokenizer
@@ -108,6 +109,20 @@ def test_save_and_load_through_the_auto_classes(fields: dict, tmp_path: Path) ->
     low = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     assert low.dtype == torch.bfloat16
     assert low(ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("fields", [MEGA, TCNCA], ids=["mega", "tcnca"])
+def test_what_a_checkpoint_lacks_is_drawn_anew(fields: dict, tmp_path: Path) -> None:
+    """Not left as the memory came: transformers builds models without any."""
+    model = make(fields)
+    model.save_pretrained(tmp_path)
+    there = model.state_dict()
+    kept = {name: t for name, t in there.items() if "memory" not in name and name != "lm_head.weight"}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, parameter in loaded.named_parameters():
+        if "memory" in name:
+            assert 0.1 * there[name].std() < parameter.std() < 10 * there[name].std(), name
 
 
 def test_kernel_networks_keep_their_own_initialisation() -> None:

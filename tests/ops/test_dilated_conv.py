@@ -77,6 +77,13 @@ def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
         assert (answer[0, :, 0][: length if causal else None] > 0).all()
 
 
+def test_a_dilation_beyond_the_signal_costs_nothing() -> None:
+    x, taps = torch.randn(1, 50, 3), torch.randn(3, 5)
+    for causal in (True, False):
+        near, far = (dilated_convolution(x, taps, dilation, causal=causal) for dilation in (50, 10**12))
+        assert torch.equal(near, far)
+
+
 def test_exactly_causal_in_float32() -> None:
     x, taps = torch.randn(1, 500, 3), torch.randn(3, 5)
     changed = x.clone()
@@ -105,7 +112,9 @@ def test_wrong_arguments_are_named() -> None:
         dilated_convolution(x, taps, 1, causal=False)
     with pytest.raises(ValueError, match=r"got \(1, 9, 3\) and \(2, 4\)"):
         dilated_convolution(x, taps[:2], 1)
-    with pytest.raises(ValueError, match="all must be at least 1"):
+    with pytest.raises(ValueError, match="dilation must be a whole number of at least 1, got 0"):
         receptive_field(3, 0, 2)
+    with pytest.raises(ValueError, match="depth must be a whole number of at least 1, got True"):
+        receptive_field(3, 2, True)
     with pytest.raises(ValueError, match="length must be at least 1"):
         next(covering_shapes(0))

@@ -119,6 +119,20 @@ def test_the_fastest_decay_is_no_nan() -> None:
     taps = ema_taps(weight, log_decay, 100)
     assert torch.equal(taps[0], torch.tensor([1.0] + [0.0] * 99))
     assert ema_scan(torch.ones(1, 100, 1), weight, log_decay).isfinite().all()
+    hundred.requires_grad_()
+    weight, log_decay = ema_parameters(hundred, hundred, torch.ones(1, 1), torch.ones(1, 1))
+    ema_scan(torch.ones(1, 100, 1), weight, log_decay).sum().backward()
+    assert hundred.grad is not None
+    assert hundred.grad.isfinite().all()
+
+
+def test_a_truncated_average_keeps_its_digits_in_bfloat16() -> None:
+    """Two averages that nearly cancel: neither may be rounded before they have."""
+    weight, log_decay = torch.ones(1, 1), torch.full((1, 1), -1e-3)
+    x = (torch.randn(1, 2000, 1) + 1).bfloat16()
+    exact = toeplitz_product(x.double(), ema_taps(weight, log_decay, 2000, truncation=16).double())
+    error = (ema_scan(x, weight, log_decay, truncation=16).double() - exact).abs().max() / exact.abs().max()
+    assert error < 1e-2
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -36,6 +36,22 @@ def test_branches_do_not_disturb_each_other() -> None:
     assert torch.equal(two.tokens, x[:, 33:43])
 
 
+def test_a_gradient_may_be_taken_of_what_has_read_the_window() -> None:
+    """Tokens that come later, without gradients too, are not written into what the backward pass will read."""
+    weight = torch.ones(3, requires_grad=True)
+    window = Window.empty(1, 3, 20, like=torch.zeros(1)).append(torch.ones(1, 5, 3))
+    total = (window.tokens * weight).sum()
+    for _ in range(3):
+        window = window.append(torch.ones(1, 1, 3))
+        total = total + (window.tokens * weight).sum()
+    with torch.no_grad():
+        window.append(torch.ones(1, 1, 3))
+    total.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [26.0] * 3
+
+
+@torch.no_grad()
 def test_the_past_is_copied_once_in_reach_tokens() -> None:
     """Storage moves when it is full and not at every token; it is never more than twice the reach."""
     window = Window.empty(1, 3, 64, like=torch.zeros(1))

@@ -212,6 +212,17 @@ def test_optimizer_groups(tiny_recipe: Recipe, text_data: TokenData) -> None:
     assert len(decayed["params"]) + len(rest["params"]) == len(list(model.parameters()))
 
 
+def test_rates_and_shifts_do_not_decay(tiny_recipe: Recipe, text_data: TokenData) -> None:
+    tiny_recipe.model["block"] = {"name": "mega", "query_size": 4, "chunk": 8, "position": "simple"}
+    model = build_model(tiny_recipe, text_data)
+    decayed = {id(p) for p in parameter_groups(model, 0.1)[0]["params"]}
+    names = {name.split("block.")[1] for name, p in model.named_parameters() if id(p) in decayed}
+    assert names == {
+        *("memory.kernel.beta", "memory.kernel.gamma", "value.weight", "gates.weight", "out.weight"),
+        *("channels.mixer.up.weight", "channels.mixer.down.weight"),
+    }
+
+
 class TestRefusals:
     """Everything that can be wrong is found before the first step, and nothing that exists is touched."""
 

@@ -132,7 +132,7 @@ def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
     methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
         for name, points in lines.items():
-            axes.plot(*_columns(points), marker="o", markersize=4, color=f"C{methods.index(name)}", label=name)
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=f"C{methods.index(name)}", label=name)
         lengths = sorted({length for points in lines.values() for length, _ in points})
         axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=title)
         axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)

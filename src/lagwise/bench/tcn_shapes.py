@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def choose_tcn(
     machine = {key: value for key, value in describe().items() if key in _MACHINE}
     asked = {"length": length, "channels": channels, "tokens": tokens, "causal": causal, "repeats": repeats}
     path = default_cache() / "tcn-shapes.json"
-    known: list[dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else []
+    known = _kept(path)
     found = next((entry["choices"] for entry in known if entry["of"] == [machine, asked]), None)
     if found is not None and not anew:
         return [Choice(StackShape(*c["shape"]), c["parameters"], Timing(**c["seconds"])) for c in found]
@@ -63,6 +64,14 @@ def choose_tcn(
     partial_path.write_text(json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]))
     os.replace(partial_path, path)
     return choices
+
+
+def _kept(path: Path) -> list[dict[str, Any]]:
+    """What earlier calls have found; nothing if the file is not there or damaged: it can be found again."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
 
 
 def _timed(length: int, channels: int, batch: int, causal: bool, repeats: int, progress: bool) -> list[Choice]:

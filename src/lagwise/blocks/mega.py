@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS, ChunkedAttention
+from lagwise.mixers.base import masked
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import per_document
-from lagwise.tables import build
+from lagwise.tables import build, whole_number
 
 
 class MegaState(NamedTuple):
@@ -68,12 +69,13 @@ class MegaBlock(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        value_size = 2 * channels if value_size is None else value_size
-        if query_size < 1 or value_size < 1:
-            raise ValueError(f"query_size and value_size must be at least 1, got {query_size} and {value_size}")
+        value_size = whole_number("value_size", 2 * channels if value_size is None else value_size)
+        whole_number("query_size", query_size)
         self.sizes = (channels, query_size, value_size, channels)
         self.norm = make_norm(norm, channels)
-        self.memory = build(MIXERS, memory or {"name": "ema"}, channels, what="memory", causal=causal)
+        self.memory = build(
+            MIXERS, {"name": "ema"} if memory is None else memory, channels, what="memory", causal=causal
+        )
         self.value = nn.Linear(channels, value_size)
         self.gates = nn.Linear(channels, sum(self.sizes))
         self.query_key = QueryKey(query_size)
@@ -86,7 +88,8 @@ class MegaBlock(nn.Module):
             position=position,
         )
         self.out = nn.Linear(value_size, channels)
-        self.channels = ChannelLayer(channels, channel_mixer or {"name": "mlp", "expansion": 2}, norm, dropout)
+        mixer = {"name": "mlp", "expansion": 2} if channel_mixer is None else channel_mixer
+        self.channels = ChannelLayer(channels, mixer, norm, dropout)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
@@ -98,7 +101,7 @@ class MegaBlock(nn.Module):
         return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
 
     def prefill(self, x: Tensor, state: MegaState, *, mask: Tensor | None = None) -> tuple[Tensor, MegaState]:
-        normed = self.norm(x)
+        normed = masked(self.norm(x), mask)
         memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)
         attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
@@ -110,7 +113,7 @@ class MegaBlock(nn.Module):
         return y[:, 0], state
 
     def _gated(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        normed = self.norm(x)
+        normed = masked(self.norm(x), mask)
         update, query, key, reset, candidate = self._project(self.memory(normed, mask=mask))
         attended = self.attention(query, key, self._value(normed), mask)
         return self._update(x, attended, update, reset, candidate)

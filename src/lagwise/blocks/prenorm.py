@@ -40,9 +40,12 @@ class PreNormBlock(nn.Module):
     ):
         super().__init__()
         self.token_norm = make_norm(norm, channels)
-        self.token_mixer = build(MIXERS, token_mixer or {"name": "gtu"}, channels, what="token mixer", causal=causal)
+        mixer = {"name": "gtu"} if token_mixer is None else token_mixer
+        self.token_mixer = build(MIXERS, mixer, channels, what="token mixer", causal=causal)
         self.dropout = nn.Dropout(dropout)
-        self.channels = ChannelLayer(channels, channel_mixer or {"name": "glu"}, norm, dropout)
+        self.channels = ChannelLayer(
+            channels, {"name": "glu"} if channel_mixer is None else channel_mixer, norm, dropout
+        )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
         return self.channels(x + self.dropout(self.token_mixer(self.token_norm(x), mask=mask, seq_idx=seq_idx)))

@@ -144,8 +144,8 @@ def ema_vs_tcn(
             peer=peer,
             memory=memory,
         )
-        head = ("length", "method", "forward ms", "backward ms", "over tcn", "over tcn", "memory", "error")
-        print_table(f"One sequence, {name}", head, run.table_rows(results[name]))
+        head = ("length", "method", "ms", "back", "ms/tcn", "back/tcn", "memory", "error")
+        print_table(f"One sequence, {name}: forward and backward", head, run.table_rows(results[name]))
     if out:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
         run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
@@ -174,7 +174,7 @@ def tcn(
         for best in (choices[0].seconds.median,)
         for choice in choices
     ]
-    head = ("kernel_size", "dilation", "depth", "parameters a channel", "training step ms", "speed")
+    head = ("K", "f", "D", "taps", "step ms", "speed")
     print_table(f"Stacks that cover {length} tokens", head, rows)
     k, f, d = choices[0].shape
     typer.echo(f"In a recipe: {{name: tcn, kernel_size: {k}, dilation: {f}, depth: {d}}}")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
 from lagwise.ops import ema_parameters, ema_taps
+from lagwise.tables import whole_number
 
 
 class EMAKernel(LagKernel):
@@ -28,8 +29,9 @@ class EMAKernel(LagKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16, truncation: int | None = None):
         super().__init__(channels, causal)
-        if dimension < 1 or (truncation is not None and truncation < 1):
-            raise ValueError(f"dimension and truncation must be at least 1, got {dimension} and {truncation}")
+        whole_number("dimension", dimension)
+        if truncation is not None:
+            whole_number("truncation", truncation)
         self.truncation = truncation
         shape = (1 if causal else 2, channels, dimension)
         self.delta, self.alpha, self.beta, self.gamma = (nn.Parameter(torch.empty(shape)) for _ in range(4))

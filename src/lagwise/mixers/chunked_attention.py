@@ -21,7 +21,7 @@ from lagwise.ops import (
     rotary_factors,
     rotate,
 )
-from lagwise.tables import known
+from lagwise.tables import known, whole_number
 
 POSITIONS = ("none", "rope", "simple", "rotary")
 _INITIAL_STD = 0.02
@@ -57,12 +57,12 @@ class ChunkedAttention(nn.Module):
 
     - ``none``;
     - ``rope``: queries and keys are turned by their place in the chunk (TCNCA app. F);
-    - ``simple``: MEGA's table of biases, one a lag and head, for windows up to max_chunk (None: the wider of chunk and
-      evaluation_chunk). Lags that training does not meet stay as they began;
+    - ``simple``: MEGA's table of biases, one a lag and head, for windows up to the wider of chunk and
+      evaluation_chunk. Lags that training does not meet stay as they began;
     - ``rotary``: MEGA's bias ``<R_i a, R_j b>`` with learned a and b, a pair a head, for windows of any width.
 
-    A stream keeps the window that it began with. ValueError for widths below 1, unknown names, an odd query_size with
-    ``rope`` or ``rotary``, or a max_chunk that is too small or without ``simple``.
+    A stream keeps the window that it began with. ValueError for widths below 1, unknown names, or an odd query_size
+    with ``rope`` or ``rotary``.
     """
 
     def __init__(
@@ -75,13 +75,12 @@ class ChunkedAttention(nn.Module):
         evaluation_chunk: int | None = None,
         function: str = "softmax",
         position: str = "rope",
-        max_chunk: int | None = None,
     ):
         super().__init__()
         for name, width in (("query_size", query_size), ("heads", heads), ("chunk", chunk)):
-            _require_positive(name, width)
+            whole_number(name, width)
         if evaluation_chunk is not None:
-            _require_positive("evaluation_chunk", evaluation_chunk)
+            whole_number("evaluation_chunk", evaluation_chunk)
         self.query_size, self.heads, self.causal = query_size, heads, causal
         self.chunk, self.evaluation_chunk = chunk, evaluation_chunk or chunk
         self.function: str = known(function, ATTENTION_FUNCTIONS, "function")
@@ -89,12 +88,10 @@ class ChunkedAttention(nn.Module):
         if position in ("rope", "rotary") and query_size % 2:
             raise ValueError(f"position {position!r} needs an even size of queries, got {query_size}")
         widest = max(self.chunk, self.evaluation_chunk)
-        if max_chunk is not None and (position != "simple" or max_chunk < widest):
-            raise ValueError(f"max_chunk is for position 'simple' and at least the window {widest}, got {max_chunk}")
         self.lag_table: nn.Parameter | None = None
         self.rotary_pair: nn.Parameter | None = None
         if position == "simple":
-            self.lag_table = nn.Parameter(torch.empty(heads, 2 * (max_chunk or widest) - 1))
+            self.lag_table = nn.Parameter(torch.empty(heads, 2 * widest - 1))
         if position == "rotary":
             self.rotary_pair = nn.Parameter(torch.empty(2, heads, query_size))
         self.reset_parameters()
@@ -272,11 +269,6 @@ class ChunkedAttentionMixer(Mixer):
 
     def _joined(self, y: Tensor) -> Tensor:
         return self.out(y.transpose(1, 2).flatten(2))
-
-
-def _require_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number and at least 1, got {value!r}")
 
 
 def _rotated(query: Tensor, key: Tensor, number: Tensor, chunk: int) -> tuple[Tensor, Tensor]:

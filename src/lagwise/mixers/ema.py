@@ -84,17 +84,17 @@ class EMAMixer(Mixer):
         return EMAState(average, average, recent)
 
     def prefill(self, x: Tensor, state: EMAState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        x = masked(x, mask)
         weight, log_decay = (part[0] for part in self.kernel.exponentials())
+        given, x = x.dtype, masked(x, mask).to(weight.dtype)
         y, average = ema_prefill(x, weight, log_decay, state.average)
         left, recent = state.left, state.recent
         if recent is not None and self.kernel.truncation is not None:
             truncation = self.kernel.truncation
-            seen = torch.cat([recent.tokens, x.to(weight.dtype)], dim=1)
+            seen = torch.cat([recent.tokens, x], dim=1)
             late = seen.shape[1] - truncation  # of the tokens seen, those that a new one no longer reaches
             if late > 0:
                 weight = weight * (log_decay * truncation).exp()
                 ended, left = ema_prefill(seen[:, :late], weight, log_decay, left)
                 y = torch.cat([y[:, :-late], y[:, -late:] - ended], dim=1)
             recent = recent.append(x)
-        return F.silu(y + self.omega * x).to(x.dtype), EMAState(average, left, recent)
+        return F.silu(y + self.omega * x).to(given), EMAState(average, left, recent)

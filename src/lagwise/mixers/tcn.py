@@ -34,10 +34,13 @@ class TCNState(NamedTuple):
 class TCNMixer(Mixer):
     """Residual blocks of depthwise dilated convolutions: ``h + act(w_i * h)``, the dilation growing as ``f**i``.
 
-    Options: kernel_size K, dilation f and depth D of the stack, which sees `receptive_field` tokens (the default 1021;
+    Options: kernel_size K, dilation f and depth D of the stack, which sees `receptive_field` tokens (the default 485;
     `covering_shapes` lists stacks for a length and ``lagwise bench tcn`` times them); convolutions, B in a block, each
     with its activation; activation, ``silu``, ``gelu``, ``relu`` or ``none``; norm, ``rms`` over the channels before
     each convolution or ``none``; residual, whether a block adds its input.
+
+    Taps that reach beyond the training length are never trained and keep their random start: let a model that is to be
+    run on longer texts see no further than it was trained on.
 
     Causal, or centred for classification (then K is odd). ValueError for options out of range. Streams in O(K D) a
     token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open).
@@ -51,7 +54,7 @@ class TCNMixer(Mixer):
         *,
         causal: bool = True,
         kernel_size: int = 5,
-        dilation: int = 4,
+        dilation: int = 3,
         depth: int = 5,
         convolutions: int = 1,
         activation: str = "silu",
@@ -63,16 +66,18 @@ class TCNMixer(Mixer):
         centre_tap(kernel_size, causal)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         self.norm: str = known(norm, ("none", "rms"), "norm")
+        if not isinstance(residual, bool):
+            raise ValueError(f"residual must be true or false, got {residual!r}")
         self.residual = residual
         self.convolutions = convolutions
         self.dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
-        self.taps = nn.ParameterList(torch.empty(channels, kernel_size) for _ in self.dilations)
+        # One parameter, held directly: transformers draws anew only what modules hold themselves.
+        self.taps = nn.Parameter(torch.empty(len(self.dilations), channels, kernel_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Normal, of variance 1/K: a convolution keeps the scale."""
-        for taps in self.taps:
-            nn.init.normal_(taps, std=taps.shape[1] ** -0.5)
+        nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
     def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
         def convolve(index: int, h: Tensor) -> Tensor:
@@ -82,9 +87,8 @@ class TCNMixer(Mixer):
 
     def init_state(self, batch_size: int) -> TCNState:
         self.require_causal()
-        reaches = [(taps.shape[1] - 1) * f + 1 for taps, f in zip(self.taps, self.dilations, strict=True)]
-        like = self.taps[0]
-        return TCNState(tuple(Window.empty(batch_size, self.channels, reach, like=like) for reach in reaches))
+        reaches = [(self.taps.shape[2] - 1) * f + 1 for f in self.dilations]
+        return TCNState(tuple(Window.empty(batch_size, self.channels, reach, like=self.taps) for reach in reaches))
 
     def prefill(self, x: Tensor, state: TCNState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         windows = list(state.windows)
@@ -97,6 +101,7 @@ class TCNMixer(Mixer):
 
     def _blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given how to convolve. Padding is silenced before every convolution, whose output fills it."""
+        x = masked(x, mask)
         for start in range(0, len(self.dilations), self.convolutions):
             h = x
             for index in range(start, start + self.convolutions):

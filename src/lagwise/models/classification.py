@@ -9,7 +9,10 @@ from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.modeling import IGNORED, LagwiseModel, LagwisePreTrainedModel
+from lagwise.tables import known, whole_number
+
+_PASSED_ON = (*IGNORED, "position_ids")  # packed rows are many texts: there is no one class for them
 
 
 class LagwiseForSequenceClassification(LagwisePreTrainedModel):
@@ -22,7 +25,7 @@ class LagwiseForSequenceClassification(LagwisePreTrainedModel):
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels or 2
+        self.num_labels = whole_number("num_labels", config.num_labels)
         self.model = LagwiseModel(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
@@ -42,12 +45,15 @@ class LagwiseForSequenceClassification(LagwisePreTrainedModel):
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_hidden_states=output_hidden_states,
-            **{name: value for name, value in kwargs.items() if name != "use_cache"},
+            **{known(name, _PASSED_ON, "argument of forward"): value for name, value in kwargs.items()},
         )
         hidden = out.last_hidden_state
         if attention_mask is None:
             pooled = hidden.mean(dim=1)
         else:
+            if attention_mask.shape != hidden.shape[:2]:
+                expected = f"(batch, length) = {tuple(hidden.shape[:2])}"
+                raise ValueError(f"attention_mask must be {expected}, got {tuple(attention_mask.shape)}")
             real = attention_mask.bool()
             if not real.any(dim=1).all():
                 raise ValueError("attention_mask leaves a row without any token; there is nothing to classify")

@@ -66,7 +66,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
         encoded: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
     except Exception as error:  # tokenizers raises nothing narrower
         words = ", ".join(sorted(tokenizer.get_vocab())[:20])
-        raise ValueError(f"prompt {prompt!r} has a word that the tokenizer does not know (among: {words})") from error
+        raise ValueError(f"prompt {prompt!r} cannot be encoded: {error} (the tokenizer knows {words} ...)") from error
     return encoded["input_ids"]
 
 

@@ -21,7 +21,7 @@ from lagwise.ops import document_starts
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
-_IGNORED = ("cache_position", "output_attentions", "return_dict", "num_items_in_batch", "logits_to_keep")
+IGNORED = ("cache_position", "output_attentions", "return_dict", "num_items_in_batch", "logits_to_keep")
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
@@ -118,7 +118,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         for name in kwargs:
-            known(name, _IGNORED, "argument of forward")
+            known(name, IGNORED, "argument of forward")
         h = self._embed(input_ids, inputs_embeds)
         batch, length, _ = h.shape
         if seq_idx is None and past_key_values is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lagwise.ops.local import direct_product
 from lagwise.ops.window import Window
+from lagwise.tables import whole_number
 
 
 def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool = True) -> Tensor:
@@ -72,8 +73,9 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     Formula: ``1 + B (K - 1) (f**D - 1) / (f - 1)``, for kernel size K, dilation factor f, depth D and B convolutions a
     block. ValueError if any is less than 1. Source: TCNCA app. E.
     """
-    if min(kernel_size, dilation, depth, convolutions) < 1:
-        raise ValueError(f"all must be at least 1, got {(kernel_size, dilation, depth, convolutions)}")
+    sizes = {"kernel_size": kernel_size, "dilation": dilation, "depth": depth, "convolutions": convolutions}
+    for name, size in sizes.items():
+        whole_number(name, size)
     return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))
 
 

@@ -66,17 +66,18 @@ def ema_scan(
     Source: TCNCA eq. 1; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the whole one less
     a second that begins ``truncation`` tokens later with weights ``w q**truncation``.
     """
+    kept, x = x.dtype, x.to(compute_dtype(x, weight))  # the two averages nearly cancel: no rounding before they have
     y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
     late = x.shape[1] if truncation is None else _cut(x.shape[1], truncation)
     if late == x.shape[1]:
-        return y
+        return y.to(kept)
     ended, _ = ema_prefill(x[:, :-late], weight * (log_decay * late).exp(), log_decay, None)
     y = torch.cat([y[:, :late], y[:, late:] - ended], dim=1)
     if backward is not None:
         flipped = x[:, late:].flip(1)
         ended, _ = ema_prefill(flipped, backward[0] * (backward[1] * late).exp(), backward[1], None)
         y = torch.cat([y[:, :-late] - ended.flip(1), y[:, -late:]], dim=1)
-    return y
+    return y.to(kept)
 
 
 def ema_prefill(
@@ -150,7 +151,9 @@ def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) ->
     for a slow decay.
     """
     p = delta.sigmoid()
-    log_decay = torch.log1p(-p * alpha.sigmoid()).clamp(min=_FASTEST)
+    lost = p * alpha.sigmoid()
+    # log1p is kept from -1 itself, where its gradient is infinite and a clamp's zero would make that NaN.
+    log_decay = torch.where(lost < 1, torch.log1p(-lost.where(lost < 1, 0)), _FASTEST)
     return p * beta * gamma / math.sqrt(delta.shape[-1]), log_decay
 
 

@@ -25,7 +25,8 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is a product of
     blocks here.
     """
-    return _DirectProduct.apply(x, taps, origin, dilation).to(x.dtype)
+    # A dilation beyond the signal leaves lag 0 alone, as one as long as the signal does, for less padding.
+    return _DirectProduct.apply(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype)
 
 
 class _DirectProduct(torch.autograd.Function):

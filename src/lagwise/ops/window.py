@@ -59,7 +59,7 @@ class Window:
         if not self._writable(x):
             past = self.tokens[:, self._size - kept :]
             added = x if self.reach is None else x[:, max(0, new - self.reach) :]
-            if torch.is_grad_enabled() and (x.requires_grad or past.requires_grad):
+            if torch.is_grad_enabled():
                 return Window(torch.cat([past, added], dim=1), self.reach)
             return self._moved(past, added)
         buffer = self._buffer
@@ -72,13 +72,13 @@ class Window:
         return Window(change(self.tokens), self.reach)
 
     def _writable(self, x: Tensor) -> bool:
-        """Whether x may be written behind the window: there is room, nobody has written there, and no gradient or
-        inference mode forbids it."""
+        """Whether x may be written behind the window: there is room, nobody has written there, inference mode does not
+        forbid it, and no gradient may yet be taken of something that has read the buffer."""
         storage = self._buffer.storage
         return (
             self._buffer.written == self._end
             and self._end + x.shape[1] <= storage.shape[1]
-            and not (torch.is_grad_enabled() and (x.requires_grad or storage.requires_grad))
+            and not torch.is_grad_enabled()
             and (not storage.is_inference() or torch.is_inference_mode_enabled())
         )
 

@@ -136,11 +136,16 @@ def _accuracy(outputs: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(np.mean(outputs.predictions == outputs.label_ids))}
 
 
+# Parameters of two axes and more that are no matrices: rates of moving averages, MEGA's queries and keys, positions.
+_SPARED = ("delta", "alpha", "scale", "shift", "lag_table", "rotary_pair")
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: matrices decay; biases, norms, decay rates and embeddings do not."""
+    """AdamW groups: matrices and taps decay; biases, norms, decay rates, position biases and embeddings do not."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     trained = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in trained if p.dim() >= 2 and id(p) not in embeddings]
+    spared = {id(p) for name, p in model.named_parameters() if name.rpartition(".")[2] in _SPARED} | embeddings
+    decayed = [p for p in trained if p.dim() >= 2 and id(p) not in spared]
     chosen = {id(p) for p in decayed}
     rest = [p for p in trained if id(p) not in chosen]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
