@@ -194,7 +194,7 @@ def test_positions_are_what_they_say(heads: int) -> None:
     exact = chunked_attention(rotary(q, place), rotary(k, place), v, chunk=5)
     torch.testing.assert_close(ChunkedAttention(4, heads=heads, chunk=5)(q, k, v), exact, rtol=0, atol=1e-10)
     i, j = torch.arange(5)[:, None], torch.arange(5)
-    simple = ChunkedAttention(4, heads=heads, chunk=5, position="simple", max_chunk=7).double()
+    simple = ChunkedAttention(4, heads=heads, chunk=5, position="simple", evaluation_chunk=7).double()
     assert simple.lag_table is not None
     assert simple.lag_table.shape == (heads, 13)
     bias = simple.lag_table[:, i - j + 6]
@@ -240,9 +240,5 @@ def test_wrong_options_are_named(options: dict, message: str) -> None:
 
 
 def test_wrong_arguments_of_the_core_are_named() -> None:
-    with pytest.raises(ValueError, match=r"max_chunk is for position 'simple' .* got 200"):
-        ChunkedAttention(4, max_chunk=200)
-    with pytest.raises(ValueError, match="at least the window 256, got 200"):
-        ChunkedAttention(4, position="simple", evaluation_chunk=256, max_chunk=200)
     with pytest.raises(ValueError, match="causal=True"):
         ChunkedAttention(4, causal=False).init_state(1, 4)

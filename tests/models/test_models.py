@@ -92,6 +92,14 @@ def test_published_size() -> None:
     assert round((trained + rates) / 1e6, 2) == 48.68
 
 
+@pytest.mark.parametrize("recipe", ["mega-enwik8", "tcnca-enwik8"])
+def test_the_enwik8_models_have_39_million_parameters(recipe: str) -> None:
+    """TCNCA table 1."""
+    with torch.device("meta"):
+        model = LagwiseForCausalLM(LagwiseConfig(**load_recipe(recipe).model))
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 39
+
+
 @every_model
 def test_save_and_load_through_the_auto_classes(fields: dict, tmp_path: Path) -> None:
     model, ids = make(fields), prompt()
