@@ -26,7 +26,7 @@ from lagwise.bench.harness import (
 )
 from lagwise.bench.peers import LiteralEMA, mega_pytorch_ema
 from lagwise.kernels import EMAKernel
-from lagwise.ops import dilated_stack, ema_scan, receptive_field, toeplitz_product
+from lagwise.ops import dilated_stack, ema_scan, smallest_dilation, toeplitz_product
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,10 +121,7 @@ def check(layer: nn.Module, channels: int, length: int, *, causal: bool) -> floa
 
 def dilation_for(length: int) -> int:
     """The smallest dilation factor with which the stack sees as far as the length (TCNCA app. H)."""
-    dilation = 1
-    while receptive_field(KERNEL_SIZE, dilation, DEPTH) < length:
-        dilation += 1
-    return dilation
+    return smallest_dilation(KERNEL_SIZE, DEPTH, length)
 
 
 class BareTCN(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from lagwise.tables import known
+from lagwise.tables import known, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned")
 
@@ -51,8 +51,8 @@ class LagwiseConfig(PreTrainedConfig):
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
             value = getattr(self, name)
             optional = value is None and name == "max_position_embeddings"
-            if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if not optional:
+                whole_number(name, value)
         if not isinstance(self.initializer_range, int | float) or self.initializer_range < 0:
             raise ValueError(f"initializer_range must be a number of at least 0, got {self.initializer_range!r}")
         self.block = self.block or {"name": "prenorm"}

@@ -28,6 +28,7 @@ from lagwise.ops.dilated_conv import (
     dilated_prefill,
     dilated_stack,
     receptive_field,
+    smallest_dilation,
 )
 from lagwise.ops.ema import ema_parameters, ema_prefill, ema_recurrence, ema_scan, ema_taps
 from lagwise.ops.interpolation import (
@@ -103,6 +104,7 @@ __all__ = [
     "ski_error",
     "ski_product",
     "ski_reference",
+    "smallest_dilation",
     "spaced_grid",
     "spectral_product",
     "split_kernel",

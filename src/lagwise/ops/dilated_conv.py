@@ -79,6 +79,14 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))
 
 
+def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
+    """The smallest dilation factor that gives a stack this `receptive_field`, if it has two taps and two layers."""
+    dilation = 1
+    while receptive_field(kernel_size, dilation, depth) < field:
+        dilation += 1
+    return dilation
+
+
 class StackShape(NamedTuple):
     """kernel_size K, dilation factor f and depth D of a stack."""
 
@@ -105,10 +113,7 @@ def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> 
         kernel_size = 2 if causal else 3
         while receptive_field(kernel_size, kernel_size, depth) < wanted:
             kernel_size += 1 if causal else 2
-        dilation = 1
-        while receptive_field(kernel_size, dilation, depth) < wanted:
-            dilation += 1
-        yield StackShape(kernel_size, dilation, depth)
+        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, wanted), depth)
 
 
 def centre_tap(kernel_size: int, causal: bool) -> int:
