@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from lagwise.kernels import KERNELS, EMAKernel, FreeKernel, FrequencyKernel, LagKernel, RPEKernel, WarpedKernel
+from lagwise.kernels import (
+    KERNELS,
+    EMAKernel,
+    FreeKernel,
+    FrequencyKernel,
+    LagKernel,
+    ModalKernel,
+    RPEKernel,
+    WarpedKernel,
+)
+from lagwise.ops import Modes, modal_prefill, modal_taps, toeplitz_product
 from lagwise.tables import build
 
 VARIANTS = [
@@ -25,6 +35,7 @@ VARIANTS = [
     {"name": "warped", "decay": 0.9, "filter_size": 5, "points": 7},
     {"name": "warped", "filter_size": 0},
     {"name": "ema", "dimension": 3, "truncation": 45},
+    {"name": "modal", "modes": 3},
 ]
 every_kernel = pytest.mark.parametrize("spec", VARIANTS, ids=str)
 
@@ -135,6 +146,7 @@ def test_free_kernel_ends_at_its_table() -> None:
         ({"name": "warped", "decay": 1.0}, "decay"),
         ({"name": "warped", "points": 0}, "points"),
         ({"name": "free", "max_length": 0}, "max_length"),
+        ({"name": "modal", "modes": 0}, "modes must be a whole number of at least 1, got 0"),
         ({"layers": 3}, "'name'"),
     ],
 )
@@ -286,3 +298,61 @@ def test_ema_begins_as_mega_does() -> None:
 def test_ema_refuses_what_is_out_of_range() -> None:
     with pytest.raises(ValueError, match="dimension must be a whole number of at least 1, got 0"):
         EMAKernel(2, dimension=0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_modal_is_a_sum_of_damped_oscillations(causal: bool) -> None:
+    kernel = ModalKernel(3, causal=causal, modes=4).double()
+    nn.init.normal_(kernel.direct)
+    lags = torch.arange(30)
+    rate, angle, weight = (p[..., None] for p in (kernel.rate, kernel.angle, kernel.weight[..., 0]))
+    phase = angle * lags
+    sides = (-rate.exp() * lags).exp() * (weight * phase.cos() - kernel.weight[..., 1:] * phase.sin())
+    expected = sides.sum(2)[0]
+    expected[:, 0] += kernel.direct
+    if not causal:
+        before = sides.sum(2)[1]
+        expected = torch.cat([before.flip(1)[:, :-1], before[:, :1] + expected[:, :1], expected[:, 1:]], dim=1)
+    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
+
+
+def test_modal_taps_have_the_size_of_other_kernels() -> None:
+    for causal in (True, False):
+        kernel = ModalKernel(200, causal=causal)
+        assert abs(kernel.taps(5000).square().sum(1).mean() - 1) < 0.25
+        assert kernel.rate.min() > -math.log(1000.0) - 1e-4
+        assert kernel.rate.max() <= 0
+        assert kernel.angle.min() >= 0
+        assert kernel.angle.max() <= math.pi
+
+
+def test_a_modal_kernel_streams_by_its_recurrence() -> None:
+    kernel = ModalKernel(3)
+    x = torch.randn(2, 2000, 3)
+    with torch.no_grad():
+        y, _ = modal_prefill(x, kernel.recurrence(), None)
+        exact = toeplitz_product(x.double(), kernel.taps(2000).double())
+    assert (y - exact).abs().max() < 2e-5 * exact.abs().max()
+    with pytest.raises(ValueError, match="two-sided"):
+        ModalKernel(3, causal=False).recurrence()
+
+
+def test_a_modal_kernel_becomes_what_it_is_given() -> None:
+    poles = torch.tensor([[0.9 + 0.1j, -0.5, 0], [0.99j, 0, 0]], dtype=torch.complex128)
+    weights = torch.tensor([[1 - 2j, 3, 0], [0.5j, 7, 0]], dtype=torch.complex128)  # one weight at a pole of 0
+    modes = Modes(poles, weights, torch.tensor([1.0, -1.0], dtype=torch.float64))
+    kernel = ModalKernel(2, modes=5)
+    kernel.load_modes(modes)
+    expected = modal_taps(modes, 200)
+    torch.testing.assert_close(kernel.taps(200).double(), expected, rtol=0, atol=1e-5)
+    kernel.taps(200).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in kernel.parameters())
+    for wrong, message in (
+        (ModalKernel(2, modes=2), "2 channels, at most 2 of each, got 2 and 3; set option modes to 3"),
+        (ModalKernel(3), "3 channels"),
+        (ModalKernel(2, causal=False), "two-sided"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong.load_modes(modes)
+    with pytest.raises(ValueError, match=r"inside the unit circle, got \|p\| = 2"):
+        kernel.load_modes(modes._replace(poles=poles + 2 * (poles == 0)))

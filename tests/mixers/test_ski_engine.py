@@ -139,13 +139,13 @@ def test_memory_of_a_stream() -> None:
     """One node for every ``spacing`` tokens; a kernel with a horizon keeps as many nodes as it reaches."""
     m = mixer()
     _, state = m.prefill(torch.randn(1, 800, 4, dtype=torch.float64), m.init_state(1))
-    assert state.nodes.shape[1] == 800 // 8 + 2
+    assert state.nodes.shape[1] == 800 // 8
     assert state.tail.shape[1] == 63
     short = ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.9}, engine="ski")
     horizon = short.kernel.horizon()
     assert horizon is not None
     _, state = short.prefill(torch.randn(1, 3000, 4), short.init_state(1))
-    assert state.nodes.shape[1] == -(-horizon // 8) + 1 + 1
+    assert state.nodes.shape[1] == -(-horizon // 8)
 
 
 def test_lengths_never_seen_work_both_ways() -> None:

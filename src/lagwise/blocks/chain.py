@@ -23,6 +23,10 @@ class ChainState(NamedTuple):
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> ChainState:
         return ChainState(tuple(state.map_batch(change) for state in self.states))
 
+    @staticmethod
+    def join(states: Sequence[ChainState]) -> ChainState:
+        return ChainState(tuple(each[0].join(each) for each in zip(*(state.states for state in states), strict=True)))
+
 
 class ChainBlock(nn.Module):
     """Blocks one after the other: hybrids of any mixers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,13 @@ class MegaState(NamedTuple):
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> MegaState:
         return MegaState(self.memory.map_batch(change), self.attention.map_batch(change))
+
+    @staticmethod
+    def join(states: Sequence[MegaState]) -> MegaState:
+        memory, attention = states[0]
+        return MegaState(
+            memory.join([state.memory for state in states]), attention.join([state.attention for state in states])
+        )
 
 
 class MegaBlock(nn.Module):

@@ -4,6 +4,7 @@ from lagwise.kernels.base import LagKernel
 from lagwise.kernels.ema import EMAKernel
 from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
+from lagwise.kernels.modal import ModalKernel
 from lagwise.kernels.network import KernelLinear, KernelNetwork
 from lagwise.kernels.rpe import RPEKernel
 from lagwise.kernels.warped import WarpedKernel
@@ -14,6 +15,7 @@ KERNELS: dict[str, type[LagKernel]] = {
     "frequency": FrequencyKernel,
     "warped": WarpedKernel,
     "ema": EMAKernel,
+    "modal": ModalKernel,
 }
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "KernelLinear",
     "KernelNetwork",
     "LagKernel",
+    "ModalKernel",
     "RPEKernel",
     "WarpedKernel",
 ]

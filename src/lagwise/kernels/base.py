@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lagwise.ops import Modes
+
 # Taps below this, relative to the largest, cannot change a sum in that precision.
 _NEGLIGIBLE = {torch.float64: 1e-17}
 _NEGLIGIBLE_FLOAT32 = 1e-8
@@ -21,6 +23,8 @@ class LagKernel(nn.Module):
     spectral = False
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous = False
+    #: whether `recurrence` gives the kernel as a state space, to stream by
+    recurrent = False
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
@@ -59,6 +63,10 @@ class LagKernel(nn.Module):
     def local_taps(self) -> tuple[Tensor, int] | None:
         """What `smooth_at` leaves out: taps ``(channels, m)`` and the index of lag 0 among them, or None."""
         return None
+
+    def recurrence(self) -> Modes:
+        """A causal kernel as what `modal_step` takes. ValueError for one that is none."""
+        raise ValueError(f"{type(self).__name__} is no state space; `lagwise.ops.reduce_taps` makes one of its taps")
 
     def spectrum(self, n_fft: int, length: int) -> Tensor:
         """`taps` for a signal of this length as ``(channels, n_fft // 2 + 1)`` complex frequencies.

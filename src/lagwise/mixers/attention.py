@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer
-from lagwise.ops import alibi_slopes, attention
+from lagwise.ops import Window, alibi_slopes, attention
 from lagwise.tables import known
 
 POSITIONS = ("alibi", "none")
 
 
 class AttentionState(NamedTuple):
-    """Keys and values so far, ``(batch, heads, n, width)``, and which are real, ``(batch, n)``."""
+    """Keys and values so far, ``(batch * heads, n, width)``, and which are real, ``(batch, n, 1)``."""
 
-    key: Tensor
-    value: Tensor
-    mask: Tensor
+    key: Window
+    value: Window
+    real: Window
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> AttentionState:
-        return AttentionState(*map(change, self))
+        heads = len(self.key.tokens) // max(1, len(self.real.tokens))
+
+        def by_row(t: Tensor) -> Tensor:
+            return change(t.unflatten(0, (-1, heads))).flatten(0, 1)
+
+        key, value = self.key.map_batch(by_row), self.value.map_batch(by_row)
+        return AttentionState(key, value, self.real.map_batch(change))._trimmed()
+
+    @staticmethod
+    def join(states: Sequence[AttentionState]) -> AttentionState:
+        return AttentionState(*map(Window.join, zip(*states, strict=True)))._trimmed()
+
+    def _trimmed(self) -> AttentionState:
+        """Without the places before every row's text: in a batch that rows join and leave they would grow for ever."""
+        if torch.compiler.is_compiling() or self.real.tokens.numel() == 0:
+            return self
+        real = self.real.tokens.any(0)
+        start = int(real.int().argmax()) if real.any() else len(real)
+        return self if start == 0 else AttentionState(*(window.last(len(real) - start) for window in self))
 
 
 class AttentionMixer(Mixer):
@@ -43,23 +61,25 @@ class AttentionMixer(Mixer):
         self.out = nn.Linear(channels, channels)
 
     def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self._attend(*self._project(x), mask)
+        query, key, value = self._project(x)
+        return self._attend(query, key, value, mask)
 
     def init_state(self, batch_size: int) -> AttentionState:
         self.require_causal()
         weight = self.out.weight
-        empty = weight.new_zeros(batch_size, self.heads, 0, self.channels // self.heads)
-        return AttentionState(empty, empty, weight.new_zeros((batch_size, 0), dtype=torch.bool))
+        key = Window.empty(batch_size * self.heads, self.channels // self.heads, None, like=weight)
+        return AttentionState(key, key, Window(weight.new_zeros((batch_size, 0, 1), dtype=torch.bool), None))
 
     def prefill(self, x: Tensor, state: AttentionState, *, mask: Tensor | None = None) -> tuple[Tensor, AttentionState]:
-        query, key, value = self._project(x)
+        query, *new = self._project(x)
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
-        state = AttentionState(
-            torch.cat([state.key.to(key.dtype), key], dim=2),
-            torch.cat([state.value.to(value.dtype), value], dim=2),
-            torch.cat([state.mask, real], dim=1),
-        )
-        return self._attend(query, state.key, state.value, state.mask), state
+        if state.key.size == 0:  # the first tokens decide the dtype, under autocast that of projections
+            empty = Window.empty(len(state.key.tokens), new[0].shape[3], None, like=new[0])
+            state = state._replace(key=empty, value=empty)
+        key, value = (old.append(t.flatten(0, 1)) for old, t in zip((state.key, state.value), new, strict=True))
+        state = AttentionState(key, value, state.real.append(real[..., None]))
+        key, value = (window.tokens.unflatten(0, (-1, self.heads)) for window in (key, value))
+        return self._attend(query, key, value, state.real.tokens[..., 0]), state
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

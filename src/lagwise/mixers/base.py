@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
@@ -15,6 +15,15 @@ class State(Protocol):
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A new state with ``change`` applied to every tensor whose first axis is the batch."""
+        ...
+
+    @classmethod
+    def join(cls, states: Sequence[Self]) -> Self:
+        """One batch of the rows of at least one state of one mixer, in order.
+
+        Rows need not have seen as many tokens, nor any: each goes on as it would alone. States that differ in more than
+        their rows, such as those begun before and after a step of training, do not belong together.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,19 @@ class ChunkState(NamedTuple):
             value=self.value.map_batch(change),
             padding=None if self.padding is None else change(self.padding),
         )
+
+    @staticmethod
+    def join(states: Sequence[ChunkState]) -> ChunkState:
+        key, value = Window.join([state.key for state in states]), Window.join([state.value for state in states])
+        first, seen = states[0], max(state.seen for state in states)
+        none = torch.zeros((), dtype=torch.long, device=key.tokens.device)
+        padding = torch.cat(
+            [(none if s.padding is None else s.padding).expand(s.key.tokens.shape[0]) + (seen - s.seen) for s in states]
+        )
+        # What no row has seen is forgotten: the counts are of the longest text.
+        least = int(padding.min())
+        padding = padding - least
+        return ChunkState(key, value, seen - least, padding if padding.any() else None, first.bias)
 
 
 class ChunkedAttention(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,16 @@ class EMAState(NamedTuple):
             change(self.average),
             None if self.left is None else change(self.left),
             None if self.recent is None else self.recent.map_batch(change),
+        )
+
+    @staticmethod
+    def join(states: Sequence[EMAState]) -> EMAState:
+        left = [state.left for state in states if state.left is not None]
+        recent = [state.recent for state in states if state.recent is not None]
+        return EMAState(
+            torch.cat([state.average for state in states]),
+            torch.cat(left) if left else None,
+            Window.join(recent) if recent else None,
         )
 
 
@@ -90,11 +100,11 @@ class EMAMixer(Mixer):
         left, recent = state.left, state.recent
         if recent is not None and self.kernel.truncation is not None:
             truncation = self.kernel.truncation
-            seen = torch.cat([recent.tokens, x], dim=1)
-            late = seen.shape[1] - truncation  # of the tokens seen, those that a new one no longer reaches
+            late = recent.size + x.shape[1] - truncation  # tokens that a new one no longer reaches
             if late > 0:
+                leaving = torch.cat([recent.tokens[:, :late], x[:, : max(0, late - recent.size)]], dim=1)
                 weight = weight * (log_decay * truncation).exp()
-                ended, left = ema_prefill(seen[:, :late], weight, log_decay, left)
+                ended, left = ema_prefill(leaving, weight, log_decay, left)
                 y = torch.cat([y[:, :-late], y[:, -late:] - ended], dim=1)
             recent = recent.append(x)
         return F.silu(y + self.omega * x).to(given), EMAState(average, left, recent)

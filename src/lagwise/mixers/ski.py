@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
@@ -24,6 +25,7 @@ from lagwise.ops import (
     toeplitz_product,
 )
 from lagwise.ops.ski import SAMPLED_LAGS
+from lagwise.ops.window import join_rows
 
 _FIRST_NODES = 64
 
@@ -32,23 +34,45 @@ class SKIState(NamedTuple):
     """What causal SKI remembers of its rows, and the kernel in the form they meet it.
 
     tail: the last ``width - 1`` inputs, ``(batch, width - 1, channels)``, zero before the first.
-    nodes: inputs restricted to nodes, ``(batch, n, channels)``; the last ``degree + 1`` belong to the current cell.
+    nodes: inputs restricted to the nodes before each row's current cell, ``(batch, n, channels)``; n is what the row
+        that has seen most needs: one for every ``spacing`` tokens, and no more than the kernel reaches.
+    cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, which tokens still add to.
     far: what the long part adds at those, ``(batch, degree + 1, channels)``: constant while the cell lasts.
     seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
     short: short taps ``(width, channels)``, lag 0 last. coarse: coarse taps ``(n, channels)``, lag 0 last.
+    within: interpolation at each place of a cell, ``(spacing, degree + 1)``.
     """
 
     tail: Tensor
     nodes: Tensor
+    cell: Tensor
     far: Tensor
     seen: Tensor
     short: Tensor
     coarse: Tensor
+    within: Tensor
     plan: SKIPlan
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> SKIState:
         return self._replace(
-            tail=change(self.tail), nodes=change(self.nodes), far=change(self.far), seen=change(self.seen)
+            tail=change(self.tail),
+            nodes=change(self.nodes),
+            cell=change(self.cell),
+            far=change(self.far),
+            seen=change(self.seen),
+        )
+
+    @staticmethod
+    def join(states: Sequence[SKIState]) -> SKIState:
+        longest = max(states, key=lambda state: len(state.coarse))
+        if any(state.plan != longest.plan for state in states):
+            raise ValueError(f"states to join must have the same plan, got {[tuple(state.plan) for state in states]}")
+        return longest._replace(
+            tail=torch.cat([state.tail for state in states]),
+            nodes=join_rows([state.nodes for state in states]),
+            cell=torch.cat([state.cell for state in states]),
+            far=torch.cat([state.far for state in states]),
+            seen=torch.cat([state.seen for state in states]),
         )
 
 
@@ -151,11 +175,13 @@ class SKI:
         count = plan.degree + 1
         return SKIState(
             tail=short.new_zeros(batch_size, plan.width - 1, kernel.channels),
-            nodes=short.new_zeros(batch_size, count, kernel.channels),
+            nodes=short.new_zeros(batch_size, 0, kernel.channels),
+            cell=short.new_zeros(batch_size, count, kernel.channels),
             far=short.new_zeros(batch_size, count, kernel.channels),
             seen=torch.zeros(batch_size, dtype=torch.long, device=short.device),
             short=short,
             coarse=coarse,
+            within=prolong(torch.eye(count, dtype=short.dtype, device=short.device)[None], plan.grid(plan.spacing))[0],
             plan=plan,
         )
 
@@ -170,35 +196,49 @@ class SKI:
             near = (signal * state.short).sum(1, keepdim=True)
         else:
             near = direct_product(signal, state.short.t().flip(1), 0)[:, plan.width - 1 :]
+        phase = state.seen % plan.spacing
+        if length == 1 and mask is None and int(phase.max()) + 1 < plan.spacing:  # no row moves on to its next cell
+            weight = state.within[phase][..., None]
+            y = near + (weight * state.far).sum(1, keepdim=True)
+            cell = state.cell + weight * new
+            return y.to(x.dtype), state._replace(tail=signal[:, 1:], cell=cell, seen=state.seen + 1)
         # Rows are shifted so that each begins where its current cell does: padding before a row's first token falls
         # out, and a row in the middle of a cell is moved on into it.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
             skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
-        phase = state.seen % plan.spacing
         shift = phase - skipped
         grid = plan.grid(length + int(phase.max()))
-        nodes = restrict(_moved(new, shift, grid.length), grid)
-        count = plan.degree + 1
-        before = state.nodes.shape[1] - count
-        nodes = torch.nn.functional.pad(nodes, (0, 0, before, 1))
-        nodes = nodes + torch.nn.functional.pad(state.nodes, (0, 0, 0, nodes.shape[1] - state.nodes.shape[1]))
+        count, before = plan.degree + 1, state.nodes.shape[1]
+        cell = F.pad(restrict(_moved(new, shift, grid.length), grid), (0, 0, 0, 1))
+        cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
+        seen = state.seen + length - skipped
+        cells = torch.div(phase + length - skipped, plan.spacing, rounding_mode="floor")
+        most = int(cells.max())
+        tail = signal[:, length:]
+        if length > plan.width:
+            tail = tail.clone()  # or it would hold on to all of the signal
+        if most == 0:  # the nodes before need not be looked at
+            y = near + _moved(prolong(state.far, grid), -shift, length)
+            return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
+        nodes, far = torch.cat([state.nodes, cell], dim=1), state.far
         coarse = self._enough_coarse(kernel, state, nodes.shape[1])
-        far = state.far
         if grid.nodes > count:
             far = toeplitz_product(nodes, coarse.flip(0).t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
         y = near + _moved(prolong(far, grid), -shift, length)
         # The state ends with the nodes of each row's own new cell.
-        seen = state.seen + length - skipped
-        cells = torch.div(phase + length - skipped, plan.spacing, rounding_mode="floor")
-        most = int(cells.max())
         kept = before + count + most
         limit = self._most_nodes(kernel, plan)
-        nodes = _moved(nodes, most - cells, kept)
-        if limit is not None:  # the last cell's first node still needs as many before it
-            nodes = nodes[:, max(0, kept - limit - plan.degree) :]
-        far = state.far if most == 0 else self._far(nodes, coarse, count)
-        return y.to(x.dtype), SKIState(signal[:, length:], nodes, far, seen, state.short, coarse, plan)
+        # Rows out of step move on at other times, but none needs more nodes than it has seen; if the kernel ends, the
+        # last cell's first node still needs as many before it.
+        needed = int(seen.max()) // plan.spacing + count
+        needed = needed if limit is None else min(needed, limit + plan.degree)
+        cut = max(0, kept - needed)
+        nodes = _moved(nodes, most - cells - cut, kept - cut)
+        rows = cells.nonzero()[:, 0]
+        far = state.far.index_copy(0, rows, self._far(nodes[rows], coarse, count))
+        after = state._replace(tail=tail, nodes=nodes[:, :-count], cell=nodes[:, -count:])
+        return y.to(x.dtype), after._replace(far=far, seen=seen, coarse=coarse)
 
     def _two_sided(self, kernel: LagKernel, x: Tensor) -> Tensor:
         """SKI-TNN alg. 1."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,10 @@ class TCNState(NamedTuple):
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> TCNState:
         return TCNState(tuple(window.map_batch(change) for window in self.windows))
+
+    @staticmethod
+    def join(states: Sequence[TCNState]) -> TCNState:
+        return TCNState(tuple(Window.join(each) for each in zip(*(state.windows for state in states), strict=True)))
 
 
 class TCNMixer(Mixer):

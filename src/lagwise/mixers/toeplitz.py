@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,23 +12,32 @@ from torch import Tensor
 from lagwise.kernels import KERNELS
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.ski import SKI, SKIState
-from lagwise.ops import ENGINES, SPECTRAL_ENGINES, spectral_product, toeplitz_product
+from lagwise.ops import (
+    ENGINES,
+    SPECTRAL_ENGINES,
+    Modes,
+    OnlineState,
+    OnlineTaps,
+    modal_prefill,
+    online_prefill,
+    spectral_product,
+    toeplitz_product,
+)
 from lagwise.tables import build, known
 
-_FIRST_CAPACITY = 256
 
+class ModalState(NamedTuple):
+    """What a kernel that is a state space remembers, ``(batch, channels, modes)`` complex, and the kernel."""
 
-class ToeplitzState(NamedTuple):
-    """Inputs so far, ``(batch, n, channels)``, as far back as the kernel reaches, and the taps they meet.
+    memory: Tensor
+    modes: Modes
 
-    ``reversed_taps`` is ``(capacity, channels)``, lag 0 last, so that its tail lines up with the history.
-    """
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ModalState:
+        return self._replace(memory=change(self.memory))
 
-    history: Tensor
-    reversed_taps: Tensor
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ToeplitzState:
-        return self._replace(history=change(self.history))
+    @staticmethod
+    def join(states: Sequence[ModalState]) -> ModalState:
+        return states[0]._replace(memory=torch.cat([state.memory for state in states]))
 
 
 class ToeplitzMixer(Mixer):
@@ -37,9 +46,9 @@ class ToeplitzMixer(Mixer):
     Options: kernel, a spec from the table of kernels; engine, as in `toeplitz_product`, or ``ski``: SKI-TNN's
     approximation, with options as ``{"name": "ski", ...}`` (`lagwise.mixers.ski.SKI`).
 
-    Streaming with an exact engine keeps the inputs that the kernel still reaches: constant memory for a kernel with a
-    horizon, growing with the text otherwise. A token costs one dot product over them. SKI keeps a few tokens and the
-    nodes, one for every ``spacing`` tokens.
+    Streaming with an exact engine is `online_prefill`: O(log² n) a token, n being the text or, for a kernel with a
+    horizon, that: then memory is constant too. A kernel that is a state space (``modal``) streams as one. SKI keeps a
+    few tokens and the nodes, one for every ``spacing`` tokens.
     """
 
     def __init__(
@@ -74,33 +83,25 @@ class ToeplitzMixer(Mixer):
             return spectral_product(x, spectrum, n_taps=n_taps, causal=self.causal, engine=self.engine)
         return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
 
-    def init_state(self, batch_size: int) -> ToeplitzState | SKIState:
+    def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
         self.require_causal()
         if self.ski is not None:
             return self.ski.init_state(self.kernel, batch_size)
-        horizon = self.kernel.horizon()
-        capacity = horizon or min(_FIRST_CAPACITY, self.kernel.max_length or _FIRST_CAPACITY)
-        reversed_taps = self._reversed_taps(capacity)
-        return ToeplitzState(reversed_taps.new_zeros(batch_size, 0, self.channels), reversed_taps)
+        if self.kernel.recurrent:
+            modes = self.kernel.recurrence()
+            return ModalState(modes.poles.new_zeros(batch_size, *modes.poles.shape), modes)
+        reach = self.kernel.horizon() or self.kernel.max_length
+        return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         if self.ski is not None:
             return self.ski.prefill(self.kernel, x, state, mask)
-        signal = torch.cat([state.history, masked(x, mask).to(state.history.dtype)], dim=1)
-        length = signal.shape[1]
-        horizon = self.kernel.horizon()
-        taps = state.reversed_taps
-        if horizon is None and length > taps.shape[0]:
-            # Doubling makes the kernel network's cost a constant a token.
-            capacity = 2 ** (length - 1).bit_length()
-            taps = self._reversed_taps(max(length, min(capacity, self.kernel.max_length or capacity)))
-        reach = taps[-length:]
-        if x.shape[1] == 1:
-            y = (signal[:, length - reach.shape[0] :] * reach).sum(dim=1, keepdim=True)
-        else:
-            y = toeplitz_product(signal, reach.flip(0).t(), engine=self.engine)[:, length - x.shape[1] :]
-        keep = length if horizon is None else min(length, horizon - 1)
-        return y.to(x.dtype), ToeplitzState(signal[:, length - keep :], taps)
-
-    def _reversed_taps(self, length: int) -> Tensor:
-        return self.kernel.taps(length).t().flip(0)
+        if self.kernel.recurrent:
+            signal = masked(x, mask).to(state.modes.direct.dtype)
+            y, memory = modal_prefill(signal, state.modes, state.memory)
+            return y.to(x.dtype), state._replace(memory=memory)
+        longest = self.kernel.max_length
+        if longest is not None and state.seen + x.shape[1] > longest:
+            self.kernel.taps(state.seen + x.shape[1])  # says why not
+        y, state = online_prefill(masked(x, mask), state)
+        return y.to(x.dtype), state

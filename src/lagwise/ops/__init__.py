@@ -40,6 +40,8 @@ from lagwise.ops.interpolation import (
     spaced_grid,
 )
 from lagwise.ops.local import direct_product
+from lagwise.ops.modal import Modes, modal_prefill, modal_step, modal_taps
+from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
 from lagwise.ops.packing import document_starts, per_document, seq_idx_from_cu_seqlens
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
@@ -54,6 +56,7 @@ from lagwise.ops.ski import (
     split_kernel,
 )
 from lagwise.ops.spectral import SPECTRAL_ENGINES, fast_length, spectral_product
+from lagwise.ops.state_space import Reduction, reduce_taps
 from lagwise.ops.window import Window
 
 __all__ = [
@@ -61,7 +64,11 @@ __all__ = [
     "ENGINES",
     "EXACT_ENGINES",
     "SPECTRAL_ENGINES",
+    "Modes",
     "NodeGrid",
+    "OnlineState",
+    "OnlineTaps",
+    "Reduction",
     "SKIPlan",
     "StackShape",
     "Window",
@@ -91,11 +98,16 @@ __all__ = [
     "inducing_grid",
     "interpolation_matrix",
     "lag_matrix",
+    "modal_prefill",
+    "modal_step",
+    "modal_taps",
+    "online_prefill",
     "pair_attention",
     "per_document",
     "plan_from_tolerance",
     "prolong",
     "receptive_field",
+    "reduce_taps",
     "restrict",
     "rotary",
     "rotary_factors",

@@ -70,14 +70,14 @@ def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | N
     """Additive bias (batch or 1, heads or 1, queries, keys): linear in the distance, -inf where not allowed."""
     i = torch.arange(first, first + query.shape[2], device=query.device)[:, None]
     j = torch.arange(seen, device=query.device)[None, :]
-    allowed = (j <= i) if causal else torch.ones(query.shape[2], seen, dtype=torch.bool, device=query.device)
-    allowed = allowed[None, None]
-    if mask is not None:
-        allowed = allowed & (mask[:, None, None, :seen].bool() | (i == j))
     bias = torch.zeros((), dtype=torch.float32, device=query.device).expand(1, 1, query.shape[2], seen)
     if slopes is not None:
-        bias = -slopes.to(query.device)[None, :, None, None] * (i - j).abs()
-    return bias.masked_fill(~allowed, float("-inf")).to(query.dtype)
+        bias = -slopes.to(query.device)[None, :, None, None] * (i - j).abs().float()
+    if causal and query.shape[2] > 1:  # one query is the last token: all keys are before it
+        bias = bias.masked_fill((j > i)[None, None], float("-inf"))
+    if mask is not None:
+        bias = bias.masked_fill(~(mask[:, None, None, :seen].bool() | (i == j)), float("-inf"))
+    return bias.to(query.dtype)
 
 
 def attention_reference(

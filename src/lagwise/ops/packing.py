@@ -14,7 +14,7 @@ def per_document(
     """Apply a mixer to every document of a packed batch separately.
 
     Formula: cut each row where ``seq_idx`` changes, pad documents of like length to the longest of them, mix each such
-    batch, and put the outputs back in place.
+    batch, and put the outputs back in place. Documents of padding alone give zeros.
 
     Shapes: x ``(batch, length, channels)``; seq_idx ``(batch, length)`` of integers, constant over a document; mask
     ``(batch, length)``, true where a token is real; ``mix(padded, padded_mask)`` keeps shapes. Result like x.
@@ -31,10 +31,12 @@ def per_document(
     position = torch.arange(batch * length, device=x.device) - first[document]
     lengths = torch.diff(first, append=first.new_tensor([batch * length]))
     real = torch.ones_like(document, dtype=torch.bool) if mask is None else mask.flatten().bool()
-    flat, result = x.reshape(-1, channels), torch.empty_like(x).reshape(-1, channels)
+    flat, result = x.reshape(-1, channels), torch.zeros_like(x).reshape(-1, channels)
     # Documents of like length go together: padding at most doubles a row of one long document and many short ones.
     buckets = torch.ceil(torch.log2(lengths.double())).long()
-    for bucket in buckets.unique().tolist():
+    if mask is not None:  # what is padding alone is not mixed at all
+        buckets = torch.where(torch.zeros_like(lengths).index_add(0, document, real.long()) > 0, buckets, -1)
+    for bucket in buckets[buckets >= 0].unique().tolist():
         chosen = buckets == bucket
         tokens = chosen[document]
         row = (chosen.cumsum(0) - 1)[document[tokens]]

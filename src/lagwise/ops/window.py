@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _FIRST_CAPACITY = 16
+
+
+def may_write(storage: Tensor) -> bool:
+    """Whether a buffer may be written to now: inference mode does not forbid it, and no gradient may yet be taken of
+    something that has read it."""
+    return not torch.is_grad_enabled() and (not storage.is_inference() or torch.is_inference_mode_enabled())
+
+
+def join_rows(signals: Sequence[Tensor]) -> Tensor:
+    """The rows of several signals as one batch, aligned at their ends: the shorter get zeros on the left.
+
+    Shapes: signals ``(batch_i, ..., n_i, channels)``, alike but for batch and n; result ``(sum of batches, ..., longest
+    n, channels)``, with dtype and device of the longest.
+    """
+    longest = max(signals, key=lambda signal: signal.shape[-2])
+    return torch.cat([F.pad(x, (0, 0, longest.shape[-2] - x.shape[-2], 0)).to(longest) for x in signals])
 
 
 class _Buffer:
@@ -71,16 +88,23 @@ class Window:
         """The window of other rows: ``change`` is applied to what is kept."""
         return Window(change(self.tokens), self.reach)
 
+    def last(self, size: int) -> Window:
+        """The window of the last ``size`` of its tokens, or of fewer if it has no more, in memory of its own."""
+        return Window(self.tokens[:, max(0, self._size - size) :].clone(), self.reach)
+
+    @staticmethod
+    def join(windows: Sequence[Window]) -> Window:
+        """One window of the rows of several, in order, with dtype and device of the fullest. A row that has fewer
+        tokens gets zeros before them, as if it had been silent. ValueError unless all have the same reach."""
+        reaches = {window.reach for window in windows}
+        if len(reaches) != 1:
+            raise ValueError(f"windows to join must have the same reach, got {sorted(map(str, reaches))}")
+        return Window(join_rows([window.tokens for window in windows]), reaches.pop())
+
     def _writable(self, x: Tensor) -> bool:
-        """Whether x may be written behind the window: there is room, nobody has written there, inference mode does not
-        forbid it, and no gradient may yet be taken of something that has read the buffer."""
+        """Whether x may be written behind the window: there is room, nobody has written there, and `may_write`."""
         storage = self._buffer.storage
-        return (
-            self._buffer.written == self._end
-            and self._end + x.shape[1] <= storage.shape[1]
-            and not torch.is_grad_enabled()
-            and (not storage.is_inference() or torch.is_inference_mode_enabled())
-        )
+        return self._buffer.written == self._end and self._end + x.shape[1] <= storage.shape[1] and may_write(storage)
 
     def _moved(self, past: Tensor, added: Tensor) -> Window:
         size = past.shape[1] + added.shape[1]

@@ -1,0 +1,97 @@
+"""A sum of damped oscillations as a lag kernel: a diagonal state space."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.base import LagKernel
+from lagwise.ops import Modes, modal_taps
+from lagwise.tables import whole_number
+
+_SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
+
+
+class ModalKernel(LagKernel):
+    """A sum of damped oscillations.
+
+    Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, ``w = weight[0] + j weight[1]``; direct
+    is added at lag 0. A two-sided kernel has a second set of oscillations for lags below 0, and lag 0 is the sum of
+    both and of direct. The poles are those of S4D (Gu et al. 2022), in discrete time: |p| < 1 whatever the parameters.
+
+    Options: modes, the oscillations in a direction. ValueError if less than 1.
+
+    `recurrence` gives the same kernel for streaming in constant memory, and `load_modes` takes what
+    `lagwise.ops.reduce_taps` made of another kernel, which can then be trained further.
+    """
+
+    recurrent = True
+
+    def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
+        super().__init__(channels, causal)
+        shape = (1 if causal else 2, channels, whole_number("modes", modes))
+        self.rate, self.angle = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.weight = nn.Parameter(torch.empty(*shape, 2))
+        self.direct = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Modes that last 1 to 1000 tokens, evenly by their logarithm, with angles spread evenly over 0 to pi in
+        another order; weights normal, each mode with an equal share of squares that sum to about one over all lags."""
+        modes = self.rate.shape[2]
+        with torch.no_grad():
+            for parameter, low, high in ((self.rate, -math.log(_SLOWEST), 0.0), (self.angle, 0.0, math.pi)):
+                drawn = torch.rand_like(parameter)
+                places = torch.rand_like(parameter).argsort(2)
+                parameter.copy_(low + (high - low) * (places + drawn) / modes)
+            energy = -torch.expm1(-2 * self.rate.exp()) / (modes * len(self.rate))
+            self.weight.normal_().mul_(energy.sqrt()[..., None])
+            self.direct.zero_()
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        after, *before = self._sides()
+        taps = modal_taps(after, length)
+        if not before:
+            return taps
+        other = modal_taps(before[0], length)
+        return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
+
+    def recurrence(self) -> Modes:
+        """The kernel as `modal_step` and `modal_prefill` take it. ValueError if two-sided."""
+        if not self.causal:
+            raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
+        return self._sides()[0]
+
+    def _sides(self) -> list[Modes]:
+        dtype = self.precision(self.rate)
+        rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.weight, self.direct))
+        poles = torch.polar((-rate.exp()).exp(), angle)
+        weights = torch.view_as_complex(weight.contiguous())
+        return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
+
+    @torch.no_grad()
+    def load_modes(self, modes: Modes) -> None:
+        """Become the kernel of these modes. Where they are fewer, the others keep their poles and get weight 0.
+
+        A pole at 0 is a part of lag 0 and goes to direct. ValueError if this kernel is two-sided, or for other
+        channels, more modes, or poles that do not decay.
+        """
+        self.recurrence()
+        poles, weights, direct = modes.to(torch.float64, self.rate.device)
+        channels, n = poles.shape
+        if channels != self.channels or n > self.rate.shape[2]:
+            raise ValueError(
+                f"modes must be those of {self.channels} channels, at most {self.rate.shape[2]} of each, "
+                f"got {channels} and {n}; set option modes to {n}"
+            )
+        if not bool((poles.abs() < 1).all()):
+            raise ValueError(f"modes must have poles inside the unit circle, got |p| = {float(poles.abs().max())}")
+        real = poles != 0
+        self.rate[0, :, :n] = torch.where(real, (-poles.abs().where(real, 0.5).log()).log(), self.rate[0, :, :n])
+        self.angle[0, :, :n] = torch.where(real, poles.angle(), self.angle[0, :, :n])
+        self.weight.zero_()
+        self.weight[0, :, :n] = torch.view_as_real(weights * real)
+        self.direct.copy_(direct + (weights.real * ~real).sum(1))

@@ -1,0 +1,166 @@
+"""Diagonal state spaces: a kernel that is a sum of damped oscillations, as taps, in blocks of tokens and one by one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.block import toeplitz_blocks
+from lagwise.ops.spectral import compute_dtype
+
+_BLOCK = 32
+_LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
+_LONG = 8192
+_SIGNAL_ELEMENTS = 1 << 20  # of the tokens taken at a time
+
+
+class Modes(NamedTuple):
+    """A diagonal state space for every channel: ``k_l = Re sum_i w_i p_i**l`` for l >= 1, ``k_0`` that plus direct.
+
+    Shapes: poles p and weights w ``(channels, modes)`` complex, direct ``(channels,)`` real. A pair of conjugate poles
+    is one mode of twice the weight; a channel of fewer modes is filled up with poles and weights 0.
+    """
+
+    poles: Tensor
+    weights: Tensor
+    direct: Tensor
+
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Modes:
+        """In this real dtype and the complex one of its precision."""
+        poles, weights = (t.to(device, dtype.to_complex()) for t in (self.poles, self.weights))
+        return Modes(poles, weights, self.direct.to(device, dtype))
+
+
+def modal_taps(modes: Modes, length: int) -> Tensor:
+    """The kernel of a diagonal state space as taps.
+
+    Formula: ``k_l = Re sum_i w_i p_i**l``, plus direct at l = 0; a matrix product of ``w p**(a s)`` and ``p**b`` for
+    ``l = a s + b``.
+
+    Shapes: see `Modes`; result ``(channels, length)``, in the precision of the weights. Powers are taken in float64 (of
+    the poles as they are), or an oscillation would lose a digit for every ten lags. Differentiable, also at poles 0.
+
+    Preconditions: ValueError if length is less than 1.
+
+    Source: the kernel of a diagonal state space (S4D, Gu et al. 2022), for poles in discrete time.
+    """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    poles, weights, direct = modes
+    fine = 1 << ((length - 1).bit_length() + 1) // 2
+    near, step = _powers(poles, fine, weights.dtype)
+    far = _powers(step, -(-length // fine), weights.dtype)[0] * weights[..., None]
+    with torch.autocast(poles.device.type, enabled=False):
+        taps = (_pair(far, -1).mT @ _pair(near, 1)).flatten(1)[:, :length]
+    return torch.cat([taps[:, :1] + direct[:, None], taps[:, 1:]], 1)
+
+
+def modal_step(x: Tensor, state: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
+    """One token through a diagonal state space.
+
+    Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``.
+
+    Shapes: x ``(batch, channels)``; state z ``(batch, channels, modes)`` complex, zero at the beginning; result like x,
+    and like state. Arithmetic is float64 if x or modes are, else float32.
+
+    Source: S4D (Gu et al. 2022), for poles in discrete time.
+    """
+    dtype = compute_dtype(x, modes.poles)
+    poles, weights, direct = modes.to(dtype)
+    token = x.to(dtype)
+    state = poles * state.to(poles.dtype)
+    state = state + token[..., None] if torch.is_grad_enabled() else state.add_(token[..., None])
+    return ((weights * state).sum(-1).real + direct * token).to(x.dtype), state
+
+
+def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The next tokens of a stream through a diagonal state space: `modal_step` for each, in blocks.
+
+    Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) z_i`` with T the Toeplitz matrix of `modal_taps` and z the
+    state before it, so that only one state in 32 or 64 tokens is ever made.
+
+    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, modes)`` complex, or None at the beginning;
+    result like x, and like state. Precision and source as in `modal_step`. Exactly causal from block to block.
+
+    Preconditions: ValueError for an empty signal or other channels.
+    """
+    if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != len(modes.poles):
+        raise ValueError(f"x must be (batch, length >= 1, channels={len(modes.poles)}), got {tuple(x.shape)}")
+    dtype = compute_dtype(x, modes.poles)
+    modes = modes.to(dtype)
+    if state is None:
+        state = modes.poles.new_zeros(x.shape[0], *modes.poles.shape)
+    if x.shape[1] == 1:
+        y, state = modal_step(x[:, 0], state, modes)
+        return y[:, None], state
+    size = min(x.shape[1], _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK)
+    blocks = _Blocks.of(modes, size)
+    whole = x.shape[1] // size * size
+    run = max(size, _SIGNAL_ELEMENTS // (x.shape[0] * x.shape[2]) // size * size)
+    state, parts = state.to(modes.poles.dtype).transpose(0, 1), []
+    with torch.autocast(x.device.type, enabled=False):
+        for part in x[:, :whole].split(run, 1):
+            y, state = blocks.run(part, state)
+            parts.append(y.to(x.dtype))
+        if whole < x.shape[1]:
+            y, state = blocks.shortened(x.shape[1] - whole).run(x[:, whole:], state)
+            parts.append(y.to(x.dtype))
+    return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]), state.transpose(0, 1)
+
+
+class _Blocks(NamedTuple):
+    """What every block of a signal is multiplied by; real and imaginary parts are one under the other."""
+
+    near: Tensor  # (channels, size, size): the Toeplitz matrix
+    inward: Tensor  # (channels, 2 modes, size): p**(size - 1 - j)
+    outward: Tensor  # (channels, 2 modes, size): w p**(j + 1), so that products with states are real parts
+    carry: Tensor  # (channels, 1, modes, size) complex: p**(j + 1), the last of which carries a state over a block
+
+    @classmethod
+    def of(cls, modes: Modes, size: int) -> _Blocks:
+        powers = _powers(modes.poles, size + 1, modes.poles.dtype)[0]
+        outward = _pair(modes.weights[..., None] * powers[..., 1:], -1)
+        first = modes.weights.real.sum(1, keepdim=True) + modes.direct[:, None]
+        taps = torch.cat([first, outward[:, : modes.poles.shape[1], :-1].sum(1)], 1)
+        near = toeplitz_blocks(taps, 0, size, 0, 0)[0]
+        return cls(near, _pair(powers[..., :-1].flip(2), 1), outward, powers[:, None, :, 1:])
+
+    def shortened(self, size: int) -> _Blocks:
+        near, inward, outward, carry = self
+        return _Blocks(near[:, :size, :size], inward[..., -size:], outward[..., :size], carry[..., :size])
+
+    def run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole blocks of a signal, from and to a state ``(channels, batch, modes)``."""
+        batch, length, channels = x.shape
+        size = self.near.shape[1]
+        rows = x.to(self.near.dtype).reshape(-1, size, channels).permute(2, 0, 1).contiguous()
+        added = torch.complex(*(rows @ self.inward.mT).chunk(2, 2))
+        carry, before = self.carry[..., -1], []
+        for block in added.unflatten(1, (batch, -1)).unbind(2):
+            before.append(state)
+            state = torch.addcmul(block, carry, state)
+        states = torch.stack(before, 2).flatten(1, 2)
+        y = rows @ self.near.mT + torch.cat([states.real, states.imag], 2) @ self.outward
+        return y.permute(1, 2, 0).reshape(batch, length, channels), state
+
+
+def _powers(base: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``base**l`` for l below count, ``(..., count)`` of this dtype, and in float64 ``base**(2**b)`` for the smallest
+    power of two that is at least count. By multiplication alone: neither value nor gradient has a fault at 0."""
+    step = base.to(torch.complex128)[..., None]
+    powers = torch.ones_like(step)
+    while powers.shape[-1] < count:
+        powers = torch.cat([powers, powers * step], -1)
+        step = step * step
+    parts = torch.view_as_real(powers[..., :count].to(dtype))
+    # What cannot reach a sum must not become subnormal: products with such take ten times as long. Gradients are kept.
+    lost = parts.detach() * (parts.detach().abs() < torch.finfo(dtype).eps ** 3)
+    return torch.view_as_complex(parts - lost), step[..., 0]
+
+
+def _pair(z: Tensor, sign: int) -> Tensor:
+    """Real and imaginary parts (with this sign) of ``(channels, modes, n)`` one under the other: of products of these,
+    one of either sign, comes the real part of complex products."""
+    return torch.cat([z.real, sign * z.imag], 1)

@@ -1,0 +1,271 @@
+"""Convolution of a signal that arrives token by token: exact, in O(log² n) a token, without a token that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.convolution import toeplitz_product
+from lagwise.ops.window import Window, may_write
+
+# Tokens of the smallest block: the last one to two blocks meet the taps directly (docs/log.md, "online convolution").
+_BLOCK = 64
+_FIRST_CAPACITY = 256
+# Real elements of the padded inputs of channels that are transformed together when nothing hurries.
+_GROUP_ELEMENTS = 1 << 19
+
+
+class OnlineTaps:
+    """Causal taps in the forms that a stream meets them, made when first needed and shared by the states of a stream.
+
+    ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on; ``reach`` is the number of lags after which there is
+    nothing, None if there is no end: taps are then made anew for twice as many lags whenever the text outgrows them.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor], reach: int | None):
+        self.make, self.reach = make, reach
+        self._taps = make(_FIRST_CAPACITY if reach is None else reach)
+        self._spectra: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        near = 2 * _BLOCK if reach is None else min(reach, 2 * _BLOCK)
+        self.near = self.upto(near).t().flip(0).contiguous()  # lag 0 last, beside the end of a window
+
+    def __deepcopy__(self, memo: dict) -> OnlineTaps:
+        return self  # what it remembers is true for every copy of a state
+
+    @property
+    def made(self) -> int:
+        """How many taps there are by now."""
+        return self._taps.shape[1]
+
+    def upto(self, lags: int) -> Tensor:
+        """Taps ``(channels, lags)``, zeros from the end on."""
+        if lags > self.made and self.reach is None:
+            self._taps = self.make(1 << (lags - 1).bit_length())
+        return F.pad(self._taps, (0, lags - self.made)) if lags > self.made else self._taps[:, :lags]
+
+    def meets(self, size: int, distance: int = 2) -> bool:
+        """Whether any tap lies between blocks of this size at this distance."""
+        return self.reach is None or (distance - 1) * size + 1 < self.reach
+
+    def spectrum(self, size: int, distance: int, group: slice) -> Tensor:
+        """rfft of the ``2 * size`` taps between blocks at a distance, of a group of channels that starts no later than
+        where earlier groups ended."""
+        first = (distance - 1) * size
+        taps = self.upto(first + 2 * size)[:, first:]
+        if torch.is_grad_enabled():
+            return torch.fft.rfft(taps[group])
+        memo, done = self._spectra.get((size, distance), (None, 0))
+        if memo is None or (done < group.stop and not may_write(memo)):
+            complex_dtype = torch.promote_types(taps.dtype, torch.complex64)
+            memo, done = torch.empty((len(taps), size + 1), dtype=complex_dtype, device=taps.device), 0
+        if done < group.stop:
+            memo[done : group.stop] = torch.fft.rfft(taps[done : group.stop])
+            done = group.stop
+        self._spectra[size, distance] = (memo, done)
+        return memo[group]
+
+
+class _Far:
+    """What blocks two and three before it add to one block: ``(batch, channels, size)``.
+
+    It depends on nothing but inputs that are already there, so it is computed a few channels at a time while the block
+    before is streamed. States that share it, before and after branching, find the same values whoever computes them.
+    """
+
+    def __init__(self, taps: OnlineTaps, size: int, block: int, source: Tensor, result: Tensor | None, done: int):
+        self.taps, self.size, self.block = taps, size, block
+        self.source, self.result, self.done = source, result, done
+
+    @classmethod
+    def of(cls, taps: OnlineTaps, size: int, block: int, window: Window, seen: int) -> _Far | None:
+        """None for blocks that have no others so far before them. What the window has lost no tap reaches."""
+        if block < 2 or not taps.meets(size):
+            return None
+        stop = (block - 1) * size
+        # A pair of blocks three apart whose parents are two apart belongs to the parents' level.
+        start = stop - (2 if block % 2 and taps.meets(size, 3) else 1) * size
+        tokens, oldest = window.tokens, seen - window.size
+        source = tokens[:, max(0, start - oldest) : max(0, stop - oldest)]
+        if start < oldest:
+            source = F.pad(source, (0, 0, min(stop, oldest) - start, 0))
+        return cls(taps, size, block, source, None, 0)
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> _Far:
+        result = None if self.result is None else change(self.result)
+        return _Far(self.taps, self.size, self.block, change(self.source), result, self.done)
+
+    def advance(self, channels: int) -> None:
+        """Compute so many channels more."""
+        if torch.is_grad_enabled():
+            return  # `part` does it all at once, for gradients
+        result, total = self.result, self.source.shape[2]
+        if result is None or not (may_write(result) or self.done == total):
+            shape = (self.source.shape[0], total, self.size)
+            result, self.done = self.source.new_empty(shape, dtype=self.taps.near.dtype), 0
+        stop = min(total, self.done + channels)
+        if self.done < stop:
+            result[:, self.done : stop] = self._channels(slice(self.done, stop))
+        self.result, self.done = result, stop
+
+    def part(self, start: int, stop: int) -> Tensor:
+        """Tokens start..stop of the block, ``(batch, channels, stop - start)``."""
+        total = self.source.shape[2]
+        if torch.is_grad_enabled() and self.done < total:
+            self.result, self.done = self._channels(slice(0, total)), total
+        group = max(1, _GROUP_ELEMENTS // (4 * self.size * self.source.shape[0]))
+        while self.done < total or self.result is None:
+            self.advance(group)
+        return self.result[..., start:stop]
+
+    def _channels(self, group: slice) -> Tensor:
+        blocks = self.source[..., group].unflatten(1, (-1, self.size)).permute(0, 3, 1, 2)
+        points = torch.fft.rfft(blocks, 2 * self.size)
+        product = points[:, :, -1] * self.taps.spectrum(self.size, 2, group)
+        if points.shape[2] == 2:
+            product = product + points[:, :, 0] * self.taps.spectrum(self.size, 3, group)
+        return torch.fft.irfft(product, 2 * self.size)[..., self.size :]
+
+
+class OnlineState(NamedTuple):
+    """A stream's inputs, ``(batch, n, channels)``, as far back as the taps reach, and what they are known to add later.
+
+    seen: tokens of the row that began first; behind: how much later each row did, ``(batch,)``, on the CPU. far: for
+    every size of block, what is added to the current block and to the next; due: ``(batch, block, channels)``, what all
+    of them add to the smallest current block, None if nothing.
+    """
+
+    taps: OnlineTaps
+    window: Window
+    seen: int
+    behind: Tensor
+    far: tuple[tuple[_Far | None, ...], ...] = ()
+    due: Tensor | None = None
+
+    @classmethod
+    def start(cls, batch_size: int, taps: OnlineTaps) -> OnlineState:
+        """The state before the first token."""
+        near = taps.near
+        window = Window.empty(batch_size, near.shape[1], taps.reach, like=near)
+        return cls(taps, window, 0, torch.zeros(batch_size, dtype=torch.long))
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
+        """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. The time before
+        all of them is forgotten."""
+        behind = change(self.behind)
+        early = int(behind.min()) if len(behind) else 0
+        window = self.window.map_batch(change)
+        if early:
+            window = window.last(self.seen - early)
+            return _with_due(_with_far(OnlineState(self.taps, window, self.seen - early, behind - early)))
+        far = tuple(tuple(None if f is None else f.map_batch(change) for f in pair) for pair in self.far)
+        return OnlineState(self.taps, window, self.seen, behind, far, None if self.due is None else change(self.due))
+
+    @staticmethod
+    def join(states: Sequence[OnlineState]) -> OnlineState:
+        """One batch of the rows of several states with the same taps. Rows that have seen less get silence before their
+        first token; what was known ahead is computed anew."""
+        seen = max(state.seen for state in states)
+        taps = max((state.taps for state in states), key=lambda taps: taps.made)
+        behind = torch.cat([state.behind + (seen - state.seen) for state in states])
+        return _with_due(_with_far(OnlineState(taps, Window.join([state.window for state in states]), seen, behind)))
+
+
+def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
+    """The next tokens of a causal convolution, exactly as if the whole signal were there.
+
+    Formula: ``y_i = sum_j t_{i-j} x_j`` for the tokens x that follow those the state has seen. Blocks of every size
+    ``b, 2b, 4b, ...`` are laid over the signal. Two tokens in the same block of size b or in neighbouring ones meet
+    directly; others at the one size at which their blocks are two or three apart and the blocks twice as large are
+    neighbours, by an FFT of twice that size. A block's inputs are complete a whole block before they are needed two
+    blocks later, and that long the FFT may take: its channels are shared out over the tokens between.
+
+    Cost of a token: O(log² n) operations a channel, at no token more than about b times the average, but where taps
+    without an end are made for twice as many lags. Memory: O(n), or O(reach) for taps that end.
+
+    Shapes: x ``(batch, length >= 1, channels)``; result like x, in the taps' dtype, and the state after x. The old
+    state stays valid. ValueError if x does not fit the state.
+
+    Source: relaxed multiplication (van der Hoeven 2002), with the partition that multipole methods use (Greengard and
+    Rokhlin 1987) in place of his, for deadlines; non-uniform partitioned convolution (Gardner 1995) has them too.
+    """
+    expected = (state.window.tokens.shape[0], state.taps.near.shape[1])
+    if x.dim() != 3 or (x.shape[0], x.shape[2]) != expected or x.shape[1] == 0:
+        raise ValueError(f"x must be (batch={expected[0]}, length >= 1, channels={expected[1]}), got {tuple(x.shape)}")
+    x = x.to(state.taps.near.dtype)
+    parts, start = [], 0
+    while start < x.shape[1]:
+        size = _piece(state, x.shape[1] - start)
+        y, state = _next(x[:, start : start + size], state)
+        parts.append(y)
+        start += size
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), state
+
+
+def _piece(state: OnlineState, left: int) -> int:
+    """How many of the tokens left to take at once: up to the end of the smallest block, or the largest block that
+    starts here, or any number of blocks so large that the taps end within one."""
+    if left < _BLOCK or state.seen % _BLOCK:
+        return min(left, _BLOCK - state.seen % _BLOCK)
+    size = _BLOCK
+    while 2 * size <= left and state.seen % (2 * size) == 0 and state.taps.meets(size):
+        size *= 2
+    return size if state.taps.meets(size) else left // size * size
+
+
+def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
+    """One piece."""
+    taps, window, seen, behind, far, due = state
+    length, place = x.shape[1], seen % _BLOCK
+    before = min(seen, max(length, _BLOCK) + place, (taps.reach or seen + 1) - 1)
+    window = window.append(x)
+    if length == 1:
+        tokens = window.tokens[:, -before - 1 :]
+        y = (tokens * taps.near[-before - 1 :]).sum(1, keepdim=True)
+    else:
+        past = state.window.tokens[:, state.window.size - before :]
+        y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(before + length))[:, before:]
+    if length > _BLOCK:
+        ahead = _ahead(far, seen, length)
+        y = y if ahead is None else y + ahead
+    elif due is not None:
+        y = y + due[:, place : place + length]
+    state = OnlineState(taps, window, seen + length, behind, far, due)
+    if (place + length) % _BLOCK == 0:
+        return y, _with_due(_with_far(state))
+    for level in range(place, min(place + length, len(far))):
+        task = far[level][1]
+        if task is not None:
+            task.advance(-(-x.shape[2] * _BLOCK // task.size))
+    return y, state
+
+
+def _with_far(state: OnlineState) -> OnlineState:
+    """The state with what is known to be added to the current and to the next block of every size."""
+    far: list[tuple[_Far | None, ...]] = []
+    size = _BLOCK
+    while size <= state.seen and state.taps.meets(size):
+        block = state.seen // size
+        known = {f.block: f for f in (state.far[len(far)] if len(far) < len(state.far) else ()) if f is not None}
+        pair = (known.get(b) or _Far.of(state.taps, size, b, state.window, state.seen) for b in (block, block + 1))
+        far.append(tuple(pair))
+        size *= 2
+    return state._replace(far=tuple(far))
+
+
+def _with_due(state: OnlineState) -> OnlineState:
+    start = state.seen // _BLOCK * _BLOCK
+    return state._replace(due=_ahead(state.far, start, _BLOCK))
+
+
+def _ahead(far: Sequence[tuple[_Far | None, ...]], start: int, length: int) -> Tensor | None:
+    """What blocks of at least ``length`` add to the tokens start..start + length: ``(batch, length, channels)``."""
+    total: Tensor | None = None
+    for task, *_ in far:
+        if task is not None and task.size >= length:
+            part = task.part(start - task.block * task.size, start - task.block * task.size + length)
+            total = part if total is None else total + part
+    return None if total is None else total.transpose(1, 2).contiguous()

@@ -1,0 +1,226 @@
+"""From taps to a diagonal state space of few states, by Hankel singular values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.modal import Modes, modal_taps
+from lagwise.ops.spectral import fast_length
+
+_FIRST_SUBSPACE = 64  # doubled where singular values left outside could matter
+_ROUNDS = 2
+_BASIS_ELEMENTS = 1 << 22  # of one basis of the channels reduced together; four are held at a time: 128 MB
+_FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
+_FREQUENCIES = 8  # a tap: a gain between them is at most 1 / cos(pi / 16) = 1.02 of the largest at them
+_MARGIN = 0.25  # of the tolerance, for what a subspace may leave outside before it is doubled
+_FURTHER = 4  # orders that are tried beyond the first that the tolerance allows
+# No pole is nearer 0: its weight is residue / pole, and here its rounding is what moving it away from 0 changes.
+_SMALLEST_POLE = 2.0**-12
+_ROUNDING = 2.0**-24  # of float32
+
+
+class Reduction(NamedTuple):
+    """What `reduce_taps` found; figures are ``(channels,)`` in float64, and absolute: divide them by gain.
+
+    modes: float64 and complex128. order: real states, a conjugate pair being two. gain: largest ``|K(exp(iw))|``.
+    bound: what the error is below by theory. error: largest ``|K - K^|``, measured over all lags to infinity.
+    l1_error: an upper bound of ``sum_l |k_l - k^_l|``, by which an output moves at most for inputs of at most 1.
+    amplification: ``sum_i |w_i| / (1 - |p_i|)`` over gain; 6e-8 of it is what float32 states may cost, of the gain.
+    taps: how many there were.
+    """
+
+    modes: Modes
+    order: Tensor
+    gain: Tensor
+    bound: Tensor
+    error: Tensor
+    l1_error: Tensor
+    amplification: Tensor
+    taps: int
+
+
+def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None = None) -> Reduction:
+    """The smallest balanced state space whose error is within a tolerance, by Hankel singular values.
+
+    Formula: with ``sigma_1 >= sigma_2 >= ...`` the singular values of ``H_ij = k_{i+j+1}``, the order is the smallest s
+    with ``2 sum_{i > s} sigma_i <= tolerance * max_w |K(exp(iw))|``, and ``|K - K^|`` is below the left side at all
+    frequencies, as is ``|k_l - k^_l|`` at all lags; k_0 is exact. Singular values outside the subspace that is searched
+    count by ``sum sigma_i <= sqrt(N) |H - Q Qᵀ H Q Qᵀ|_F``, whose squares are ``sum_l l k_l**2`` less those inside.
+
+    Shapes: taps ``(channels, n)``, lag 0 first, zero from lag n on; result a `Reduction`. Where a kernel is cut
+    before it has decayed, the edge costs more states than all that comes before.
+
+    Units and ranges: tolerance relative to a channel's gain, in (0, 1); rounding of the certificate limits it to some
+    1e-6 at 2000 taps. max_order counts real states; by default ``n // 4``, between 8 and 256. All poles have
+    ``2**-12 <= |p| < 1``; what moving one there may change is part of the bound.
+
+    Preconditions: ValueError for other taps or ranges, or NaN; and for a channel that cannot be reduced: it needs more
+    than max_order states, or separate float32 modes would cancel by more than the tolerance (those of a delay do).
+    An order whose poles are not inside the unit circle (a tie of singular values) is passed over for the next.
+
+    Source: Kung 1978 (a realisation by the shift of singular vectors; for the whole H of a finite response it is the
+    balanced truncation of Moore 1981); Pernebo and Silverman 1982 (stability); Glover 1984, and Al-Saggaf and Franklin
+    1987 for discrete time (the bound). The subspace iteration is Halko et al. 2011's, with products by FFT.
+    """
+    if taps.dim() != 2 or 0 in taps.shape or not taps.is_floating_point():
+        raise ValueError(f"taps must be (channels >= 1, n >= 1) of real numbers, got {tuple(taps.shape)} {taps.dtype}")
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
+    if max_order is None:
+        max_order = min(256, max(8, taps.shape[1] // 4))
+    if max_order < 1:
+        raise ValueError(f"max_order must be at least 1, got {max_order}")
+    k = taps.detach().double()
+    if not k.isfinite().all():
+        raise ValueError("taps must be finite, got NaN or infinite ones")
+    gain = torch.cat([torch.fft.rfft(part, _grid(part)).abs().amax(1) for part in k.split(_channels(8 * k.shape[1]))])
+    found: dict[int, _Fit] = {}
+    work = [(torch.arange(len(k), device=k.device), _FIRST_SUBSPACE)]
+    while work:
+        channels, size = work.pop()
+        part, *rest = channels.split(_channels(k.shape[1] * min(size, k.shape[1])))
+        if rest:
+            work.append((torch.cat(rest), size))
+        allowed = tolerance * gain[part]
+        values, shift, first, outside = _hankel_spectrum(k[part, 1:], size)
+        tails = values.abs().flip(1).cumsum(1).flip(1)
+        bounds = 2 * (torch.cat([tails, tails.new_zeros(len(part), 1)], 1) + outside[:, None])
+        wider = (2 * outside > _MARGIN * allowed) & (size < min(2 * max_order, k.shape[1]))
+        if wider.any():  # before all others, so that what must be refused is refused soon
+            work.append((part[wider], 2 * size))
+        for i in (~wider).nonzero()[:, 0].tolist():
+            c, limit = int(part[i]), float(allowed[i])
+            order = int((bounds[i] > limit).sum())
+            if order > min(max_order, values.shape[1]):
+                raise ValueError(_too_many(c, order, bounds[i] / gain[c], max_order, tolerance))
+            system = [t.cpu() for t in (k[c], values[i], shift[i], first[i], bounds[i])]
+            last = min(order + _FURTHER, max_order, values.shape[1])
+            found[c] = _fit(c, system, range(order, max(order, last) + 1), float(gain[c]), tolerance)
+    fits = [found[c] for c in range(len(k))]
+    width = max(1, max(len(fit.poles) for fit in fits))
+    poles, weights = (torch.zeros(len(k), width, dtype=torch.complex128) for _ in range(2))
+    for c, fit in enumerate(fits):
+        poles[c, : len(fit.poles)], weights[c, : len(fit.poles)] = fit.poles, fit.weights
+    figures = torch.tensor([fit[2:] for fit in fits], dtype=torch.float64, device=k.device)
+    direct, order, bound, error, l1_error, amplification = figures.unbind(1)
+    modes = Modes(poles.to(k.device), weights.to(k.device), direct)
+    return Reduction(modes, order.long(), gain, bound, error, l1_error, amplification, k.shape[1])
+
+
+class _Fit(NamedTuple):
+    poles: Tensor
+    weights: Tensor
+    direct: float
+    order: int
+    bound: float
+    error: float
+    l1_error: float
+    amplification: float
+
+
+def _channels(elements: int) -> int:
+    return max(1, _BASIS_ELEMENTS // elements)
+
+
+def _grid(k: Tensor) -> int:
+    return fast_length(_FREQUENCIES * k.shape[-1])
+
+
+def _too_many(channel: int, order: int, bounds: Tensor, max_order: int, tolerance: float) -> str:
+    known = order < len(bounds)
+    reached = float(bounds[min(max_order, len(bounds) - 1)])
+    return (
+        f"channel {channel} needs {order if known else f'more than {max_order}'} states for tolerance {tolerance:g}, "
+        f"max_order is {max_order}: with so many the error is only known to be below {reached:.2g} of the gain; raise "
+        "tolerance or max_order, or keep these taps (noise and sharp edges at long lags do not reduce)"
+    )
+
+
+def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eigenvalues of H largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of the
+    singular values that are missing."""
+    channels, n = h.shape
+    if n == 0:
+        return h, h.new_zeros(channels, 0, 0), h, h.new_zeros(channels)
+    if 2 * size >= n:
+        basis = None
+        inside = torch.cat([h, torch.zeros_like(h[:, 1:])], 1).unfold(1, n, 1)
+    else:
+        points = fast_length(2 * n - 1)
+        spectrum = torch.fft.rfft(h, points)
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(size, n, dtype=h.dtype, generator=generator).to(h.device)
+        basis = start.expand(channels, -1, -1).mT
+        for _ in range(_ROUNDS):
+            basis = torch.linalg.qr(_hankel_product(spectrum, basis, points))[0]
+        inside = basis.mT @ _hankel_product(spectrum, basis, points)
+    values, vectors = torch.linalg.eigh((inside + inside.mT) / 2)
+    largest = values.abs().argsort(1, descending=True)
+    values, vectors = values.gather(1, largest), vectors.gather(2, largest[:, None].expand_as(vectors))
+    eps = torch.finfo(h.dtype).eps
+    if basis is None:
+        outside = n * eps * values.abs().amax(1)
+        shift, first = vectors[:, :-1].mT @ vectors[:, 1:], vectors[:, 0]
+    else:
+        squares = (h.square() * torch.arange(1, n + 1, device=h.device)).sum(1)
+        missing = (squares - values.square().sum(1)).clamp(min=0)
+        outside = (n * (missing + 8 * eps * squares)).sqrt()
+        shift = vectors.mT @ (basis[:, :-1].mT @ basis[:, 1:]) @ vectors
+        first = (basis[:, :1] @ vectors)[:, 0]
+    return values, shift, first, outside
+
+
+def _hankel_product(spectrum: Tensor, basis: Tensor, points: int) -> Tensor:
+    """``H X`` for X ``(channels, n, columns)``: a correlation, by FFT, a few columns at a time."""
+    result = torch.empty_like(basis.mT, memory_format=torch.contiguous_format)
+    for rows, out in zip(
+        *(t.split(max(1, _FFT_ELEMENTS // (len(spectrum) * points)), 1) for t in (basis.mT, result)), strict=True
+    ):
+        product = spectrum[:, None] * torch.fft.rfft(rows, points).conj()
+        out.copy_(torch.fft.irfft(product, points)[..., : rows.shape[2]])
+    return result.mT
+
+
+def _fit(channel: int, system: list[Tensor], orders: range, gain: float, tolerance: float) -> _Fit:
+    """The modes of the first of these orders that float32 can carry. ValueError if there is none."""
+    k, values, shift, first, bounds = system
+    best = (float("inf"), "")
+    for s in orders:
+        scale = values[:s].abs().sqrt()
+        poles, vectors = torch.linalg.eig(shift[:s, :s] * (scale / scale[:, None]))
+        put_in = torch.linalg.solve_ex(vectors, (values[:s].sign() * scale * first[:s]).to(vectors.dtype))[0]
+        residues = (first[:s] * scale).to(vectors.dtype) @ vectors * put_in
+        once = poles.imag >= 0  # the others are their conjugates
+        poles, residues = poles[once], residues[once] * (1 + (poles[once].imag > 0))
+        away = poles.abs().clamp(min=_SMALLEST_POLE)
+        moved = torch.polar(away, poles.angle())
+        change = (residues * (moved - poles)).abs() / ((1 - away) * (1 - poles.abs()))
+        weights = residues / moved
+        unstable = bool((away >= 1).any()) or not bool(weights.isfinite().all())
+        error, l1_error, direct = (float("inf"),) * 3 if unstable else _measure(k, moved, weights)
+        amplification = float("inf") if unstable else float((weights.abs() / (1 - away)).sum()) / max(gain, 1e-300)
+        cost = max(error / max(gain, 1e-300), _ROUNDING * amplification)
+        if cost <= tolerance:
+            bound = float(bounds[s] + change.sum())
+            return _Fit(moved, weights, direct, s, bound, error, l1_error, amplification)
+        best = min(best, (cost, f"{s} states would be off by {cost:.2g} of its gain"))
+    raise ValueError(
+        f"channel {channel} cannot be a sum of separate float32 oscillations within tolerance {tolerance:g}: "
+        f"{best[1] or 'no order gives a stable one'}; raise tolerance or keep these taps (delays and edges do this)"
+    )
+
+
+def _measure(k: Tensor, poles: Tensor, weights: Tensor) -> tuple[float, float, float]:
+    """Largest error over frequencies, a bound of the sum of its absolute values over lags, and direct."""
+    direct = float(k[0] - weights.real.sum())
+    points = _grid(k)
+    # At the points of a transform all lags that differ by its length are one: a geometric series of each mode.
+    last = poles**points
+    folded = Modes(poles[None], (weights / (1 - last))[None], k.new_tensor([direct]))
+    difference = -modal_taps(folded, points)[0]
+    difference[: len(k)] += k
+    beyond = 2 * (weights.abs() * last.abs() / ((1 - last.abs()) * (1 - poles.abs()))).sum()
+    return float(torch.fft.rfft(difference).abs().max()), float(difference.abs().sum() + beyond), direct

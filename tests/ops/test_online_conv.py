@@ -1,0 +1,191 @@
+"""Online convolution against the product of the whole signal."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops import OnlineState, OnlineTaps, Window, online_prefill, toeplitz_product
+
+CHANNELS = 3
+
+
+def stream(taps: Tensor, *, batch: int = 2, ends: bool = False) -> OnlineState:
+    """A state for taps that end, or that are made for more and more lags, zeros beyond those given."""
+    made = OnlineTaps(lambda n: F.pad(taps, (0, max(0, n - taps.shape[1])))[:, :n], taps.shape[1] if ends else None)
+    return OnlineState.start(batch, made)
+
+
+def walk(x: Tensor, state: OnlineState, sizes: Callable[[], int]) -> tuple[Tensor, OnlineState]:
+    parts, start = [], 0
+    while start < x.shape[1]:
+        y, state = online_prefill(x[:, start : start + sizes()], state)
+        start += y.shape[1]
+        parts.append(y)
+    return torch.cat(parts, 1), state
+
+
+def sizes_from(seed: int, most: int) -> Callable[[], int]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda: max(1, int(torch.randint(-most, most, (), generator=generator)))
+
+
+@pytest.mark.parametrize(
+    ("length", "reach"), [(1, None), (200, None), (4096, None), (1500, 5), (1500, 70), (4096, 1833)]
+)
+@pytest.mark.parametrize("most", [1, 600])
+def test_any_chunks_give_the_whole_product(length: int, reach: int | None, most: int) -> None:
+    taps = torch.randn(CHANNELS, reach or length, dtype=torch.float64)
+    x = torch.randn(2, length, CHANNELS, dtype=torch.float64)
+    whole = toeplitz_product(x, taps, engine="dense" if length < 2000 else "fft")
+    with torch.inference_mode():
+        y, state = walk(x, stream(taps, ends=reach is not None), sizes_from(length, most))
+    torch.testing.assert_close(y, whole, rtol=0, atol=1e-10)
+    assert state.seen == length
+    if length < 2000 and most > 1:  # gradients on: nothing is remembered in place
+        y, _ = walk(x, stream(taps, ends=reach is not None), sizes_from(length + 1, most))
+        torch.testing.assert_close(y, whole, rtol=0, atol=1e-10)
+
+
+def test_float32_stays_near_the_exact_product() -> None:
+    taps, x = torch.randn(CHANNELS, 4096), torch.randn(1, 4096, CHANNELS)
+    exact = toeplitz_product(x.double(), taps.double())
+    with torch.no_grad():
+        y, _ = walk(x, stream(taps, batch=1), lambda: 1)
+    assert (y - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_branches_share_what_is_known_and_do_not_disturb_each_other() -> None:
+    taps = torch.randn(CHANNELS, 2000, dtype=torch.float64)
+    x = torch.randn(2, 1400, CHANNELS, dtype=torch.float64)
+    other = torch.cat([x[:, :700], torch.randn_like(x[:, 700:])], dim=1)
+    with torch.no_grad():
+        _, middle = walk(x[:, :700], stream(taps), lambda: 97)
+        one, two, ones, twos = middle, middle, [], []
+        for i in range(700, 1400):  # in turn, so that each finds work that the other has done
+            y, one = online_prefill(x[:, i : i + 1], one)
+            ones.append(y)
+            y, two = online_prefill(other[:, i : i + 1], two)
+            twos.append(y)
+    for branch, signal in ((ones, x), (twos, other)):
+        whole = toeplitz_product(signal, taps)[:, 700:]
+        torch.testing.assert_close(torch.cat(branch, 1), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_rows_are_picked_and_joined_anywhere(ends: bool) -> None:
+    taps = torch.randn(CHANNELS, 600, dtype=torch.float64)
+    signals = torch.randn(3, 900, CHANNELS, dtype=torch.float64)
+    starts = (0, 130, 415)  # what each row has seen when they are joined
+    with torch.no_grad():
+        states = [stream(taps, batch=1, ends=ends) for _ in starts]
+        for i, n in enumerate(starts):
+            if n:
+                _, states[i] = walk(signals[i : i + 1, :n], states[i], sizes_from(n, 90))
+        joined = OnlineState.join(states)
+        rows = [signals[i, n : n + 480] for i, n in enumerate(starts)]
+        y, joined = walk(torch.stack(rows)[:, :333], joined, lambda: 1)
+        picked = joined.map_batch(lambda t: t[[2, 1]])
+        rest, _ = walk(torch.stack([rows[2], rows[1]])[:, 333:], picked, lambda: 1)
+    for i, n in enumerate(starts):
+        whole = toeplitz_product(signals[i : i + 1], taps)[0, n : n + 480]
+        torch.testing.assert_close(y[i], whole[:333], rtol=0, atol=1e-10)
+        if i:
+            torch.testing.assert_close(rest[2 - i], whole[333:], rtol=0, atol=1e-10)
+
+
+def test_gradients_flow_through_a_stream() -> None:
+    taps = torch.randn(CHANNELS, 400, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 400, CHANNELS, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(1, 400, CHANNELS, dtype=torch.float64)
+    y, _ = walk(x, stream(taps, batch=1), sizes_from(7, 60))
+    ours = torch.autograd.grad((y * weight).sum(), (x, taps))
+    whole = torch.autograd.grad((toeplitz_product(x, taps) * weight).sum(), (x, taps))
+    torch.testing.assert_close(ours, whole, rtol=0, atol=1e-10)
+
+
+def test_a_stream_goes_on_in_another_mode() -> None:
+    """What was computed in inference mode cannot be written to outside; it is computed anew."""
+    taps, x = torch.randn(CHANNELS, 900), torch.randn(2, 900, CHANNELS)
+    with torch.inference_mode():
+        y, state = walk(x[:, :301], stream(taps), lambda: 1)
+    with torch.no_grad():
+        rest, _ = walk(x[:, 301:], copy.deepcopy(state), lambda: 1)
+    torch.testing.assert_close(torch.cat([y, rest], 1), toeplitz_product(x, taps), rtol=1e-4, atol=1e-4)
+
+
+def elements(state: OnlineState) -> int:
+    tensors = {id(t): t.untyped_storage().size() for t in _tensors(state)}
+    return sum(tensors.values())
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Window):
+        return [value._buffer.storage]
+    if isinstance(value, tuple | list):
+        return [t for v in value for t in _tensors(v)]
+    if isinstance(value, dict):
+        return _tensors(list(value.values()))
+    return _tensors(list(vars(value).values())) if hasattr(value, "__dict__") and not callable(value) else []
+
+
+def test_memory_and_work_end_where_the_taps_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = counted(monkeypatch)
+    taps, state = torch.randn(CHANNELS, 300), None
+    with torch.no_grad():
+        state = stream(taps, batch=1, ends=True)
+        sizes, works = [], []
+        for _ in range(8):
+            work.clear()
+            _, state = walk(torch.randn(1, 1024, CHANNELS), state, lambda: 1)
+            sizes.append(elements(state))
+            works.append(sum(work))
+    assert sizes[2] == sizes[4] == sizes[7]
+    assert works[2] == works[4] == works[7]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The multiplications of every transform from here on, about."""
+    work: list[float] = []
+    for name in ("rfft", "irfft"):
+        function = getattr(torch.fft, name)
+
+        def count(x: Tensor, n: int | None = None, function: Callable = function) -> Tensor:
+            points = n or x.shape[-1]
+            work.append(x.numel() / x.shape[-1] * points * math.log2(points))
+            return function(x, n)
+
+        monkeypatch.setattr(torch.fft, name, count)
+    return work
+
+
+def test_no_token_waits_and_all_cost_log_squared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transforms are shared out: at 8192 tokens of 64 channels none takes what the largest takes at once."""
+    work = counted(monkeypatch)
+    channels, length = 64, 8192
+    state, costs = stream(torch.randn(channels, length), batch=1), []
+    with torch.no_grad():
+        for x in torch.randn(1, length, channels).split(1, dim=1):
+            work.clear()
+            _, state = online_prefill(x, state)
+            costs.append(sum(work))
+    levels = math.log2(length / 64)
+    assert sum(costs) < 8 * length * channels * levels * math.log2(length)
+    largest = 3.5 * channels * 4096 * math.log2(4096)  # all channels of the last level at once
+    assert max(costs) < largest / 8
+    assert max(costs) < 3 * 64 * sum(costs) / length
+
+
+def test_wrong_input_is_named() -> None:
+    state = stream(torch.randn(CHANNELS, 10))
+    for shape in ((1, 4, CHANNELS), (2, 4, 5), (2, 0, CHANNELS)):
+        with pytest.raises(ValueError, match=r"x must be \(batch=2, length >= 1, channels=3\)"):
+            online_prefill(torch.randn(shape), state)

@@ -1,0 +1,288 @@
+"""Diagonal state spaces: taps = steps = blocks, and reductions that are within the bound of dense linear algebra."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.kernels import FreeKernel, RPEKernel
+from lagwise.ops import Modes, modal_prefill, modal_step, modal_taps, reduce_taps, toeplitz_product
+from lagwise.ops.state_space import _hankel_spectrum
+
+CHANNELS, MODES = 3, 4
+
+
+def some_modes(*, slowest: float = 0.999) -> Modes:
+    """Slow, fast, real, negative and vanishing poles."""
+    size = torch.rand(CHANNELS, MODES, dtype=torch.float64) * slowest
+    size[:, 0] = slowest
+    angle = torch.rand(CHANNELS, MODES, dtype=torch.float64) * torch.pi
+    angle[0, 1], angle[0, 2], size[1, 2] = 0, torch.pi, 0
+    return Modes(
+        torch.polar(size, angle),
+        torch.randn(CHANNELS, MODES, dtype=torch.complex128),
+        torch.randn(CHANNELS, dtype=torch.float64),
+    )
+
+
+def signal(length: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, length, CHANNELS, dtype=torch.float64)
+
+
+def dense_hankel(taps: Tensor) -> np.ndarray:
+    n = len(taps) - 1
+    return np.array([[float(taps[i + j + 1]) if i + j < n else 0.0 for j in range(n)] for i in range(n)])
+
+
+def measured_error(taps: Tensor, modes: Modes, points: int = 1 << 14) -> np.ndarray:
+    """Largest ``|K - K^|``, K^ in closed form, written out."""
+    z = np.exp(-2j * np.pi * np.arange(points) / points)
+    poles, weights, direct = (t.numpy() for t in modes)
+    found = direct[:, None] + sum(
+        (w / (1 - p * z) + w.conj() / (1 - p.conj() * z)) / 2
+        for p, w in zip(poles.T[..., None], weights.T[..., None], strict=True)
+    )
+    return abs(np.fft.fft(taps.numpy(), points) - found).max(1)
+
+
+def test_taps_are_the_definition() -> None:
+    modes = some_modes()
+    for length in (1, 2, 3, 5, 64, 1000):
+        written_out = torch.stack([(modes.weights * modes.poles**lag).sum(1).real for lag in range(length)], 1)
+        written_out[:, 0] = modes.weights.sum(1).real + modes.direct  # 0**0 is 1 here
+        torch.testing.assert_close(modal_taps(modes, length), written_out, rtol=1e-11, atol=1e-11)
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        modal_taps(modes, 0)
+
+
+def test_long_float32_taps_are_those_of_the_poles_as_they_are() -> None:
+    modes = some_modes(slowest=0.9999).to(torch.float32)
+    exact = modal_taps(modes.to(torch.float64), 100_000)
+    assert (modal_taps(modes, 100_000) - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 1000, 1021])
+@pytest.mark.usefixtures("uninitialised_is_nan")
+def test_steps_blocks_and_taps_agree(length: int) -> None:
+    modes, x = some_modes(), signal(length)
+    expected = toeplitz_product(x, modal_taps(modes, length), engine="dense")
+    y, end = modal_prefill(x, modes, None)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+    state, steps = torch.zeros(2, CHANNELS, MODES, dtype=torch.complex128), []
+    for token in x.unbind(1):
+        out, state = modal_step(token, state, modes)
+        steps.append(out)
+    torch.testing.assert_close(torch.stack(steps, 1), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(state, end, rtol=0, atol=1e-10)
+
+
+def test_random_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, x = some_modes(), signal(1500)
+    whole, end = modal_prefill(x, modes, None)
+    monkeypatch.setattr("lagwise.ops.modal._SIGNAL_ELEMENTS", 1000)  # few tokens at a time
+    with torch.inference_mode():
+        state, parts = None, []
+        for part in x.split([1, 300, 63, 1, 64, 700, 300, 71], dim=1):
+            y, state = modal_prefill(part, modes, state)
+            parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+    assert state is not None
+    torch.testing.assert_close(state, end, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 2, 70, 200])
+@pytest.mark.usefixtures("uninitialised_is_nan")
+def test_gradients_are_those_of_the_dense_product(length: int) -> None:
+    leaves = [t.detach().requires_grad_() for t in (signal(length), *some_modes())]
+    x, modes = leaves[0], Modes(*leaves[1:])
+    fast = modal_prefill(x, modes, None)[0]
+    lags = range(1, length)
+    first = modes.weights.sum(1).real + modes.direct
+    powers = [torch.stack([modes.poles] * lag).prod(0) for lag in lags]
+    taps = torch.stack([first, *((modes.weights * p).sum(1).real for p in powers)], 1)
+    dense = toeplitz_product(x, taps, engine="dense")
+    grad = torch.randn_like(dense)
+    ours, exact = (torch.autograd.grad(y, leaves, grad, materialize_grads=True) for y in (fast, dense))
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_gradcheck() -> None:
+    leaves = [t.detach().requires_grad_() for t in (signal(5, 1), *some_modes(slowest=0.9))]
+    state = torch.randn(1, CHANNELS, MODES, dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *m: modal_taps(Modes(*m), 5), leaves[1:])
+    assert torch.autograd.gradcheck(lambda x, s, *m: modal_prefill(x, Modes(*m), s), (leaves[0], state, *leaves[1:]))
+    token = leaves[0][:, 0]
+    assert torch.autograd.gradcheck(lambda x, s, *m: modal_step(x, s, Modes(*m)), (token, state, *leaves[1:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_precision_is_that_of_the_modes_or_the_signal(dtype: torch.dtype) -> None:
+    modes, x = some_modes().to(torch.float32), signal(100).to(dtype)
+    expected = torch.complex128 if dtype == torch.float64 else torch.complex64
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = modal_prefill(x, modes, None)
+        exact = modal_prefill(x.double(), modes.to(torch.float64), None)[0]
+    assert (y.dtype, state.dtype) == (dtype, expected)
+    assert (y - exact).abs().max() < exact.abs().max() * (1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert modal_step(x[:, 0], state, modes)[0].dtype == dtype
+    with pytest.raises(ValueError, match="channels=3"):
+        modal_prefill(x[:, :, :2], modes, None)
+
+
+def test_a_sum_of_modes_is_found_again() -> None:
+    poles = torch.tensor([[0.9 * np.exp(0.7j), 0.8, -0.6], [0.95 * np.exp(2j), 0, 0]], dtype=torch.complex128)
+    weights = torch.tensor([[1 - 2j, 1, -1], [2, 0, 0]], dtype=torch.complex128)
+    taps = modal_taps(Modes(poles, weights, torch.tensor([3.0, -1.0], dtype=torch.float64)), 400)
+    found = reduce_taps(taps, 1e-6)
+    assert found.order.tolist() == [4, 2]
+    torch.testing.assert_close(modal_taps(found.modes, 400), taps, rtol=0, atol=1e-6)
+    assert found.modes.poles.shape == (2, 3)  # the pair once
+    nearest = (found.modes.poles[0][:, None] - poles[0]).abs().amin(0)
+    assert nearest.max() < 1e-6
+
+
+@pytest.mark.parametrize("n", [30, 60, 200])
+def test_bounds_are_those_of_dense_singular_values(n: int) -> None:
+    taps = torch.randn(4, n, dtype=torch.float64) * 0.7 ** torch.arange(n)
+    found = reduce_taps(taps, 1e-2, max_order=n)
+    error, gain = measured_error(taps, found.modes), measured_error(taps, some_modes_of_nothing(4))
+    np.testing.assert_allclose(found.gain, gain, rtol=1e-3)
+    np.testing.assert_allclose(found.error, error, rtol=0.05)
+    for c in range(4):
+        values = np.linalg.svd(dense_hankel(taps[c]), compute_uv=False)
+        s = int(found.order[c])
+        assert -1e-12 <= float(found.bound[c]) - 2 * values[s:].sum() < (1e-5 if n > 129 else 1e-9)
+        assert 2 * values[s:].sum() <= 1e-2 * gain[c] < 2 * values[s - 1 :].sum()
+    assert (found.error <= found.bound).all()
+    longer = modal_taps(found.modes, 4000)
+    longer[:, :n] -= taps
+    assert (longer.abs().amax(1) <= found.error).all()
+    assert (longer.abs().sum(1) <= found.l1_error * (1 + 1e-9)).all()
+    assert (found.error <= found.l1_error * (1 + 1e-9)).all()
+
+
+def some_modes_of_nothing(channels: int) -> Modes:
+    return Modes(*torch.zeros(2, channels, 1, dtype=torch.complex128), torch.zeros(channels, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kernel", ["rpe", "sum"])
+def test_a_subspace_has_the_dense_singular_values(kernel: str) -> None:
+    """And a bound of those outside that holds, whether they matter or not."""
+    if kernel == "rpe":
+        h = RPEKernel(2, hidden=16, layers=2, decay=0.98).double().taps(401)[:, 1:].detach()
+    else:
+        h = torch.randn(2, 400, dtype=torch.float64) * 0.98 ** torch.arange(400)
+    values, _, _, outside = _hankel_spectrum(h, 32)
+    for c in range(2):
+        exact = np.linalg.svd(dense_hankel(torch.cat([h.new_zeros(1), h[c]])), compute_uv=False)
+        ours = values[c].abs().numpy()
+        assert exact[32:].sum() <= outside[c]
+        for s in range(33):
+            assert exact[s:].sum() <= ours[s:].sum() + outside[c]
+        if kernel == "rpe":
+            np.testing.assert_allclose(ours[:8], exact[:8], rtol=0, atol=1e-5 * exact[0])
+            assert (ours <= exact[:32] * (1 + 1e-12)).all()
+            assert outside[c] < 1e-2 * exact[0]
+
+
+def test_less_tolerance_takes_more_states() -> None:
+    taps = RPEKernel(3, hidden=16, layers=2, decay=0.97).double().taps(2000).detach()
+    assert taps.shape[1] > 600
+    found = [reduce_taps(taps, tolerance) for tolerance in (1e-1, 1e-2, 1e-3, 1e-4)]
+    for more, less in pairwise(found):
+        assert (less.order >= more.order).all()
+        assert (less.order.sum() > more.order.sum()) & (less.error.sum() < more.error.sum())
+    for tolerance, each in zip((1e-1, 1e-2, 1e-3, 1e-4), found, strict=True):
+        assert (each.error <= each.bound).all()
+        assert (each.bound <= tolerance * each.gain).all()
+        assert (each.modes.poles.abs() < 1).all()
+    again = reduce_taps(taps, 1e-4)
+    assert torch.equal(again.modes.poles, found[-1].modes.poles)
+
+
+def test_a_random_kernel_with_decay_needs_few_states() -> None:
+    found = reduce_taps(RPEKernel(4).taps(2000).detach())
+    assert found.order.max() <= 12
+    assert (found.error <= 1e-3 * found.gain).all()
+
+
+def test_what_cannot_be_reduced_is_refused_with_figures() -> None:
+    noise = torch.randn(2, 400)
+    with pytest.raises(
+        ValueError, match=r"channel 0 needs \d+ states for tolerance 0.001, max_order is 100: .*below 8"
+    ):
+        reduce_taps(noise)
+    with pytest.raises(ValueError, match=r"needs more than 10 states for tolerance 0.01, max_order is 10"):
+        reduce_taps(FreeKernel(2, max_length=2000, decay=1.0).taps(2000), 1e-2, max_order=10)
+    with pytest.raises(ValueError, match=r"channel 0 cannot be a sum of separate .* 29 states would be off by"):
+        reduce_taps(torch.eye(30)[-1:], max_order=30)  # a delay: 29 equal singular values, all poles at 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"taps": torch.zeros(3)}, "taps must be"),
+        ({"taps": torch.zeros(3, 0)}, "taps must be"),
+        ({"taps": torch.full((1, 3), torch.nan)}, "taps must be finite"),
+        ({"taps": torch.zeros(1, 3), "tolerance": 0.0}, "tolerance must be in"),
+        ({"taps": torch.zeros(1, 3), "max_order": 0}, "max_order must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reduce_taps(**arguments)
+
+
+def test_zeros_single_taps_and_two() -> None:
+    found = reduce_taps(torch.zeros(2, 50))
+    assert found.order.tolist() == [0, 0]
+    assert torch.equal(modal_taps(found.modes, 9), torch.zeros(2, 9, dtype=torch.float64))
+    taps = torch.randn(3, 1, dtype=torch.float64)
+    found = reduce_taps(taps)
+    assert found.order.tolist() == [0, 0, 0]
+    assert torch.equal(modal_taps(found.modes, 1), taps)
+    two = reduce_taps(torch.tensor([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64))
+    assert two.order.tolist() == [1, 0]
+    # A pole at 0 has moved to where float32 can hold its weight; the bound knows.
+    expected = torch.tensor([[1.0, 2.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(modal_taps(two.modes, 3), expected, rtol=0, atol=3e-3)
+    assert (two.error <= two.bound).all()
+
+
+def reduced() -> tuple[Tensor, Modes]:
+    taps = RPEKernel(CHANNELS).double().taps(2000).detach()
+    return taps, reduce_taps(taps).modes
+
+
+@pytest.mark.parametrize("length", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_many_float32_steps_stay_near(length: int) -> None:
+    """Of a constant and of noise."""
+    taps, modes = reduced()
+    x = torch.cat([torch.ones(1, length, CHANNELS), torch.randn(1, length, CHANNELS)])
+    single, outputs = modes.to(torch.float32), []
+    state = torch.zeros(2, *modes.poles.shape, dtype=torch.complex64)
+    with torch.inference_mode():
+        for token in x.unbind(1):
+            y, state = modal_step(token, state, single)
+            outputs.append(y)
+        exact = modal_prefill(x.double(), modes, None)[0]
+    steps, whole = torch.stack(outputs, 1), toeplitz_product(x.double(), taps)
+    assert steps.isfinite().all()
+    for row, near, product in zip(steps, exact, whole, strict=True):
+        assert (row - near).abs().max() < 1e-4 * near.abs().max()
+        assert (row - product).abs().max() < 1e-2 * product.abs().max()
+
+
+def test_a_million_tokens_by_blocks() -> None:
+    _, modes = reduced()
+    x = torch.randn(1, 1_000_000, CHANNELS)
+    with torch.inference_mode():
+        y, _ = modal_prefill(x, modes.to(torch.float32), None)
+        end, _ = modal_prefill(x[:, -20_000:].double(), modes, None)
+    assert y.isfinite().all()
+    assert (y[:, -10_000:] - end[:, -10_000:]).abs().max() < 1e-4 * end.abs().max()
