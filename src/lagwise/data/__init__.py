@@ -2,6 +2,7 @@
 
 from lagwise.data.associative_recall import RECALL, AssociativeRecall
 from lagwise.data.examples import Data, ScheduledExamples
+from lagwise.data.packing import PackingCollator
 from lagwise.data.sources import SPLITS, Source, open_source, read_documents
 from lagwise.data.tokenizers import load_tokenizer, token_bytes
 from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
@@ -11,6 +12,7 @@ __all__ = [
     "SPLITS",
     "AssociativeRecall",
     "Data",
+    "PackingCollator",
     "ScheduledExamples",
     "Source",
     "TokenData",

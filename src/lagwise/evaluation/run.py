@@ -74,7 +74,7 @@ def evaluate_run(
         ]
     else:
         data = (
-            _own_data(run, recipe, tokenizer, progress)
+            own_data(run, recipe, tokenizer, progress)
             if source is None
             else prepare(source, str(run), progress=progress)
         )
@@ -111,7 +111,7 @@ def _text_scores(
     }
 
 
-def _own_data(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, progress: bool) -> TokenData:
+def own_data(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, progress: bool) -> TokenData:
     """The run's training data, found by its hash, encoded as then. ValueError if the text has changed since."""
     options = recipe.data
     if not data_unchanged(run, recipe):

@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from lagwise.models.cache import StreamingCache
     from lagwise.models.classification import LagwiseForSequenceClassification
     from lagwise.models.configuration import LagwiseConfig
+    from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
     from lagwise.models.loading import load_model
     from lagwise.models.modeling import LagwiseForCausalLM, LagwiseModel
+    from lagwise.models.session import StreamingSession
 
 __all__ = [
     "LagwiseConfig",
@@ -18,8 +20,10 @@ __all__ = [
     "LagwiseForSequenceClassification",
     "LagwiseModel",
     "StreamingCache",
+    "StreamingSession",
     "generate_text",
     "load_model",
+    "recurrent_form",
 ]
 
 __getattr__ = lazy(
@@ -30,7 +34,9 @@ __getattr__ = lazy(
         "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",
+        "StreamingSession": "lagwise.models.session",
         "generate_text": "lagwise.models.generation",
         "load_model": "lagwise.models.loading",
+        "recurrent_form": "lagwise.models.conversion",
     },
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class StateLayer(CacheLayerMixin):
         self._map(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._map(lambda t: t[indices])
+        self._map(lambda t: t[indices.to(t.device)])
 
     def crop(self, max_length: int) -> None:
         raise ValueError("a streaming state cannot be rolled back; keep the earlier cache and branch from it")
@@ -68,7 +69,9 @@ class StreamingCache(Cache):
 
     ``seen`` counts the positions processed, padding included; ``real`` (batch,) counts the tokens that were not
     padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with;
-    ``began`` and ``right_padded`` (batch,) say whether a row has had a real token, and padding after one.
+    ``began`` and ``right_padded`` (batch,) say whether a row has had a real token, and padding after one; ``model`` is
+    the hidden size and block of the model that filled it; ``behind`` (batch,) is how many positions fewer than ``seen``
+    each row of a joined batch has, None if none.
     """
 
     def __init__(self, layers: int):
@@ -77,6 +80,45 @@ class StreamingCache(Cache):
         self.began: Tensor | None = None
         self.right_padded: Tensor | None = None
         self.rows: int | None = None
+        self.model: tuple[int, Any] | None = None
+        self.behind: Tensor | None = None
+
+    @staticmethod
+    def join(caches: Sequence[StreamingCache]) -> StreamingCache:
+        """One cache of the rows of several, in order: each goes on as it would alone. The old ones stay valid.
+
+        ValueError if there are none, one has seen nothing or ends in padding, or their models differ.
+        """
+        if not caches or any(cache.rows is None for cache in caches):
+            raise ValueError("caches to join must be at least one, and have seen at least one token each")
+        first, seen = caches[0], max(cache.seen for cache in caches)
+        if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
+            raise ValueError("caches to join must be of one model")
+        for cache in caches:
+            cache.require_no_right_padding()
+        joined = StreamingCache(len(first.layers))
+        for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
+            states = [part.state for part in parts]  # type: ignore[attr-defined]
+            layer.advance(states[0].join(states), seen)  # type: ignore[attr-defined]
+        joined.model, joined.rows = first.model, sum(cache.rows or 0 for cache in caches)
+        joined.behind = torch.cat([cache._of_rows(cache.behind, 0) + (seen - cache.seen) for cache in caches])
+        if first.real is not None:
+            joined.real = torch.cat([cache._of_rows(cache.real, 0) for cache in caches])
+        begun = [cache.began for cache in caches if cache.began is not None]
+        if begun:
+            joined.began = torch.cat([cache._of_rows(cache.began, True).to(begun[0].device) for cache in caches])
+        return joined
+
+    def copy(self) -> StreamingCache:
+        """A cache of the same states. Going on from either leaves the other as it is."""
+        other = copy.copy(self)
+        other.layers = [copy.copy(layer) for layer in self.layers]
+        return other
+
+    def _of_rows(self, values: Tensor | None, otherwise: int | bool) -> Tensor:
+        """What is known of each row, or the same of all."""
+        assert self.rows is not None
+        return torch.full((self.rows,), otherwise) if values is None else values
 
     @property
     def seen(self) -> int:
@@ -89,13 +131,17 @@ class StreamingCache(Cache):
 
         Padding after a row's text would stand between it and what comes next, at lags that are not there.
         """
-        if self.right_padded is not None and bool(self.right_padded.any()):
-            raise ValueError("cannot continue a row that was padded on the right; pad on the left to stream")
+        self.require_no_right_padding()
         if mask is None:
             self.began = self.right_padded = None
             return
-        began = mask.any(dim=1) if self.began is None else self.began | mask.any(dim=1)
+        before = self.seen > 0 if self.began is None else self.began
+        began = mask.any(dim=1) | before
         self.began, self.right_padded = began, began & ~mask[:, -1]
+
+    def require_no_right_padding(self) -> None:
+        if self.right_padded is not None and bool(self.right_padded.any()):
+            raise ValueError("cannot continue a row that was padded on the right; pad on the left to stream")
 
     def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Positions (batch, length) of the next tokens, counting real tokens only; remembers the count."""
@@ -114,17 +160,23 @@ class StreamingCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        self._map_rows(lambda t: t[indices])
+        self._map_rows(lambda t: t[indices.to(t.device)])
 
     def reset(self) -> None:
         super().reset()
-        self.real = self.began = self.right_padded = self.rows = None
+        self.real = self.began = self.right_padded = self.rows = self.model = self.behind = None
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.rows = None  # known again at the next forward
+        self.rows = None if self.rows is None else len(change(torch.arange(self.rows)))
         self.real = None if self.real is None else change(self.real)
         self.began = None if self.began is None else change(self.began)
         self.right_padded = None if self.right_padded is None else change(self.right_padded)
+        if self.behind is not None:
+            behind = change(self.behind)
+            least = int(behind.min())  # the longest row may have left
+            self.behind = behind - least
+            for layer in self.layers:
+                layer.seen -= least  # type: ignore[attr-defined]
 
 
 def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:

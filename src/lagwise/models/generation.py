@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, TextStreamer
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from lagwise.models.modeling import LagwiseForCausalLM
+
+PREFILL = 4096  # tokens of a prompt that are processed at a time, so that memory does not grow with the prompt
+_CONTEXT = 8  # tokens before a new one that are decoded with it: whether a space stands between depends on them
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for the first bytes of a character
 
 
 def generate_text(
@@ -20,45 +26,58 @@ def generate_text(
     temperature: float = 0.8,
     top_p: float = 0.95,
     seed: int | None = None,
+    stop: Sequence[str] = (),
+    echo: bool = True,
     write: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> str:
     """Continue a prompt; ``write`` receives the text piece by piece while it is made.
 
-    temperature 0 is greedy. An empty prompt starts a document. Returns prompt and continuation. ValueError for
-    options out of range, or a word that the tokenizer does not know.
+    temperature 0 is greedy. An empty prompt starts a document. The text ends before the first of the ``stop`` texts
+    that the continuation contains, at the end of the document, or after max_new_tokens. Long prompts are processed
+    4096 tokens at a time. ``report`` receives a line of counts and speeds at the end, also if it is a
+    KeyboardInterrupt, which goes on to the caller after ``write`` has got all there is.
+
+    Returns prompt (as the tokenizer spells it) and continuation, or without ``echo`` the continuation alone.
+    ValueError for options out of range, a prompt that leaves no room below the model's limit, or a word that the
+    tokenizer does not know.
     """
     if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
         raise ValueError(
             f"max_new_tokens must be at least 1, temperature at least 0 and top_p in (0, 1]; got {max_new_tokens}, "
             f"{temperature} and {top_p}"
         )
+    if isinstance(stop, str) or not all(stop):
+        raise ValueError(f"stop must be a list of texts that are not empty, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
     ids = _encoded(tokenizer, prompt) if prompt else None
     if ids is None:
         start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         ids = torch.tensor([[start]])  # documents are separated by the end of text, so one begins after it
-    limit = model.length_limit
-    if limit is not None and ids.shape[1] + max_new_tokens > limit:
-        raise ValueError(
-            f"this model takes at most {limit} tokens; the prompt has {ids.shape[1]}, so at most "
-            f"{max(0, limit - ids.shape[1])} can be added, got max_new_tokens={max_new_tokens}"
-        )
     choice: dict[str, Any] = (
-        {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
         if temperature > 0
         else {"do_sample": False}
     )
+    writer = _Writer(tokenizer, ids[0].tolist(), stop, echo, write)
     generate: Any = model.generate
-    output = generate(
-        ids.to(model.device),
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_new_tokens,
-        pad_token_id=tokenizer.pad_token_id,
-        streamer=None if write is None else _Writer(tokenizer, write),
-        **choice,
-    )
-    return str(tokenizer.decode(output[0], skip_special_tokens=True))
+    try:
+        generate(
+            ids.to(model.device),
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+            prefill_chunk_size=PREFILL,
+            use_cache=True,
+            stopping_criteria=StoppingCriteriaList([writer]),
+            **choice,
+        )
+    except KeyboardInterrupt:
+        writer.end(report)
+        raise
+    writer.end(report)
+    return "".join(writer.pieces)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
@@ -70,12 +89,74 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
     return encoded["input_ids"]
 
 
-class _Writer(TextStreamer):
-    """Hands finished pieces of text on instead of printing them."""
+class _Writer(StoppingCriteria):
+    """Makes text of tokens as they come, hands it on, and says when a stop text has come.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]):
-        super().__init__(tokenizer, skip_special_tokens=True)
-        self.write = write
+    A piece is held back while it may change: while its last character lacks bytes, or it may begin a stop text.
+    """
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.write(text)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: list[int],
+        stop: Sequence[str],
+        echo: bool,
+        write: Callable[[str], None] | None,
+    ):
+        self.tokenizer, self.stop, self.write = tokenizer, stop, write
+        self.pieces: list[str] = []
+        self.prompt, self.echo = prompt, echo
+        self.old, self.new = prompt[-_CONTEXT:], []  # tokens whose text is known, and those after them
+        self.held, self.stopped, self.count = "", False, 0
+        self.began = self.first = self.last = time.monotonic()
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.last = time.monotonic()
+        if self.count == 0:  # the prompt was all right
+            self.first = self.last
+            self._hand_on(self._decoded(self.prompt) if self.echo else "")
+        self.count += 1
+        self.new.append(int(input_ids[0, -1]))
+        text = self._new_text()
+        if not text.endswith(_INCOMPLETE):
+            self._take(text)
+        return torch.tensor([self.stopped], device=input_ids.device)
+
+    def end(self, report: Callable[[str], None] | None) -> None:
+        """Hand on what is held back, and report."""
+        self._take(self._new_text())
+        if not self.stopped:
+            self._hand_on(self.held)
+        if report is None:
+            return
+        prompt = f"prompt: {len(self.prompt):,} tokens"
+        if self.count == 0:
+            report(f"{prompt}, not read to the end")
+            return
+        speed = f", {(self.count - 1) / (self.last - self.first):,.0f} tokens/s" if self.count > 1 else ""
+        report(f"{prompt} in {self.first - self.began:.2f} s; added: {self.count:,}{speed}")
+
+    def _new_text(self) -> str:
+        return self._decoded(self.old + self.new)[len(self._decoded(self.old)) :] if self.new else ""
+
+    def _take(self, text: str) -> None:
+        self.old, self.new = (self.old + self.new)[-max(_CONTEXT, len(self.new)) :], []
+        if self.stopped:
+            return
+        text = self.held + text
+        ends = [place for place in map(text.find, self.stop) if place >= 0]
+        self.stopped = bool(ends)
+        # What may be the beginning of a stop text waits for what comes after it.
+        begins = (place for place in range(len(text)) if any(stop.startswith(text[place:]) for stop in self.stop))
+        sure = min(ends) if ends else next(begins, len(text))
+        self.held = text[sure:]
+        self._hand_on(text[:sure])
+
+    def _decoded(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _hand_on(self, text: str) -> None:
+        if text:
+            self.pieces.append(text)
+            if self.write is not None:
+                self.write(text)

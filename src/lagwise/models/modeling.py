@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,22 @@ from lagwise.blocks import BLOCKS, QueryKey
 from lagwise.blocks.norm import make_norm
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
-from lagwise.models.cache import StateLayer, StreamingCache, real_positions
+from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.inputs import (
+    check_prompt_length,
+    check_prompts,
+    current_mask,
+    document_numbers,
+    token_positions,
+)
 from lagwise.ops import document_starts
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
 IGNORED = ("cache_position", "output_attentions", "return_dict", "num_items_in_batch", "logits_to_keep")
+IGNORED += ("max_length_q", "max_length_k")  # what cu_seq_lens say already
+IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` hands on what its stopping criteria were made with
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
@@ -66,6 +75,12 @@ class LagwisePreTrainedModel(PreTrainedModel):
         kwargs.setdefault("use_safetensors", True)
         return super().from_pretrained(*args, **kwargs)
 
+    def to_recurrent(self, tolerance: float = 1e-3, **options: Any) -> Self:
+        """A copy that streams in constant memory: kernels as state spaces. See `recurrent_form`, also for options."""
+        from lagwise.models.conversion import recurrent_form
+
+        return recurrent_form(self, tolerance, **options)[0]
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey):
@@ -83,10 +98,11 @@ class LagwiseModel(LagwisePreTrainedModel):
     """Embeddings, blocks, final norm (TNN fig. 2): causal, or a bidirectional encoder if ``config.causal`` is false.
 
     Inputs: input_ids ``(batch, length)`` or inputs_embeds ``(batch, length, hidden_size)``; attention_mask
-    ``(batch, length so far)``, zero at padding on either side; seq_idx ``(batch, length)`` for packed rows;
-    past_key_values, a `StreamingCache` to continue from (after padding on the left only). position_ids that start
-    again inside a row, as padding-free collators give them, mean packed documents; other positions are the model's own
-    affair. ValueError names what is wrong with an input.
+    ``(batch, length so far)``, zero at padding on either side; past_key_values, a `StreamingCache` to continue from
+    (after padding on the left only). Packed rows are told by one of seq_idx ``(batch, length)`` and cu_seqlens
+    ``(documents + 1,)``, the boundaries in a batch of one row; or, as padding-free collators do, by cu_seq_lens_q and
+    cu_seq_lens_k, or position_ids that start again inside a row. Other positions are the model's own affair.
+    ValueError names what is wrong with an input.
     """
 
     def __init__(self, config: LagwiseConfig):
@@ -114,6 +130,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
@@ -121,8 +140,16 @@ class LagwiseModel(LagwisePreTrainedModel):
             known(name, IGNORED, "argument of forward")
         h = self._embed(input_ids, inputs_embeds)
         batch, length, _ = h.shape
-        if seq_idx is None and past_key_values is None:
-            seq_idx = _documents(position_ids)
+        seq_idx = document_numbers(
+            batch,
+            length,
+            seq_idx=seq_idx,
+            cu_seqlens=cu_seqlens,
+            cu_seq_lens_q=cu_seq_lens_q,
+            cu_seq_lens_k=cu_seq_lens_k,
+            position_ids=position_ids if past_key_values is None else None,
+            attention_mask=attention_mask,
+        )
         if use_cache is None:  # packed rows are whole texts: nothing follows them
             use_cache = self.config.use_cache and not self.training and seq_idx is None
         if self.gradient_checkpointing and self.training:
@@ -131,13 +158,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = False
         if past_key_values is None and use_cache:
             past_key_values = StreamingCache(len(self.layers))
-        mask = None if attention_mask is None else self._current_mask(attention_mask, batch, length)
-        self._check_length(length, past_key_values)
+        mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
+        self._check_length(batch, length, mask, past_key_values, seq_idx)
         if past_key_values is not None:
             self._check_cache(past_key_values, batch, seq_idx)
             past_key_values.note_padding(mask)
         if self.embed_positions is not None:
-            h = h + self.embed_positions(self._positions(batch, length, mask, past_key_values, seq_idx, h.device))
+            h = h + self.embed_positions(token_positions(batch, length, mask, past_key_values, seq_idx, h.device))
         states = []
         for i, layer in enumerate(self.layers):
             states.append(h)
@@ -158,7 +185,10 @@ class LagwiseModel(LagwisePreTrainedModel):
             return inputs_embeds
         assert input_ids is not None
         if input_ids.dim() != 2 or input_ids.shape[1] == 0:
-            raise ValueError(f"input_ids must be (batch, length >= 1), got {tuple(input_ids.shape)}")
+            raise ValueError(
+                f"input_ids must be (batch, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun with "
+                "the end-of-text token"
+            )
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = input_ids.aminmax()
             if low < 0 or high >= self.config.vocab_size:
@@ -172,50 +202,28 @@ class LagwiseModel(LagwisePreTrainedModel):
         if seq_idx is not None:
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
         if not isinstance(cache, StreamingCache) or len(cache.layers) != len(self.layers):
-            raise ValueError(f"past_key_values must be this model's StreamingCache, got {type(cache).__name__}")
+            got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
+            raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
         if cache.rows not in (None, batch):
             raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
-        cache.rows = batch
-
-    def _check_length(self, length: int, cache: StreamingCache | None) -> None:
-        limit = self.length_limit
-        total = length + (0 if cache is None else cache.seen)
-        if limit is not None and total > limit:
-            raise ValueError(f"this model takes at most {limit} tokens, got {total}")
-
-    @staticmethod
-    def _current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
-        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
+        shape = (self.config.hidden_size, self.config.block)
+        if cache.model not in (None, shape):
             raise ValueError(
-                f"attention_mask must be (batch={batch}, at least {length}), got {tuple(attention_mask.shape)}"
+                "past_key_values was filled by a model with another block or hidden_size; begin a new cache"
             )
-        return attention_mask[:, -length:].bool()
+        cache.rows, cache.model = batch, shape
 
-    @staticmethod
-    def _positions(
-        batch: int,
-        length: int,
-        mask: Tensor | None,
-        cache: StreamingCache | None,
-        seq_idx: Tensor | None,
-        device: torch.device,
-    ) -> Tensor:
-        if cache is not None:
-            return cache.positions(batch, length, mask, device)
-        positions = real_positions(batch, length, mask, device).clamp(min=0)
-        if seq_idx is None:
-            return positions
-        return positions - torch.where(document_starts(seq_idx), positions, 0).cummax(dim=1).values
-
-
-def _documents(position_ids: Tensor | None) -> Tensor | None:
-    """Document numbers from positions, or None if they never start again."""
-    if position_ids is None or position_ids.dim() != 2:
-        return None
-    starts = position_ids[:, 1:] < position_ids[:, :-1]
-    if not starts.any():
-        return None
-    return torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
+    def _check_length(
+        self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
+    ) -> None:
+        limit = self.length_limit
+        if limit is None:
+            return
+        total = length + (0 if cache is None else cache.seen)
+        if seq_idx is not None:  # it is documents that have a length
+            total = int(token_positions(batch, length, mask, None, seq_idx, seq_idx.device).max()) + 1
+        if total > limit:
+            raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 
 
 class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
@@ -247,7 +255,13 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
+    def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
+        check_prompt_length(self.length_limit, input_ids_length, generation_config.max_length - input_ids_length)
+        parent: Any = super()
+        parent._validate_generated_length(generation_config, input_ids_length, *args)
+
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
+        check_prompts(self.length_limit, generation_config, model_kwargs)
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
 
@@ -262,11 +276,23 @@ class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        if seq_idx is None and past_key_values is None:
-            seq_idx = _documents(position_ids)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if tokens is not None:
+            seq_idx = document_numbers(
+                *tokens.shape[:2],
+                seq_idx=seq_idx,
+                cu_seqlens=cu_seqlens,
+                cu_seq_lens_q=cu_seq_lens_q,
+                cu_seq_lens_k=cu_seq_lens_k,
+                position_ids=position_ids if past_key_values is None else None,
+                attention_mask=attention_mask,
+            )
         if labels is not None and use_cache is None:
             use_cache = False  # a loss is taken over whole sequences; nothing is streamed after it
         out = self.model(

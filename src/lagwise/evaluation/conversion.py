@@ -1,0 +1,129 @@
+"""Convert a run to constant memory a token, and measure what that changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lagwise.data import RECALL, token_bytes
+from lagwise.evaluation.perplexity import evaluate
+from lagwise.evaluation.run import own_data
+from lagwise.models import LagwiseForCausalLM, StreamingCache, load_model, recurrent_form
+from lagwise.models.loading import quiet
+from lagwise.ops import Reduction
+from lagwise.training import load_recipe
+
+CONVERSION_FILE = "conversion.json"
+DEFAULT_TOKENS = 65537
+_TURNS, _TURN = 5, 64
+
+
+def convert_run(
+    run: Path,
+    tolerance: float = 1e-3,
+    out: Path | None = None,
+    *,
+    lags: int = 4096,
+    max_order: int | None = None,
+    max_tokens: int = DEFAULT_TOKENS,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Write a run's model with its kernels as state spaces (`recurrent_form`) to ``out``, by default ``RUN-recurrent``.
+
+    The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
+    bound and error of a channel relative to its gain; bits per byte of both models on the first ``max_tokens`` of the
+    test text, at the trained length and four times that (nothing for a run that is not of text, or whose text has gone
+    or changed); tokens a second of both after a prompt of the trained length. The folder evaluates, generates and
+    plots as any run does. ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds
+    anything but an earlier conversion.
+    """
+    out = out or run.with_name(run.name + "-recurrent")
+    if out.exists() and not (out / CONVERSION_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{str(out)!r} exists and is no earlier conversion; choose another --out")
+    model, tokenizer = load_model(run)
+    converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
+    result: dict[str, Any] = {
+        "run": str(run),
+        "out": str(out),
+        "tolerance": tolerance,
+        "modes": max(r.modes.poles.shape[1] for r in reductions.values()),
+        "layers": [layer_figures(name, reduction) for name, reduction in reductions.items()],
+    }
+    length = 512
+    recipe = load_recipe(str(run / "recipe.yaml")) if (run / "recipe.yaml").is_file() else None
+    if recipe is not None:
+        length = recipe.data.length
+        recipe.model["block"] = converted.config.block
+    out.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        converted.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    if recipe is not None:
+        (out / "recipe.yaml").write_text(recipe.to_yaml())
+        if (run / "run.json").is_file():
+            shutil.copyfile(run / "run.json", out / "run.json")
+    (out / CONVERSION_FILE).write_text(
+        json.dumps(result, indent=1) + "\n"
+    )  # with figures below; the model is there now
+    if recipe is not None and recipe.data.source != RECALL:
+        try:
+            data = own_data(run, recipe, tokenizer, progress)
+        except (ValueError, OSError) as error:
+            result["not_measured"] = str(error)
+        else:
+            sizes, test = token_bytes(tokenizer, data.bytes_per_token("test")), data.splits["test"][:max_tokens]
+            result["bits_per_byte"] = [
+                {
+                    "length": n,
+                    "before": evaluate(model, test, n, sizes, progress=progress).bits_per_byte,
+                    "after": evaluate(converted, test, n, sizes, progress=progress).bits_per_byte,
+                }
+                for n in (length, 4 * length)
+                if model.length_limit is None or n <= model.length_limit
+            ]
+    room = (model.length_limit or length + (_TURNS + 1) * _TURN) - (_TURNS + 1) * _TURN
+    speeds = tokens_per_second({"before": model, "after": converted}, max(1, min(length, room)))
+    result["tokens_per_second"] = speeds
+    (out / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def layer_figures(name: str, reduction: Reduction) -> dict[str, Any]:
+    """A layer's reduction in figures: order (smallest, median, largest), and the largest errors over the gain."""
+    gain = reduction.gain.clamp(min=1e-300)
+    order = reduction.order
+    return {
+        "layer": name,
+        "taps": reduction.taps,
+        "order": [int(order.min()), int(order.median()), int(order.max())],
+        "bound": float((reduction.bound / gain).max()),
+        "error": float((reduction.error / gain).max()),
+        "l1_error": float((reduction.l1_error / gain).max()),
+    }
+
+
+@torch.inference_mode()
+def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int) -> dict[str, float]:
+    """Greedy tokens a second of one stream after a random prompt, medians of turns taken one after the other."""
+    streams = {}
+    for name, model in models.items():
+        cache = StreamingCache(model.config.num_hidden_layers)
+        prompt = torch.randint(model.config.vocab_size, (1, context), device=model.device)
+        token = model(prompt, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+        streams[name] = (model, cache, token)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(_TURNS + 1):  # the first warms up
+        for name, (model, cache, token) in streams.items():
+            start = time.perf_counter()
+            for _ in range(_TURN):
+                token = model(token, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+            _ = token.tolist()  # waits for a GPU
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: _TURN / sorted(each)[len(each) // 2] for name, each in seconds.items()}

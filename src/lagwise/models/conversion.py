@@ -1,0 +1,100 @@
+"""A trained model with its lag kernels as state spaces: constant memory and time a token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from lagwise.mixers import ToeplitzMixer
+from lagwise.ops import Reduction, reduce_taps
+
+_ENDLESS_LAGS = 4096  # of a kernel without a horizon
+_TOEPLITZ = ("toeplitz", "gtu")  # mixers whose spec has a kernel
+
+
+def recurrent_form(
+    model: Any,
+    tolerance: float = 1e-3,
+    *,
+    lags: int = _ENDLESS_LAGS,
+    max_order: int | None = None,
+    progress: bool = False,
+) -> tuple[Any, dict[str, Reduction]]:
+    """The model with every lag kernel replaced by the sum of damped oscillations that `reduce_taps` finds for it.
+
+    tolerance, relative to each channel's gain, and max_order are those of `reduce_taps`. A kernel that never decays is
+    taken to end after ``lags`` lags. Kernels run by ``engine="ski"`` are what SKI makes of them: its matrix is not
+    quite the same along a diagonal, and the mean over a cell is taken.
+
+    Returns a new model, whose configuration says ``kernel: {name: modal, modes: ...}`` (as many modes as the largest
+    channel of all layers needs), in the dtype and on the device of the old one, and the reductions by the names of
+    their mixers. ValueError if the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
+    """
+    if not model.config.causal:
+        raise ValueError("only causal models stream; this one has causal=False")
+    mixers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, ToeplitzMixer) and not module.kernel.recurrent
+    }
+    if not mixers:
+        raise ValueError(
+            "this model has no lag kernel to convert: moving averages, dilated convolutions, attention in chunks and "
+            "converted kernels stream in constant memory as they are"
+        )
+    reductions = {}
+    for name, mixer in tqdm(mixers.items(), desc="reducing kernels", unit="layer", disable=not progress):
+        try:
+            reductions[name] = reduce_taps(effective_taps(mixer, lags), tolerance, max_order=max_order)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    config = copy.deepcopy(model.config)
+    modes = max(reduction.modes.poles.shape[1] for reduction in reductions.values())
+    config.block = _with_kernel(config.block or {"name": "prenorm"}, {"name": "modal", "modes": modes})
+    converted = type(model)(config).to(device=model.device, dtype=model.dtype)
+    kernels = tuple(f"{name}.kernel." for name in mixers)
+    kept = {key: value for key, value in model.state_dict().items() if not key.startswith(kernels)}
+    missing, unexpected = converted.load_state_dict(kept, strict=False)
+    assert not unexpected, unexpected
+    assert all(key.startswith(kernels) for key in missing), missing
+    for name, reduction in reductions.items():
+        mixer = converted.get_submodule(name)
+        assert isinstance(mixer, ToeplitzMixer)
+        mixer.kernel.load_modes(reduction.modes)  # type: ignore[operator]
+    converted.generation_config = copy.deepcopy(model.generation_config)
+    return converted.train(model.training), reductions
+
+
+@torch.no_grad()
+def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
+    """Taps ``(channels, n)`` that a causal mixer applies, as many as it reaches, ``lags`` if it has no end."""
+    kernel = mixer.kernel
+    n = kernel.horizon() or kernel.max_length or lags
+    if mixer.ski is None:
+        return kernel.taps(n)
+    cell = mixer.ski.plan(kernel).spacing
+    parameter = next(kernel.parameters())
+    impulses = torch.zeros(cell, n + cell, mixer.channels, dtype=kernel.precision(parameter), device=parameter.device)
+    impulses[torch.arange(cell), torch.arange(cell)] = 1
+    answers = mixer.ski.mix(kernel, impulses, None)
+    return torch.stack([answer[i : i + n] for i, answer in enumerate(answers)]).mean(0).t()
+
+
+def _with_kernel(spec: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str, Any]:
+    """A block's spec with this kernel in every Toeplitz mixer."""
+    if spec.get("name") in _TOEPLITZ:
+        if (spec.get("kernel") or {}).get("name") == kernel["name"]:
+            return dict(spec)
+        return {**{key: value for key, value in spec.items() if key != "engine"}, "kernel": dict(kernel)}
+    spec = {"token_mixer": {"name": "gtu"}, **spec} if spec.get("name") == "prenorm" else dict(spec)
+    for key, value in spec.items():
+        if isinstance(value, Mapping):
+            spec[key] = _with_kernel(value, kernel)
+        elif isinstance(value, list | tuple):
+            spec[key] = [_with_kernel(v, kernel) if isinstance(v, Mapping) else v for v in value]
+    return spec

@@ -1,0 +1,131 @@
+"""What a model is given, made sense of: documents of packed rows, padding, prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lagwise.models.cache import StreamingCache, real_positions
+from lagwise.ops import document_starts, seq_idx_from_cu_seqlens
+
+
+def document_numbers(
+    batch: int,
+    length: int,
+    *,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+) -> Tensor | None:
+    """The document that each token of packed rows belongs to, ``(batch, length)``; None if rows are single texts.
+
+    Shapes: seq_idx ``(batch, length)``; cu_seqlens ``(documents + 1,)``, of a batch of one row; position_ids and
+    attention_mask ``(batch, length)``. cu_seq_lens_q and cu_seq_lens_k are what transformers' collators call
+    cu_seqlens, for flash attention.
+
+    The first that is given counts. Positions mean documents where they do not go up from one real token to the next.
+    ValueError if both seq_idx and cu_seqlens are given, if transformers' boundaries are others than those that count,
+    or if boundaries do not fit one row.
+    """
+    if seq_idx is not None and cu_seqlens is not None:
+        raise ValueError("give exactly one of seq_idx and cu_seqlens")
+    given = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+    found = {} if seq_idx is None else {"seq_idx": seq_idx}
+    for name, boundaries in given.items():
+        if boundaries is not None:
+            found[name] = _from_boundaries(name, boundaries, batch, length)
+    if not found:
+        return _from_positions(position_ids, attention_mask)
+    (first, chosen), *others = found.items()
+    for name, other in others:
+        if not torch.equal(document_starts(chosen).cpu(), document_starts(other).cpu()):
+            raise ValueError(
+                f"{first} and {name} put the boundaries of documents in different places; give one of them"
+            )
+    return chosen
+
+
+def _from_boundaries(name: str, cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
+    if batch != 1:
+        raise ValueError(f"{name} is for a batch of one packed row, got {batch} rows; give seq_idx instead")
+    return seq_idx_from_cu_seqlens(cu_seqlens.long(), length)
+
+
+def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+    if position_ids is None or position_ids.dim() != 2:
+        return None
+    starts = position_ids[:, 1:] <= position_ids[:, :-1]  # equal: a document of one token was before
+    if attention_mask is not None and attention_mask.shape == position_ids.shape:
+        real = attention_mask.bool()
+        starts = starts & real[:, 1:] & real[:, :-1]  # padding repeats positions too
+    if not starts.any():
+        return None
+    return torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
+
+
+def token_positions(
+    batch: int,
+    length: int,
+    mask: Tensor | None,
+    cache: StreamingCache | None,
+    seq_idx: Tensor | None,
+    device: torch.device,
+) -> Tensor:
+    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row."""
+    if cache is not None:
+        return cache.positions(batch, length, mask, device)
+    positions = real_positions(batch, length, mask, device).clamp(min=0)
+    if seq_idx is None:
+        return positions
+    return positions - torch.where(document_starts(seq_idx), positions, 0).cummax(dim=1).values
+
+
+def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
+    """The mask of the tokens that are processed now, of a mask of all tokens so far. ValueError for a wrong shape."""
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
+        raise ValueError(
+            f"attention_mask must be (batch={batch}, at least {length}), got {tuple(attention_mask.shape)}"
+        )
+    return attention_mask[:, -length:].bool()
+
+
+def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
+    """ValueError if a prompt, with the tokens to add, is longer than a model's limit."""
+    if limit is not None and prompt + max(new, 1) > limit:
+        room = max(0, limit - prompt)
+        remedy = f"; ask for fewer than {new}" if room else "; shorten it"
+        raise ValueError(
+            f"this model takes at most {limit} tokens; the prompt has {prompt}, so at most {room} can be added{remedy}"
+        )
+
+
+def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mapping[str, Any]) -> None:
+    """Find what is wrong with prompts before any work, where `generate` knows the mask of the whole text.
+
+    ValueError if text and tokens to add are longer than the limit, a row is all padding or padded on the right, or a
+    cache has nothing left to process.
+    """
+    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+    # A mask of ones is dropped by `generate`, which keeps its length.
+    prompt = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
+    if prompt is not None and generation_config.max_new_tokens is not None:
+        check_prompt_length(limit, prompt, generation_config.max_new_tokens)
+    if mask is not None and mask.dim() == 2 and mask.shape[1] > 0:
+        empty = (~mask.bool().any(dim=1)).nonzero().flatten().tolist()
+        if empty:
+            raise ValueError(
+                f"row {empty[0]} of attention_mask is all padding; begin an empty prompt with the end-of-text token"
+            )
+        if not mask[:, -1].all():
+            raise ValueError("attention_mask pads prompts on the right; to generate, pad them on the left")
+    if isinstance(cache, StreamingCache) and prompt is not None and 0 < prompt <= cache.seen:
+        raise ValueError(
+            f"past_key_values holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
+            "so far and at least one token more"
+        )

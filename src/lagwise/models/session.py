@@ -1,0 +1,182 @@
+"""Sequences that are continued together, though they come and go: for servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import index
+
+import torch
+from torch import Tensor
+
+from lagwise.models.cache import StreamingCache
+from lagwise.models.modeling import LagwiseForCausalLM
+from lagwise.tables import whole_number
+
+
+class StreamingSession:
+    """A running batch of sequences of any lengths, which join and leave it at any time.
+
+    Each gets the logits that it would get alone, to rounding. Between two steps the session holds a mixer state a
+    sequence; none of another length costs it more. ::
+
+        session = StreamingSession(model.eval())
+        session.add(prompt)
+        while len(session):
+            chosen = dict(zip(session.handles, session.logits.argmax(1).tolist()))
+            session.drop(*(handle for handle, token in chosen.items() if token == end_of_text))
+            session.step({handle: chosen[handle] for handle in session.handles})
+
+    model: a `LagwiseForCausalLM` in evaluation mode, whose weights stay as they are while sequences live.
+    prefill_chunk: tokens of a prompt that are processed at once, which bounds the memory that a long one takes.
+
+    Everything happens in inference mode, without gradients, and a call that raises leaves the session as it was.
+    ValueError for another kind of model, and from every call while the model is in training mode.
+    """
+
+    def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):
+        if not isinstance(model, LagwiseForCausalLM):
+            raise ValueError(f"model must be a LagwiseForCausalLM, which is causal, got {type(model).__name__}")
+        self.model = model
+        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk)
+        self._require_evaluation()
+        self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
+        self._next = 0
+        self._logits = model.lm_head.weight.new_zeros(0, model.config.vocab_size)
+        # The batch, and after it sequences that have yet to be joined to it: once, however many they are.
+        self._caches: list[StreamingCache] = []
+
+    @property
+    def handles(self) -> tuple[int, ...]:
+        """The live sequences, in the order of the rows of `logits`; no handle is given twice."""
+        return tuple(self._seen)
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of each sequence's next token, ``(len(session), vocab_size)``; not to be written to."""
+        return self._logits
+
+    def __len__(self) -> int:
+        """The number of live sequences."""
+        return len(self._seen)
+
+    def __contains__(self, handle: object) -> bool:
+        """Whether a sequence is live."""
+        return handle in self._seen
+
+    @torch.inference_mode()
+    def add(self, input_ids: Tensor | Sequence[int]) -> int:
+        """Process a prompt, ``(length,)``, and let it join the batch, as the last row. Returns its handle.
+
+        ValueError if it is empty, longer than the model's limit, or has ids that are not in ``[0, vocab_size)``.
+        """
+        self._require_evaluation()
+        ids = self._checked(input_ids).to(self.model.device)
+        cache, logits = StreamingCache(len(self.model.model.layers)), self._logits
+        for chunk in ids.split(self.prefill_chunk):
+            logits = self._forward(chunk[None], cache)
+        self._logits = torch.cat([self._logits, logits])
+        self._caches.append(cache)
+        handle, self._next = self._next, self._next + 1
+        self._seen[handle] = len(ids)
+        return handle
+
+    @torch.inference_mode()
+    def step(self, tokens: Mapping[int, int]) -> Tensor:
+        """Continue every live sequence by one token, given by handle. Returns the new `logits`.
+
+        ValueError that names the handle if one is unknown or missing, its token is not in ``[0, vocab_size)``, or its
+        sequence is as long as the model's limit.
+        """
+        self._require_evaluation()
+        self._require_live(tokens)
+        missing = [handle for handle in self._seen if handle not in tokens]
+        if missing:
+            raise ValueError(
+                f"tokens must have one for every live sequence, as all step together; {_named(missing)} has none"
+            )
+        limit = self.model.length_limit
+        full = [handle for handle, seen in self._seen.items() if seen == limit]
+        if full:
+            raise ValueError(f"{_named(full)} has as many tokens as this model takes, {limit}; drop it")
+        ids = [self._token(handle, tokens[handle]) for handle in self._seen]
+        if ids:
+            cache = self._joined().copy()  # which is given up if this fails half-way
+            self._logits = self._forward(torch.tensor(ids, device=self.model.device)[:, None], cache)
+            self._caches = [cache]
+            self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
+        return self._logits
+
+    @torch.inference_mode()
+    def drop(self, *handles: int) -> None:
+        """Let sequences leave, and free what they held. ValueError that names the handle if one is unknown."""
+        self._require_live(handles)
+        kept = [row for row, handle in enumerate(self._seen) if handle not in handles]
+        if len(kept) == len(self._seen):
+            return
+        caches = []
+        if kept:
+            rows = torch.tensor(kept, device=self._logits.device)
+            caches = [self._joined().copy()]
+            caches[0].batch_select_indices(rows)
+            self._logits = self._logits[rows]
+        else:
+            self._logits = self._logits[:0].clone()
+        self._caches = caches
+        self._seen = {handle: seen for handle, seen in self._seen.items() if handle not in handles}
+
+    def _forward(self, ids: Tensor, cache: StreamingCache) -> Tensor:
+        logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        assert logits is not None
+        return logits[:, -1]
+
+    def _joined(self) -> StreamingCache:
+        if len(self._caches) > 1:
+            self._caches = [StreamingCache.join(self._caches)]
+        return self._caches[0]
+
+    def _checked(self, input_ids: Tensor | Sequence[int]) -> Tensor:
+        try:
+            ids = torch.as_tensor(input_ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"input_ids must be whole numbers, got {input_ids!r:.80}") from error
+        if ids.dim() != 1 or ids.numel() == 0:
+            raise ValueError(
+                f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; an empty prompt is begun with the "
+                "end-of-text token"
+            )
+        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+            raise ValueError(f"input_ids must be whole numbers, got {ids.dtype}")
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= self.model.config.vocab_size:
+            raise ValueError(
+                f"input_ids must be in [0, {self.model.config.vocab_size}), got {low}..{high}; "
+                "was the text encoded with another tokenizer?"
+            )
+        limit = self.model.length_limit
+        if limit is not None and len(ids) > limit:
+            raise ValueError(f"this model takes at most {limit} tokens, the prompt has {len(ids)}")
+        return ids.long()
+
+    def _token(self, handle: int, token: int) -> int:
+        vocabulary = self.model.config.vocab_size
+        try:
+            number = index(token)
+        except TypeError:
+            number = -1
+        if not 0 <= number < vocabulary:
+            raise ValueError(f"the token of sequence {handle} must be in [0, {vocabulary}), got {token!r}")
+        return number
+
+    def _require_live(self, handles: Mapping[int, int] | Sequence[int]) -> None:
+        unknown = [handle for handle in handles if handle not in self._seen]
+        if unknown:
+            raise ValueError(f"{_named(unknown)} is not in this session: dropped already, or never added")
+
+    def _require_evaluation(self) -> None:
+        if self.model.training:
+            raise ValueError("the model is in training mode; call model.eval() first")
+
+
+def _named(handles: Sequence[int]) -> str:
+    """The first of them, in words."""
+    return f"sequence {handles[0]!r}" + (f" (and {len(handles) - 1} more)" if len(handles) > 1 else "")

@@ -1,0 +1,116 @@
+"""The collator that packs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from lagwise.data import PackingCollator
+from lagwise.data.packing import first_fit_decreasing
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+
+
+def documents(*sizes: int) -> list[dict[str, Any]]:
+    """Tokens say which document they are of, and where in it."""
+    return [{"input_ids": [100 * n + i for i in range(size)]} for n, size in enumerate(sizes)]
+
+
+def test_what_it_gives() -> None:
+    batch = PackingCollator(6)(documents(2, 4, 1, 3))
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "input_ids": [[100, 101, 102, 103, 0, 1], [300, 301, 302, 200, 0, 0]],
+        "labels": [[-100, 101, 102, 103, -100, 1], [-100, 301, 302, -100, -100, -100]],
+        "seq_idx": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, -1, -1]],
+        "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
+    }
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any), length=st.integers(9, 30))
+def test_every_document_is_there_once_and_whole(sizes: list[int], length: int) -> None:
+    batch = PackingCollator(length)(documents(*sizes))
+    assert batch["input_ids"].shape[1] <= length
+    seen = []
+    for ids, numbers in zip(batch["input_ids"], batch["seq_idx"], strict=True):
+        for number in range(int(numbers.max()) + 1):
+            seen.append(ids[numbers == number].tolist())
+    assert sorted(seen) == sorted(each["input_ids"] for each in documents(*sizes) if each["input_ids"])
+    assert torch.equal(batch["attention_mask"], (batch["seq_idx"] >= 0).long())
+    again = PackingCollator(length)(documents(*sizes))
+    assert all(torch.equal(value, again[name]) for name, value in batch.items())
+
+
+def test_rows_are_few() -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 500, 200).tolist()
+    rows = first_fit_decreasing(sizes, 1000)
+    assert len(rows) <= -(-sum(sizes) // 1000) + 1
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_labels_and_masks_of_ones_own(kind: Any) -> None:
+    example = {"input_ids": kind([9, 5, 6, 7]), "labels": kind([-100, -100, -100, 7])}
+    padded = {**example, "attention_mask": kind([0, 1, 1, 1])}
+    batch = PackingCollator(8)([padded, padded])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 5, 6, 7]]
+    assert batch["labels"].tolist() == [[-100, -100, 7, -100, -100, 7]]
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        (documents(3, 9), "document 1 of the batch has 9 tokens, more than a row of 8; cut it"),
+        (documents(0, 0), "none of the 2 documents of the batch has a token"),
+        ([{"input_ids": [1, 2], "labels": [1]}], r"document 0 .* labels like it, got \(2,\) and \(1,\)"),
+        ([{"input_ids": [[1, 2]]}], r"document 0 .* must have input_ids \(tokens,\)"),
+    ],
+)
+def test_bad_documents_are_named(examples: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PackingCollator(8)(examples)
+
+
+def test_a_row_has_a_length() -> None:
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
+        PackingCollator(0)
+
+
+def test_the_trainer_of_transformers_takes_it(tmp_path: Path) -> None:
+    """Gradient accumulation included: the loss is the mean over all tokens predicted in a step."""
+    sizes = (1, 7, 3, 12, 5, 2, 9, 4)
+    examples = [{"input_ids": torch.randint(0, 256, (size,)).tolist()} for size in sizes]
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1))
+    with torch.no_grad():
+        rows = [torch.tensor([each["input_ids"]]) for each in examples[1:]]
+        total = sum((row.shape[1] - 1) * float(model(row, labels=row).loss) for row in rows)
+    expected = total / (sum(sizes) - len(sizes))
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        train_sampling_strategy="sequential",
+        logging_steps=1,
+        learning_rate=1e-2,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=examples, data_collator=PackingCollator(16))
+    trainer.train()
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert logged[0] == pytest.approx(expected, rel=1e-3)
+    assert logged[1] < logged[0]
+
+
+def test_a_loader_takes_it() -> None:
+    batches = list(DataLoader(documents(5, 3, 8, 2), batch_size=2, collate_fn=PackingCollator(8)))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(1, 8), (2, 8)]

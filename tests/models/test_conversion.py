@@ -1,0 +1,97 @@
+"""Models with their lag kernels turned into state spaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lagwise.kernels.modal import ModalKernel
+from lagwise.mixers import ToeplitzMixer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, recurrent_form
+
+_RPE = {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "gtu": {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
+    "block engine": {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": _RPE, "engine": "block"}},
+    "ski": {
+        "name": "prenorm",
+        "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "warped", "decay": 0.9}, "engine": "ski"},
+    },
+    "mega": {"name": "mega", "memory": {"name": "toeplitz", "kernel": _RPE}, "chunk": 16},
+    "chain": {
+        "name": "chain",
+        "blocks": [
+            {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
+            {"name": "prenorm", "token_mixer": {"name": "ema"}},
+        ],
+    },
+}
+
+
+def model(block: dict[str, Any] | None, **fields: Any) -> LagwiseForCausalLM:
+    torch.manual_seed(3)
+    config = LagwiseConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, block=block, **fields)
+    return LagwiseForCausalLM(config).double().eval()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_converted_model_says_the_same_and_streams_exactly(name: str) -> None:
+    original = model(BLOCKS[name])
+    ids = torch.randint(30, (2, 200))
+    tolerance = 1e-2 if name == "ski" else 1e-5
+    converted, reductions = recurrent_form(original, tolerance)
+    with torch.no_grad():
+        before, after = original(ids).logits, converted(ids).logits
+        error = (before - after).abs().max() / before.abs().max()
+        assert 0 < error < 5 * tolerance
+        out = converted(ids[:, :77], use_cache=True)
+        streamed = [out.logits]
+        for token in ids[:, 77:].split(1, 1):
+            out = converted(token, past_key_values=out.past_key_values, use_cache=True)
+            streamed.append(out.logits)
+    torch.testing.assert_close(torch.cat(streamed, 1), after, rtol=0, atol=1e-9)
+    assert len(reductions) == 2
+    assert all((r.error <= r.bound).all() for r in reductions.values())
+    assert not any(isinstance(m, ToeplitzMixer) and not m.kernel.recurrent for m in converted.modules())
+    assert original.config.block == BLOCKS[name]  # the old one is as it was
+
+
+def test_it_is_saved_and_read_like_any_model(tmp_path: Path) -> None:
+    converted = model(BLOCKS["gtu"]).to_recurrent(1e-4)
+    converted.save_pretrained(tmp_path)
+    again = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    ids = torch.randint(30, (1, 50))
+    assert torch.equal(again(ids).logits, converted(ids).logits)
+    kernels = [m for m in again.modules() if isinstance(m, ModalKernel)]
+    assert len(kernels) == 2
+
+
+def test_a_tighter_tolerance_costs_modes_and_buys_accuracy() -> None:
+    original = model(BLOCKS["gtu"])
+    loose, tight = (recurrent_form(original, tolerance)[1] for tolerance in (1e-1, 1e-6))
+    for name in loose:
+        assert loose[name].order.max() < tight[name].order.min()
+        assert tight[name].error.max() < loose[name].error.max()
+
+
+def test_a_kernel_without_end_is_cut() -> None:
+    original = model(
+        {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {**_RPE, "decay": 1}}}
+    )
+    converted, _ = recurrent_form(original, 0.3, lags=60, max_order=60)
+    assert converted.model.length_limit is None
+
+
+def test_what_cannot_be_converted_is_refused() -> None:
+    noise = {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 300}}}
+    with pytest.raises(ValueError, match=r"layers.0.*channel \d+ needs .* states for tolerance 0.001"):
+        model(noise).to_recurrent()
+    with pytest.raises(ValueError, match="no lag kernel to convert"):
+        model({"name": "prenorm", "token_mixer": {"name": "ema"}}).to_recurrent()
+    with pytest.raises(ValueError, match="no lag kernel to convert"):
+        model(BLOCKS["gtu"]).to_recurrent().to_recurrent()
+    with pytest.raises(ValueError, match="tolerance must be"):
+        model(BLOCKS["gtu"]).to_recurrent(2.0)

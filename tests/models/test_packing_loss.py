@@ -1,0 +1,122 @@
+"""Documents packed into rows are learned from as if each were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import LIMIT, RECIPES, tiny
+from torch import Tensor
+from transformers import DataCollatorWithFlattening
+
+from lagwise.data import PackingCollator
+from lagwise.models import LagwiseForCausalLM
+
+SIZES = (1, 2, 5, 30, 17)
+every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+
+
+def loss_in_double(logits: Tensor, labels: Tensor, vocab_size: int, **kwargs: Any) -> Tensor:
+    """The sum of what transformers averages, and in single precision."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+
+
+def documents() -> list[dict[str, Tensor]]:
+    return [{"input_ids": torch.randint(0, 256, (size,))} for size in SIZES]
+
+
+def value_and_gradients(model: LagwiseForCausalLM, *batches: dict[str, Any]) -> list[Tensor]:
+    model.loss_function = loss_in_double
+    model.zero_grad()
+    loss = sum(model(**batch).loss for batch in batches)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def flattened(**options: Any) -> Callable[[list], dict[str, Any]]:
+    return DataCollatorWithFlattening(**options)
+
+
+def with_boundaries(examples: list[dict[str, Tensor]]) -> dict[str, Any]:
+    ids = torch.cat([each["input_ids"] for each in examples])[None]
+    cu_seqlens = torch.tensor([0, *(len(each["input_ids"]) for each in examples)]).cumsum(0)
+    return {"input_ids": ids, "labels": ids, "cu_seqlens": cu_seqlens}
+
+
+COLLATORS: dict[str, Callable[[list], dict[str, Any]]] = {
+    "ours": PackingCollator(40),
+    "position_ids": flattened(),
+    "seq_idx": flattened(return_position_ids=False, return_seq_idx=True),
+    "flash": flattened(return_position_ids=False, return_flash_attn_kwargs=True),
+    "all of it": flattened(return_seq_idx=True, return_flash_attn_kwargs=True),
+    "cu_seqlens": with_boundaries,
+}
+
+
+@every_recipe
+def test_packed_is_separate(recipe: str) -> None:
+    model, examples = tiny(recipe).train(), documents()
+    alone = (dict.fromkeys(("input_ids", "labels"), each["input_ids"][None]) for each in examples)
+    expected = value_and_gradients(model, *alone)
+    assert len(expected) > 10
+    for name, collate in COLLATORS.items():
+        batch = collate(examples)
+        assert (batch["input_ids"].shape == (2, 38)) == (name == "ours")
+        for got, wanted in zip(value_and_gradients(model, batch), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_the_mean_is_over_what_is_predicted() -> None:
+    """Also where the Trainer counts the labels itself, and hands the number on."""
+    model, examples = tiny("tnn-lm"), documents()
+    batch = PackingCollator(40)(examples)
+    count = (batch["labels"] != -100).sum()
+    assert count == sum(SIZES) - len(SIZES)
+    total = sum(
+        model(input_ids=ids, labels=ids).loss * (ids.shape[1] - 1)
+        for each in examples
+        if (ids := each["input_ids"][None]).shape[1] > 1
+    )
+    for kwargs in ({}, {"num_items_in_batch": count}):
+        torch.testing.assert_close(model(**batch, **kwargs).loss, total / count, rtol=1e-5, atol=0)
+
+
+def test_of_documents_that_count_for_a_limit() -> None:
+    """A row may be longer than learned positions reach; a document may not."""
+    model = tiny("transformer-learned-lm")
+    ids = torch.randint(0, 256, (1, LIMIT + 50))
+    halves = torch.arange(LIMIT + 50)[None] // (LIMIT - 1)
+    assert model(ids, seq_idx=halves).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"at most {LIMIT} tokens, got {LIMIT + 1}"):
+        model(ids, seq_idx=torch.arange(LIMIT + 50)[None] // (LIMIT + 1))
+
+
+class TestBadInput:
+    def test_boundaries_told_twice(self) -> None:
+        ids, boundaries = torch.zeros(1, 4, dtype=torch.long), torch.tensor([0, 1, 4])
+        with pytest.raises(ValueError, match="exactly one of seq_idx and cu_seqlens"):
+            tiny("tnn-lm")(ids, seq_idx=ids, cu_seqlens=boundaries)
+        with pytest.raises(ValueError, match="seq_idx and cu_seq_lens_q put the boundaries"):
+            tiny("tnn-lm")(ids, seq_idx=ids, cu_seq_lens_q=boundaries)
+        with pytest.raises(ValueError, match="cu_seq_lens_q and cu_seq_lens_k put the boundaries"):
+            tiny("tnn-lm")(ids, cu_seq_lens_q=boundaries, cu_seq_lens_k=torch.tensor([0, 2, 4]))
+
+    def test_boundaries_of_several_rows(self) -> None:
+        with pytest.raises(ValueError, match="cu_seqlens is for a batch of one packed row, got 2 rows"):
+            tiny("tnn-lm")(torch.zeros(2, 4, dtype=torch.long), cu_seqlens=torch.tensor([0, 1, 4]))
+
+    def test_boundaries_beyond_the_row(self) -> None:
+        with pytest.raises(ValueError, match="cu_seqlens must grow from 0 to at most 4"):
+            tiny("tnn-lm")(torch.zeros(1, 4, dtype=torch.long), cu_seqlens=torch.tensor([0, 5]))
+
+    @pytest.mark.parametrize("position_ids", [[[0, 0, 0, 1, 2]], [[1, 1, 0, 1, 2]], [[0, 1, 1, 1, 1]]])
+    def test_padding_is_no_document(self, position_ids: list) -> None:
+        """Whatever positions transformers gives it."""
+        model, ids = tiny("tnn-lm"), torch.randint(0, 256, (1, 5))
+        mask = torch.tensor([[1, 1, 0, 0, 0] if position_ids[0][-1] == 1 else [0, 0, 1, 1, 1]])
+        with_positions = model(ids, attention_mask=mask, position_ids=torch.tensor(position_ids))
+        assert with_positions.past_key_values is not None
+        assert torch.equal(with_positions.logits, model(ids, attention_mask=mask).logits)

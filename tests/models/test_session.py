@@ -1,0 +1,289 @@
+"""Sessions: sequences that come and go get what they would get alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.models import (
+    LagwiseConfig,
+    LagwiseForCausalLM,
+    LagwiseForSequenceClassification,
+    StreamingCache,
+    StreamingSession,
+)
+from lagwise.training.recipe import load_recipe
+
+VOCABULARY = 30
+RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "transformer-learned-lm", "transformer-alibi-lm")
+GTU: dict[str, Any] = {"name": "gtu", "expansion": 1}
+# The kinds of model that recipes do not have: options of the block's mixer.
+MIXERS: dict[str, dict[str, Any]] = {
+    "gtu-short": {**GTU, "kernel": {"name": "rpe", "hidden": 8, "decay": 0.7}},
+    "gtu-free": {**GTU, "kernel": {"name": "free", "max_length": 400}},
+    "gtu-ski-ema": {**GTU, "kernel": {"name": "ema"}, "engine": {"name": "ski", "degree": 3, "spacing": 4}},
+    "ema-truncated": {"name": "ema", "truncation": 33, "dimension": 3},
+    "chunked-simple": {"name": "chunked_attention", "chunk": 11, "position": "simple"},
+}
+CHAIN: dict[str, Any] = {
+    "name": "chain",
+    "blocks": [{"name": "prenorm", "token_mixer": {"name": "tcn"}}, {"name": "mega", "chunk": 9, "query_size": 8}],
+}
+every_model = pytest.mark.parametrize("kind", [*RECIPES, *MIXERS, "chain"])
+
+
+def make(kind: str, **fields: Any) -> LagwiseForCausalLM:
+    if kind in RECIPES:
+        fields = {**load_recipe(kind).model, **fields}
+    else:
+        block = CHAIN if kind == "chain" else {"name": "prenorm", "token_mixer": MIXERS[kind]}
+        fields = {"block": block, **fields}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2}
+    model = LagwiseForCausalLM(LagwiseConfig(**{**fields, **sizes})).eval().double()
+    with torch.no_grad():  # sharpened, so that equal outputs mean something
+        for module in model.modules():
+            if type(module) is torch.nn.Linear:
+                module.weight.mul_(10)
+    return model
+
+
+def tokens(length: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (length,))
+
+
+class Texts:
+    """A session, and the whole texts of what is in it."""
+
+    def __init__(self, model: LagwiseForCausalLM, **options: Any):
+        self.model = model
+        self.session = StreamingSession(model, **options)
+        self.texts: dict[int, Tensor] = {}
+
+    def add(self, length: int) -> int:
+        prompt = tokens(length)
+        handle = self.session.add(prompt)
+        self.texts[handle] = prompt
+        return handle
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            chosen = {handle: int(tokens(1)) for handle in self.session.handles}
+            returned = self.session.step(dict(reversed(chosen.items())))
+            assert torch.equal(returned, self.session.logits)
+            for handle, token in chosen.items():
+                self.texts[handle] = torch.cat([self.texts[handle], torch.tensor([token])])
+
+    @torch.no_grad()
+    def check(self) -> None:
+        session = self.session
+        assert session.logits.shape == (len(session), VOCABULARY)
+        for handle, logits in zip(session.handles, session.logits, strict=True):
+            alone = self.model(self.texts[handle][None], use_cache=False).logits[0, -1]
+            torch.testing.assert_close(logits, alone, rtol=0, atol=1e-9)
+
+
+@every_model
+def test_sequences_that_come_and_go_get_what_they_would_get_alone(kind: str) -> None:
+    texts = Texts(make(kind), prefill_chunk=50)
+    session = texts.session
+    long, short = texts.add(170), texts.add(1)
+    texts.step(3)
+    texts.check()
+    third, fourth = texts.add(31), texts.add(64)
+    texts.step(10)
+    texts.check()
+    session.drop(long, third)
+    assert session.handles == (short, fourth)
+    texts.check()  # before a step too
+    texts.step(2)
+    fifth = texts.add(130)
+    texts.step(9)
+    session.drop(fourth)
+    texts.step(4)
+    texts.check()
+    assert session.handles == (short, fifth)
+    assert fifth == 4
+    session.drop(short, fifth)
+    assert len(session) == 0
+    assert session.step({}).shape == (0, VOCABULARY)
+    texts.add(5)
+    texts.step(2)
+    texts.check()
+
+
+@pytest.mark.parametrize("kind", ["ski-tnn-lm", "mega-lm", "tcnca-lm", "transformer-learned-lm"])
+def test_greedy_choice_is_that_of_generate(kind: str) -> None:
+    model = make(kind)
+    session = StreamingSession(model)
+    prompts = [tokens(40), tokens(7)]
+    handles = [session.add(prompt.tolist()) for prompt in prompts]
+    said: dict[int, list[int]] = {handle: [] for handle in handles}
+    for _ in range(20):
+        chosen = dict(zip(session.handles, session.logits.argmax(1).tolist(), strict=True))
+        session.step(chosen)
+        for handle, token in chosen.items():
+            said[handle].append(token)
+    for prompt, handle in zip(prompts, handles, strict=True):
+        options = {"do_sample": False, "max_new_tokens": 20, "min_new_tokens": 20, "pad_token_id": 0}
+        whole = model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt)), **options)
+        assert whole[0, len(prompt) :].tolist() == said[handle]
+
+
+@pytest.mark.parametrize("kind", ["transformer-learned-lm", "gtu-free"])
+def test_the_limit_is_each_sequences_own(kind: str) -> None:
+    """Not that of the batch's oldest, nor of all that have passed through it."""
+    limit = 40 if kind == "gtu-free" else 30
+    fields: dict[str, Any] = {"max_position_embeddings": 30}
+    if kind == "gtu-free":
+        kernel = {"name": "free", "max_length": limit}
+        fields = {"block": {"name": "prenorm", "token_mixer": {**GTU, "kernel": kernel}}}
+    texts = Texts(make(kind, **fields))
+    session = texts.session
+    with pytest.raises(ValueError, match=f"at most {limit} tokens, the prompt has {limit + 1}"):
+        session.add(tokens(limit + 1))
+    old = texts.add(limit - 2)
+    young = texts.add(2)
+    texts.step(2)
+    with pytest.raises(ValueError, match=rf"sequence {old} has as many tokens as this model takes, {limit}; drop it"):
+        session.step({old: 1, young: 1})
+    texts.check()
+    session.drop(old)
+    full = texts.add(limit)
+    texts.check()
+    session.drop(full)
+    texts.step(limit - 4)
+    texts.check()
+    with pytest.raises(ValueError, match=f"sequence {young} has"):
+        texts.step()
+
+
+def test_a_failed_step_leaves_the_session_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = Texts(make("tcnca-lm"))
+    texts.add(20)
+    texts.add(3)
+    last = texts.model.model.layers[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "forward", lambda *_: (_ for _ in ()).throw(MemoryError))
+        for attempt in (lambda: texts.session.step({0: 1, 1: 1}), lambda: texts.session.add([1, 2])):
+            with pytest.raises(MemoryError):
+                attempt()
+    assert texts.session.handles == (0, 1)
+    texts.step(3)
+    texts.check()
+
+
+def test_nothing_is_recorded_for_gradients() -> None:
+    session = StreamingSession(make("mega-lm"))
+    session.add([1, 2, 3])
+    assert not session.logits.requires_grad
+    assert not session.step({0: 1}).requires_grad
+
+
+class TestBadInput:
+    @pytest.fixture
+    def session(self) -> StreamingSession:
+        session = StreamingSession(make("tcnca-lm"))
+        session.add([1, 2, 3])
+        session.add([4])
+        return session
+
+    @pytest.mark.parametrize(
+        ("prompt", "message"),
+        [
+            ([], r"length >= 1.*end-of-text"),
+            (torch.zeros(1, 4, dtype=torch.long), r"length >= 1.*\(1, 4\)"),
+            ([1, 30], r"in \[0, 30\), got 1\.\.30"),
+            ([-1], "got -1"),
+            ([0.5], "whole numbers, got torch.float32"),
+            ("text", "whole numbers, got 'text'"),
+        ],
+    )
+    def test_prompts(self, session: StreamingSession, prompt: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            session.add(prompt)
+        assert session.handles == (0, 1)
+
+    @pytest.mark.parametrize(
+        ("chosen", "message"),
+        [
+            ({0: 1}, "sequence 1 has none"),
+            ({}, r"sequence 0 \(and 1 more\) has none"),
+            ({0: 1, 1: 1, 7: 1}, "sequence 7 is not in this session"),
+            ({0: 1, 1: 30}, r"token of sequence 1 must be in \[0, 30\), got 30"),
+            ({0: -1, 1: 0}, "token of sequence 0 .* got -1"),
+            ({0: 1.5, 1: 0}, r"token of sequence 0 .* got 1\.5"),
+        ],
+    )
+    def test_steps(self, session: StreamingSession, chosen: dict, message: str) -> None:
+        before = session.logits
+        with pytest.raises(ValueError, match=message):
+            session.step(chosen)
+        assert session.logits is before
+
+    def test_handles(self, session: StreamingSession) -> None:
+        assert 1 in session
+        session.drop(1)
+        assert 1 not in session
+        with pytest.raises(ValueError, match="sequence 1 is not in this session"):
+            session.drop(0, 1)
+        assert session.handles == (0,)
+        session.drop()
+        assert session.add([5]) == 2
+
+    def test_models(self, session: StreamingSession) -> None:
+        classifier = LagwiseForSequenceClassification(LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False))
+        with pytest.raises(ValueError, match="LagwiseForCausalLM, which is causal, got LagwiseForSequenceClass"):
+            StreamingSession(classifier)  # type: ignore[arg-type]
+        session.model.train()
+        for attempt in (lambda: session.add([1]), lambda: session.step({}), lambda: StreamingSession(session.model)):
+            with pytest.raises(ValueError, match="training mode"):
+                attempt()
+        with pytest.raises(ValueError, match="prefill_chunk"):
+            StreamingSession(session.model, prefill_chunk=0)
+
+
+class TestJoinedCaches:
+    def test_rows_with_padding(self) -> None:
+        """Padded prompts of a batch, and rows that more padding will follow, keep their positions."""
+        model = make("transformer-learned-lm")
+        a, b, c = tokens(20), tokens(14), tokens(17)
+        ids = torch.stack([a, torch.cat([tokens(6), b])])
+        mask = torch.ones(2, 20, dtype=torch.long)
+        mask[1, :6] = 0
+        with torch.no_grad():
+            padded = model(ids[:, :15], attention_mask=mask[:, :15]).past_key_values
+            other = model(c[None, :12]).past_key_values
+            cache = StreamingCache.join([other, padded])
+            assert cache.seen == 15
+            rest = torch.stack([c[12:], a[15:], b[9:]])
+            logits = model(rest, past_key_values=cache).logits
+            for row, text in zip(logits, (c, a, b), strict=True):
+                torch.testing.assert_close(row, model(text[None]).logits[0, -5:], rtol=0, atol=1e-9)
+            logits = model(rest, past_key_values=StreamingCache.join([other, padded])).logits  # they stayed valid
+            torch.testing.assert_close(logits[0], model(c[None]).logits[0, -5:], rtol=0, atol=1e-9)
+        cache.batch_select_indices(torch.tensor([0]))
+        assert cache.seen == 17
+        assert cache.rows == 1
+
+    def test_what_cannot_be_joined(self) -> None:
+        model, ids = make("tcnca-lm"), tokens(8)[None]
+        cache = model(ids).past_key_values
+        with pytest.raises(ValueError, match="at least one"):
+            StreamingCache.join([])
+        with pytest.raises(ValueError, match="at least one token each"):
+            StreamingCache.join([cache, StreamingCache(2)])
+        with pytest.raises(ValueError, match="one model"):
+            StreamingCache.join([cache, make("mega-lm")(ids).past_key_values])
+        ended = model(ids, attention_mask=torch.tensor([[1] * 5 + [0] * 3])).past_key_values
+        with pytest.raises(ValueError, match="padded on the right"):
+            StreamingCache.join([cache, ended])
+
+    def test_padding_after_a_chunk_without_a_mask_is_padding_on_the_right(self) -> None:
+        model, ids = make("tcnca-lm"), tokens(8)[None]
+        cache = model(ids).past_key_values
+        model(ids, attention_mask=torch.zeros(1, 8), past_key_values=cache)
+        with pytest.raises(ValueError, match="padded on the right"):
+            model(ids, past_key_values=cache)

@@ -1,0 +1,50 @@
+"""The models of the recipes, at sizes that a test can afford."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training.recipe import load_recipe
+
+RECIPES = (
+    *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "associative-recall"),
+    *("transformer-alibi-lm", "transformer-learned-lm"),
+)
+_KERNEL = {"name": "rpe", "layers": 1}
+# Blocks that no recipe has (TNN table 7 and §3.3), by the name of a recipe.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gtu-only": {"token_mixer": {"name": "gtu", "kernel": _KERNEL}, "channel_mixer": {"name": "none"}},
+    "attention-glu": {"token_mixer": {"name": "attention", "heads": 2}},
+    "learned-decay": {"token_mixer": {"name": "gtu", "kernel": {**_KERNEL, "learn_decay": True, "inputs": "sincos"}}},
+}
+# Whatever a recipe says of these, wherever in its block.
+_SMALL = {"hidden": 8, "dimension": 4, "query_size": 8, "value_size": 16, "chunk": 11, "filter_size": 4, "depth": 3}
+_SMALL |= {"heads": 2}
+LIMIT = 128  # of the learned positions
+
+
+def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausalLM:
+    """The model of a recipe or variant in double precision: 2 layers of 16 channels. ``sharp``: with larger weights,
+    because a fresh model only repeats its input, drawn so that each says several different things."""
+    torch.manual_seed(10)
+    model = {"block": {"name": "prenorm", **VARIANTS[recipe]}} if recipe in VARIANTS else load_recipe(recipe).model
+    model |= {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 2, "block": _shrunk(model["block"]), **fields}
+    if model.get("max_position_embeddings"):
+        model["max_position_embeddings"] = LIMIT
+    built = LagwiseForCausalLM(LagwiseConfig(**model)).double().eval()
+    with torch.no_grad():
+        for module in built.model.layers.modules() if sharp else ():
+            if type(module) is torch.nn.Linear:
+                module.weight.mul_(20 * 0.02 / built.config.initializer_range)
+    return built
+
+
+def _shrunk(spec: Any) -> Any:
+    if isinstance(spec, list):
+        return [_shrunk(each) for each in spec]
+    if not isinstance(spec, dict):
+        return spec
+    return {key: _SMALL.get(key, _shrunk(value)) for key, value in spec.items()}
