@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
+from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import Recipe
 from lagwise.training.trainer import LagwiseTrainer
 
@@ -27,7 +29,7 @@ def lagwise(*arguments: object) -> subprocess.CompletedProcess[str]:
         ([], ["train", "evaluate", "generate", "plot", "bench", "recipes", "demo"]),
         (["train"], ["--data", "--recipe", "--resume", "torchrun", "training.steps=5000"]),
         (["evaluate"], ["--lengths", "runs/tnn-lm"]),
-        (["generate"], ["--prompt", "--temperature"]),
+        (["generate"], ["--prompt", "--temperature", "--stop", "--prompt-file"]),
         (["plot"], ["report.html"]),
         (["bench", "toeplitz"], ["--peer", "module:factory", "--out"]),
     ],
@@ -98,6 +100,75 @@ def test_a_task_needs_no_text(tmp_path: Path) -> None:
         result = runner.invoke(app, list(map(str, arguments)), catch_exceptions=False)
         assert result.exit_code == 0
         assert expected in result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    block = {"name": "prenorm", "token_mixer": {"name": "attention"}}
+    config = LagwiseConfig(hidden_size=16, num_hidden_layers=1, max_position_embeddings=64, block=block)
+    LagwiseForCausalLM(config).save_pretrained(folder)
+    load_tokenizer("bytes").save_pretrained(folder)
+    return folder
+
+
+class TestGenerate:
+    def test_text_goes_out_and_speeds_beside_it(self, run: Path) -> None:
+        result = runner.invoke(app, ["generate", str(run), "--prompt", "the ", "--tokens", "9", "--temperature", "0"])
+        assert result.exit_code == 0
+        assert result.stdout.startswith("the ")
+        assert "tokens" not in result.stdout
+        assert "prompt: 4 tokens in 0." in result.stderr
+        assert "added: 9" in result.stderr
+        assert "tokens/s" in result.stderr
+
+    def test_a_prompt_from_a_file_is_not_repeated(self, run: Path, tmp_path: Path) -> None:
+        file = tmp_path / "prompt.txt"
+        file.write_text("où \n", encoding="utf-8")
+        options = ["--tokens", "9", "--temperature", "0"]
+        whole = runner.invoke(app, ["generate", str(run), "--prompt", "où \n", *options]).stdout
+        for source, given in ((str(file), None), ("-", "où \n")):
+            result = runner.invoke(app, ["generate", str(run), "--prompt-file", source, *options], input=given)
+            assert "où \n" + result.stdout == whole
+
+    def test_it_ends_before_a_stop_text(self, run: Path) -> None:
+        options = ["--tokens", "30", "--seed", "1", "--temperature", "1.5"]
+        said = runner.invoke(app, ["generate", str(run), "--prompt", "the ", *options]).stdout
+        place = next(i for i in range(8, len(said)) if "\ufffd" not in said[i : i + 2])
+        text = said[place : place + 2]
+        stops = ["--stop", "nothing of the kind", "--stop", text]
+        stopped = runner.invoke(app, ["generate", str(run), "--prompt", "the ", *options, *stops]).stdout
+        assert stopped == said[: said.index(text, 4)] + "\n"
+
+    def test_an_interruption_leaves_what_is_there(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        written: list[str] = []
+
+        def write(text: str) -> None:
+            written.append(text)
+            sys.stdout.write(text)
+            if len(written) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(sys.modules["lagwise.cli.main"], "_write", write)
+        result = runner.invoke(app, ["generate", str(run), "--prompt", "the ", "--tokens", "50", "--temperature", "2"])
+        assert result.exit_code == 130
+        assert result.stdout == "".join(written) + "\n"
+        assert "tokens/s" in result.stderr
+
+    def test_mistakes(self, run: Path, tmp_path: Path) -> None:
+        latin = tmp_path / "latin.txt"
+        latin.write_bytes("où".encode("latin-1"))
+        for options, message in (
+            (["--prompt", "a", "--prompt-file", latin], "give one"),
+            (["--prompt-file", latin], "latin.txt is not UTF-8 (byte 1)"),
+            (["--prompt-file", tmp_path / "nothing.txt"], "No such file"),
+            (["--prompt", "a" * 60], "the prompt has 60, so at most 4 can be added"),
+            (["--stop", ""], "stop must be a list of texts that are not empty"),
+        ):
+            result = runner.invoke(app, ["generate", str(run), *map(str, options)], env={"COLUMNS": "200"})
+            assert result.exit_code != 0
+            assert message in result.output + str(result.exception)
+            assert "aaa" not in result.stdout
 
 
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.bench.streams import state_bytes
 from lagwise.mixers import MIXERS, Mixer
 
 CHANNELS = 16
@@ -37,6 +39,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}}),
     ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}),
     ("toeplitz", {"kernel": {"name": "ema"}}),
+    ("toeplitz", {"kernel": {"name": "modal", "modes": 4}}),
     ("toeplitz", {"kernel": {"name": "ema"}, "engine": "ski"}),
     ("ema", {"truncation": 70, "dimension": 3}),
     ("ema", {"engine": "auto"}),
@@ -154,6 +157,107 @@ def test_states_can_be_picked_by_row(name: str, options: dict) -> None:
     for row, source in enumerate((2, 0)):
         _, alone = mixer.prefill(x[source : source + 1], mixer.init_state(1))
         torch.testing.assert_close(y[row : row + 1], mixer.step(token[row : row + 1], alone)[0], rtol=0, atol=1e-10)
+
+
+class Rows:
+    """Signals of different length that stream together, and what each must give alone."""
+
+    def __init__(self, mixer: Mixer, lengths: list[int]):
+        self.mixer = mixer
+        self.signals = [noise(1, n) for n in lengths]
+        self.expected = [mixer(x) for x in self.signals]
+        self.at = [0] * len(lengths)
+
+    def begin(self, row: int, tokens: int) -> Any:
+        """The state of a row by itself, after some tokens."""
+        state, self.at[row] = self.mixer.init_state(1), tokens
+        return self.mixer.prefill(self.signals[row][:, :tokens], state)[1] if tokens else state
+
+    def go_on(self, rows: list[int], state: Any, sizes: list[int], *, padding: tuple[int, ...] = ()) -> Any:
+        """Stream these rows on, by `step` where a size is 1; padding before the rows' first tokens, in one chunk."""
+        for size in sizes:
+            left = [min(size, n) for n in padding or [0] * len(rows)]
+            parts = [self.signals[r][:, self.at[r] : self.at[r] + size - n] for r, n in zip(rows, left, strict=True)]
+            x = torch.cat([F.pad(part, (0, 0, n, 0), value=7.0) for part, n in zip(parts, left, strict=True)])
+            if size == 1:
+                token, state = self.mixer.step(x[:, 0], state)
+                y = token[:, None]
+            else:
+                mask = torch.arange(size) >= torch.tensor(left)[:, None] if padding else None
+                y, state = self.mixer.prefill(x, state, mask=mask)
+            for i, (row, n) in enumerate(zip(rows, left, strict=True)):
+                end = self.at[row] + size - n
+                torch.testing.assert_close(y[i, n:], self.expected[row][0, self.at[row] : end], rtol=0, atol=1e-9)
+                self.at[row] = end
+        return state
+
+
+@every_mixer
+def test_joined_states_go_on_as_each_would_alone(name: str, options: dict) -> None:
+    """Requests join and leave a batch that runs: rows that have seen different numbers of tokens, or none."""
+    rows = Rows(make(name, options), [260, 80, 60, 100, 60, 60])
+    state = rows.begin(0, 193).join([rows.begin(0, 193), rows.begin(1, 1), rows.begin(2, 0), rows.begin(3, 38)])
+    state = rows.go_on([0, 1, 2, 3], state, [1, 1, 1, 15, 1, 2, 1, 20])
+    left = state.map_batch(lambda t: t[torch.tensor([3, 1])])
+    again = left.join([left, rows.begin(4, 5), rows.begin(5, 0)])
+    again = rows.go_on([3, 1, 4, 5], again, [9], padding=(0, 0, 0, 4))
+    rows.go_on([3, 1, 4, 5], again, [1, 7, 1])
+    rows.go_on([0, 2], state.map_batch(lambda t: t[torch.tensor([0, 2])]), [1, 6])  # the old state stays valid
+
+
+# Mixers whose state must not grow with the text, with windows of less than 280 tokens.
+CONSTANT: list[tuple[str, dict[str, Any]]] = [
+    ("ema", {}),
+    ("ema", {"truncation": 70}),
+    ("tcn", {"depth": 4}),
+    ("chunked_attention", {}),
+    ("chunked_attention", {"chunk": 7, "position": "simple"}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}, "engine": "ski"}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
+    ("toeplitz", {"kernel": {"name": "modal"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CONSTANT, ids=lambda v: str(v) if v else "default")
+@pytest.mark.parametrize("grad", [False, True])
+def test_memory_of_a_stream_is_constant(name: str, options: dict, grad: bool) -> None:
+    mixer = make(name, options, dtype=torch.float32)
+    with torch.set_grad_enabled(grad):
+        held = {}
+        for length in (620, 3308):  # at one place in their blocks
+            state = mixer.init_state(2)
+            for size in (length - 120, 60, 40, *[1] * 20):
+                _, state = mixer.prefill(noise(2, size, torch.float32), state)
+                held.setdefault(length, []).append(state_bytes(state))
+    assert max(held[3308]) <= max(held[620])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *CONSTANT,
+        ("attention", {}),
+        ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
+        ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}}),
+    ],
+    ids=lambda v: str(v) if v else "default",
+)
+@torch.no_grad()
+def test_memory_of_a_batch_is_that_of_the_rows_in_it(name: str, options: dict) -> None:
+    """Not of those that have left, nor of the time that it has been running: servers' batches never end."""
+    mixer = make(name, options, dtype=torch.float32)
+
+    def fresh(length: int) -> Any:
+        return mixer.prefill(noise(1, length, torch.float32), mixer.init_state(1))[1]
+
+    state, held = fresh(300).join([fresh(300), fresh(300), fresh(300)]), []
+    for turn in range(25):
+        rest = state.map_batch(lambda t: t[1:])
+        state = rest.join([rest, fresh(40 + 7 * turn % 40)])
+        for _ in range(6):
+            _, state = mixer.step(noise(3, 1, torch.float32)[:, 0], state)
+        held.append(state_bytes(state))
+    assert max(held[5:]) <= held[0]  # of 300 tokens then, of less than 100 since
 
 
 @every_mixer

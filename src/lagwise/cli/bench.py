@@ -178,3 +178,49 @@ def tcn(
     print_table(f"Stacks that cover {length} tokens", head, rows)
     k, f, d = choices[0].shape
     typer.echo(f"In a recipe: {{name: tcn, kernel_size: {k}, dilation: {f}, depth: {d}}}")
+
+
+@bench.command()
+def generate(
+    lengths: Annotated[
+        str, typer.Option(help="Tokens of context, separated by commas.")
+    ] = "512,1024,2048,4096,8192,16384,32768,65536,131072",
+    batches: Annotated[str, typer.Option(help="Sequences streamed together, separated by commas.")] = "1,16",
+    what: Annotated[str, typer.Option(help="layers, models or both.")] = "both",
+    channels: Annotated[int, typer.Option(help="Channels of a layer.")] = 256,
+    repeats: Annotated[int, typer.Option(help="Timed turns of each method, of 64 tokens.")] = 5,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    most_tokens: Annotated[int, typer.Option(help="Leave out contexts of more tokens in all sequences.")] = 1 << 18,
+    baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputing all.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON, and a picture beside it.")] = None,
+) -> None:
+    """Tokens a second after contexts of every length, beside ring buffers, recomputing and a key-value cache.
+
+    lagwise bench generate --lengths 1024,16384,131072 --batches 1 --out generate.json
+    """
+    from lagwise.bench import generate as run
+    from lagwise.bench.harness import save_results
+    from lagwise.cli.tables import print_table
+    from lagwise.tables import known
+
+    choices = {"both": ("layers", "models"), "layers": ("layers",), "models": ("models",)}
+    results = {}
+    for each in choices[known(what, choices, "what")]:
+        results[each] = run.time_generation(
+            each,
+            whole_numbers(lengths, "--lengths"),
+            whole_numbers(batches, "--batches"),
+            channels=channels,
+            repeats=repeats,
+            threads=threads,
+            most_tokens=most_tokens,
+            baselines=baselines,
+        )
+        head = ("context", "method", "tokens/s", "99% ms", "/recompute", "/ring", "/cache", "memory")
+        for batch in sorted({row.batch for row in results[each]}):
+            rows = run.table_rows([row for row in results[each] if row.batch == batch])
+            print_table(f"Streaming, {each}, batch {batch}", head, rows)
+    if out:
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
+        run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
+        typer.echo(f"written: {out} and {picture}")

@@ -139,29 +139,79 @@ def evaluate(
 def generate(
     run: Run,
     prompt: Annotated[str, typer.Option(help="Text to continue; without one, a new document.")] = "",
+    prompt_file: Annotated[
+        typer.FileText | None,
+        typer.Option(encoding="utf-8", help="The same from a file (`-`: standard input), which is not repeated."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End before this text. May be given several times.", show_default=False)
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 500,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above 1 is wilder.")] = 0.8,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="For the same sample again.")] = None,
 ) -> None:
-    """Continue a prompt, streamed as it is made.
+    """Continue a prompt, streamed as it is made. Speeds go to standard error; Ctrl-C ends the text where it is.
 
-    lagwise generate runs/tnn-lm --prompt "def "
+    lagwise generate runs/tnn-lm --prompt "def " --stop "class "
+
+    lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
     """
     from lagwise.models import generate_text, load_model
 
+    if prompt and prompt_file is not None:
+        raise typer.BadParameter("--prompt and --prompt-file are two ways to say the same; give one")
+    text = prompt if prompt_file is None else _read(prompt_file)
     model, tokenizer = load_model(run)
-    generate_text(
-        model,
-        tokenizer,
-        prompt,
-        max_new_tokens=tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        write=_write,
-    )
-    typer.echo()
+    lines: list[str] = []
+    try:
+        generate_text(
+            model,
+            tokenizer,
+            text,
+            max_new_tokens=tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop or (),
+            echo=prompt_file is None,
+            write=_write,
+            report=lines.append,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None  # as a shell reports it
+    finally:
+        if lines:
+            typer.echo()
+            typer.echo(lines[0], err=True)
+
+
+@app.command()
+def convert(
+    run: Run,
+    tolerance: Annotated[
+        float, typer.Option(help="Largest error of a channel's kernel at any frequency, over its largest gain.")
+    ] = 1e-3,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result.", show_default="RUN-recurrent")] = None,
+    max_order: Annotated[
+        int | None,
+        typer.Option(help="Most states of a channel.", show_default="a quarter of its taps, at most 256"),
+    ] = None,
+    lags: Annotated[int, typer.Option(help="Taps of a kernel that never decays.")] = 4096,
+    tokens: Annotated[int, typer.Option(help="Tokens of the test text to compare on.")] = 65537,
+) -> None:
+    """Turn a model's lag kernels into state spaces: constant memory and time a token, whatever the length.
+
+    Prints what it costs: states and certified error of each layer, and bits per byte before and after.
+
+    lagwise convert runs/tnn-lm --tolerance 1e-3
+
+    lagwise generate runs/tnn-lm-recurrent --prompt "def "
+    """
+    from lagwise.cli.tables import print_conversion
+    from lagwise.evaluation import convert_run
+
+    print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
 
 
 @app.command()
@@ -230,6 +280,15 @@ def _options(
     ] = False,
 ) -> None:
     """Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure."""
+
+
+def _read(file: typer.FileText) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file.name} is not UTF-8 (byte {error.start}); convert it, for example with iconv"
+        ) from error
 
 
 def _write(text: str) -> None:

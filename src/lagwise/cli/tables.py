@@ -39,3 +39,36 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
     )
     if test[-1]["length"] > test[-1]["tokens"]:
         Console().print(f"The test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once.")
+
+
+def print_conversion(result: Mapping[str, Any]) -> None:
+    """The result of `lagwise.evaluation.convert_run`."""
+    print_table(
+        f"Kernels as state spaces of {result['modes']} modes, tolerance {result['tolerance']:g}",
+        ("layer", "taps", "states: least / median / most", "bound", "error"),
+        (
+            (
+                ".".join(part for part in each["layer"].split(".") if part.isdigit()),
+                each["taps"],
+                " / ".join(map(str, each["order"])),
+                f"{each['bound']:.1e}",
+                f"{each['error']:.1e}",
+            )
+            for each in result["layers"]
+        ),
+    )
+    rows = [
+        (
+            f"bits/byte at {score['length']}",
+            f"{score['before']:.4f}",
+            f"{score['after']:.4f}",
+            f"{score['after'] - score['before']:+.1e}",
+        )
+        for score in result.get("bits_per_byte", ())
+    ]
+    before, after = (result["tokens_per_second"][when] for when in ("before", "after"))
+    rows.append(("tokens/s", f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}x"))
+    print_table("The model", ("", "before", "after", "change"), rows)
+    if "not_measured" in result:
+        Console().print(f"Bits per byte were not measured: {result['not_measured']}")
+    Console().print(f"Written: {result['out']}")

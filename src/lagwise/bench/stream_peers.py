@@ -1,0 +1,84 @@
+"""What streaming is measured against: a dot product over all inputs, and the exact state space of as many states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.bench.n_state import n_state_modes
+from lagwise.mixers import Mixer, ToeplitzMixer
+from lagwise.models import LagwiseForCausalLM
+from lagwise.ops import Window, modal_prefill, toeplitz_product
+
+_SLICE_ELEMENTS = 1 << 17  # products of a slice stay in cache until they are added up; the fastest of those tried
+
+
+class RingState(NamedTuple):
+    """Inputs and the taps they meet, lag 0 last."""
+
+    window: Window
+    taps: Tensor
+
+
+class RingBuffer(Mixer):
+    """A Toeplitz mixer that keeps its inputs in a buffer and takes one dot product of them a token."""
+
+    def __init__(self, mixer: Mixer):
+        super().__init__(mixer.channels, causal=True)
+        assert isinstance(mixer, ToeplitzMixer)
+        self.mixer = mixer
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.mixer.mix(x, mask)
+
+    def init_state(self, batch_size: int) -> RingState:
+        taps = self.mixer.kernel.taps(256).t().flip(0)
+        return RingState(Window.empty(batch_size, self.channels, self.mixer.kernel.horizon(), like=taps), taps)
+
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        window, taps = state
+        window = window.append(x)
+        length = window.size
+        if length > len(taps):
+            taps = self.mixer.kernel.taps(1 << (length - 1).bit_length()).t().flip(0).contiguous()
+        if x.shape[1] > 1:  # to fill it only
+            signal = torch.cat([state.window.tokens, x], dim=1)
+            y = toeplitz_product(signal, taps.flip(0).t()[:, : signal.shape[1]])[:, -x.shape[1] :]
+            return y.to(x.dtype), RingState(window, taps)
+        size = max(1, _SLICE_ELEMENTS // (x.shape[0] * x.shape[2]))
+        y = torch.zeros_like(x[:, 0])
+        for inputs, part in zip(window.tokens.split(size, 1), taps[-length:].split(size), strict=True):
+            y += (inputs * part).sum(1)
+        return y[:, None], RingState(window, taps)
+
+
+class NStates(Mixer):
+    """A Toeplitz mixer as the state space of `n_state_modes`, exact for the first n tokens."""
+
+    def __init__(self, mixer: Mixer, n: int):
+        super().__init__(mixer.channels, causal=True)
+        assert isinstance(mixer, ToeplitzMixer)
+        self.mixer = mixer
+        self.modes = n_state_modes(mixer.kernel.taps(n))
+
+    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.mixer.mix(x, mask)
+
+    def init_state(self, batch_size: int) -> Any:
+        return self.modes.poles.new_zeros(batch_size, *self.modes.poles.shape)
+
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        y, state = modal_prefill(x, self.modes, state)
+        return y, state
+
+
+def replace_toeplitz(model: LagwiseForCausalLM, make: Callable[[ToeplitzMixer], Mixer]) -> LagwiseForCausalLM:
+    """Put something else in the place of a model's Toeplitz mixers."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, ToeplitzMixer) and not isinstance(parent, RingBuffer | NStates):
+                setattr(parent, name, make(child))
+    return model
