@@ -157,7 +157,7 @@ def test_bounds_are_those_of_dense_singular_values(n: int) -> None:
         values = np.linalg.svd(dense_hankel(taps[c]), compute_uv=False)
         s = int(found.order[c])
         assert -1e-12 <= float(found.bound[c]) - 2 * values[s:].sum() < (1e-5 if n > 129 else 1e-9)
-        assert 2 * values[s:].sum() <= 1e-2 * gain[c] < 2 * values[s - 1 :].sum()
+        assert values[s] <= found.error[c] <= 1e-2 * gain[c] * 1.001 < 2 * values[s - 1 :].sum()
     assert (found.error <= found.bound).all()
     longer = modal_taps(found.modes, 4000)
     longer[:, :n] -= taps
@@ -199,7 +199,7 @@ def test_less_tolerance_takes_more_states() -> None:
         assert (less.order.sum() > more.order.sum()) & (less.error.sum() < more.error.sum())
     for tolerance, each in zip((1e-1, 1e-2, 1e-3, 1e-4), found, strict=True):
         assert (each.error <= each.bound).all()
-        assert (each.bound <= tolerance * each.gain).all()
+        assert (each.error <= tolerance * each.gain).all()
         assert (each.modes.poles.abs() < 1).all()
     again = reduce_taps(taps, 1e-4)
     assert torch.equal(again.modes.poles, found[-1].modes.poles)
@@ -214,12 +214,12 @@ def test_a_random_kernel_with_decay_needs_few_states() -> None:
 def test_what_cannot_be_reduced_is_refused_with_figures() -> None:
     noise = torch.randn(2, 400)
     with pytest.raises(
-        ValueError, match=r"channel 0 needs \d+ states for tolerance 0.001, max_order is 100: .*below 8"
+        ValueError, match=r"channel 0 needs at least \d{3} states for tolerance 0.001, max_order is 100; raise"
     ):
         reduce_taps(noise)
-    with pytest.raises(ValueError, match=r"needs more than 10 states for tolerance 0.01, max_order is 10"):
+    with pytest.raises(ValueError, match=r"channel 0 .* states .*for tolerance 0.01, max_order is 10"):
         reduce_taps(FreeKernel(2, max_length=2000, decay=1.0).taps(2000), 1e-2, max_order=10)
-    with pytest.raises(ValueError, match=r"channel 0 cannot be a sum of separate .* 29 states would be off by"):
+    with pytest.raises(ValueError, match=r"channel 0 is off by .* of its gain with 29 states in float32, too much"):
         reduce_taps(torch.eye(30)[-1:], max_order=30)  # a delay: 29 equal singular values, all poles at 0
 
 

@@ -14,9 +14,9 @@ _FIRST_SUBSPACE = 64  # doubled where singular values left outside could matter
 _ROUNDS = 2
 _BASIS_ELEMENTS = 1 << 22  # of one basis of the channels reduced together; four are held at a time: 128 MB
 _FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
-_FREQUENCIES = 8  # a tap: a gain between them is at most 1 / cos(pi / 16) = 1.02 of the largest at them
+_FREQUENCIES, _BETWEEN = 8, 1.0196  # a tap: a gain between them is at most 1 / cos(pi / 16) of the largest at them
 _MARGIN = 0.25  # of the tolerance, for what a subspace may leave outside before it is doubled
-_FURTHER = 4  # orders that are tried beyond the first that the tolerance allows
+_FURTHER = 4  # orders that are tried beyond one that should do
 # No pole is nearer 0: its weight is residue / pole, and here its rounding is what moving it away from 0 changes.
 _SMALLEST_POLE = 2.0**-12
 _ROUNDING = 2.0**-24  # of float32
@@ -26,7 +26,8 @@ class Reduction(NamedTuple):
     """What `reduce_taps` found; figures are ``(channels,)`` in float64, and absolute: divide them by gain.
 
     modes: float64 and complex128. order: real states, a conjugate pair being two. gain: largest ``|K(exp(iw))|``.
-    bound: what the error is below by theory. error: largest ``|K - K^|``, measured over all lags to infinity.
+    bound: what the error is below by theory. error: largest ``|K - K^|``, measured over all lags to infinity and at
+    enough frequencies to be 2% above it at most.
     l1_error: an upper bound of ``sum_l |k_l - k^_l|``, by which an output moves at most for inputs of at most 1.
     amplification: ``sum_i |w_i| / (1 - |p_i|)`` over gain; 6e-8 of it is what float32 states may cost, of the gain.
     taps: how many there were.
@@ -45,10 +46,11 @@ class Reduction(NamedTuple):
 def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None = None) -> Reduction:
     """The smallest balanced state space whose error is within a tolerance, by Hankel singular values.
 
-    Formula: with ``sigma_1 >= sigma_2 >= ...`` the singular values of ``H_ij = k_{i+j+1}``, the order is the smallest s
-    with ``2 sum_{i > s} sigma_i <= tolerance * max_w |K(exp(iw))|``, and ``|K - K^|`` is below the left side at all
-    frequencies, as is ``|k_l - k^_l|`` at all lags; k_0 is exact. Singular values outside the subspace that is searched
-    count by ``sum sigma_i <= sqrt(N) |H - Q Qᵀ H Q Qᵀ|_F``, whose squares are ``sum_l l k_l**2`` less those inside.
+    Formula: with ``sigma_1 >= sigma_2 >= ...`` the singular values of ``H_ij = k_{i+j+1}``, balanced truncation to s
+    states has ``sigma_{s+1} <= max_w |K - K^| <= 2 sum_{i > s} sigma_i``, and ``|k_l - k^_l|`` is no larger at any lag;
+    k_0 is exact. The order is the smallest, by bisection between those that these two allow, whose error is at most
+    ``tolerance * max_w |K(exp(iw))|``, measured. Singular values outside the subspace that is searched count by
+    ``sum sigma_i <= sqrt(N) |H - Q Qᵀ H Q Qᵀ|_F``, whose squares are ``sum_l l k_l**2`` less those inside.
 
     Shapes: taps ``(channels, n)``, lag 0 first, zero from lag n on; result a `Reduction`. Where a kernel is cut
     before it has decayed, the edge costs more states than all that comes before.
@@ -93,12 +95,12 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
             work.append((part[wider], 2 * size))
         for i in (~wider).nonzero()[:, 0].tolist():
             c, limit = int(part[i]), float(allowed[i])
-            order = int((bounds[i] > limit).sum())
-            if order > min(max_order, values.shape[1]):
-                raise ValueError(_too_many(c, order, bounds[i] / gain[c], max_order, tolerance))
+            least = int((values[i].abs() > limit).sum())
+            most = min(int((bounds[i] > limit).sum()), max_order, values.shape[1])
+            if least > max_order:
+                raise ValueError(_refused(c, f"needs at least {least} states", max_order, tolerance))
             system = [t.cpu() for t in (k[c], values[i], shift[i], first[i], bounds[i])]
-            last = min(order + _FURTHER, max_order, values.shape[1])
-            found[c] = _fit(c, system, range(order, max(order, last) + 1), float(gain[c]), tolerance)
+            found[c] = _smallest(c, system, least, most, max_order, float(gain[c]), tolerance)
     fits = [found[c] for c in range(len(k))]
     width = max(1, max(len(fit.poles) for fit in fits))
     poles, weights = (torch.zeros(len(k), width, dtype=torch.complex128) for _ in range(2))
@@ -129,13 +131,10 @@ def _grid(k: Tensor) -> int:
     return fast_length(_FREQUENCIES * k.shape[-1])
 
 
-def _too_many(channel: int, order: int, bounds: Tensor, max_order: int, tolerance: float) -> str:
-    known = order < len(bounds)
-    reached = float(bounds[min(max_order, len(bounds) - 1)])
+def _refused(channel: int, why: str, max_order: int, tolerance: float) -> str:
     return (
-        f"channel {channel} needs {order if known else f'more than {max_order}'} states for tolerance {tolerance:g}, "
-        f"max_order is {max_order}: with so many the error is only known to be below {reached:.2g} of the gain; raise "
-        "tolerance or max_order, or keep these taps (noise and sharp edges at long lags do not reduce)"
+        f"channel {channel} {why} for tolerance {tolerance:g}, max_order is {max_order}; raise one of them, or keep "
+        "these taps (noise, delays and sharp edges at long lags do not reduce)"
     )
 
 
@@ -184,33 +183,52 @@ def _hankel_product(spectrum: Tensor, basis: Tensor, points: int) -> Tensor:
     return result.mT
 
 
-def _fit(channel: int, system: list[Tensor], orders: range, gain: float, tolerance: float) -> _Fit:
-    """The modes of the first of these orders that float32 can carry. ValueError if there is none."""
-    k, values, shift, first, bounds = system
-    best = (float("inf"), "")
-    for s in orders:
-        scale = values[:s].abs().sqrt()
-        poles, vectors = torch.linalg.eig(shift[:s, :s] * (scale / scale[:, None]))
-        put_in = torch.linalg.solve_ex(vectors, (values[:s].sign() * scale * first[:s]).to(vectors.dtype))[0]
-        residues = (first[:s] * scale).to(vectors.dtype) @ vectors * put_in
-        once = poles.imag >= 0  # the others are their conjugates
-        poles, residues = poles[once], residues[once] * (1 + (poles[once].imag > 0))
-        away = poles.abs().clamp(min=_SMALLEST_POLE)
-        moved = torch.polar(away, poles.angle())
-        change = (residues * (moved - poles)).abs() / ((1 - away) * (1 - poles.abs()))
-        weights = residues / moved
-        unstable = bool((away >= 1).any()) or not bool(weights.isfinite().all())
-        error, l1_error, direct = (float("inf"),) * 3 if unstable else _measure(k, moved, weights)
-        amplification = float("inf") if unstable else float((weights.abs() / (1 - away)).sum()) / max(gain, 1e-300)
-        cost = max(error / max(gain, 1e-300), _ROUNDING * amplification)
+def _smallest(
+    channel: int, system: list[Tensor], least: int, most: int, max_order: int, gain: float, tolerance: float
+) -> _Fit:
+    """The modes of the smallest order that is within the tolerance. ValueError if there is none."""
+    best, nearest = None, (float("inf"), 0)
+    last = min(most + _FURTHER, max_order, len(system[1]))
+    for s in range(most, max(most, last) + 1):
+        fit, cost = _fit(system, s, gain)
         if cost <= tolerance:
-            bound = float(bounds[s] + change.sum())
-            return _Fit(moved, weights, direct, s, bound, error, l1_error, amplification)
-        best = min(best, (cost, f"{s} states would be off by {cost:.2g} of its gain"))
-    raise ValueError(
-        f"channel {channel} cannot be a sum of separate float32 oscillations within tolerance {tolerance:g}: "
-        f"{best[1] or 'no order gives a stable one'}; raise tolerance or keep these taps (delays and edges do this)"
-    )
+            best = fit
+            break
+        nearest = min(nearest, (cost, s))
+    if best is None:
+        why = f"is off by {nearest[0]:.2g} of its gain with {nearest[1]} states in float32, too much"
+        raise ValueError(_refused(channel, why, max_order, tolerance))
+    most = best.order
+    while least < most:
+        s = (least + most) // 2
+        fit, cost = _fit(system, s, gain)
+        if cost <= tolerance:
+            best, most = fit, s
+        else:
+            least = s + 1
+    return best
+
+
+def _fit(system: list[Tensor], s: int, gain: float) -> tuple[_Fit, float]:
+    """The modes of an order, and their error over the gain, rounding of float32 states included."""
+    k, values, shift, first, bounds = system
+    scale = values[:s].abs().sqrt()
+    poles, vectors = torch.linalg.eig(shift[:s, :s] * (scale / scale[:, None]))
+    put_in = torch.linalg.solve_ex(vectors, (values[:s].sign() * scale * first[:s]).to(vectors.dtype))[0]
+    residues = (first[:s] * scale).to(vectors.dtype) @ vectors * put_in
+    once = poles.imag >= 0  # the others are their conjugates
+    poles, residues = poles[once], residues[once] * (1 + (poles[once].imag > 0))
+    away = poles.abs().clamp(min=_SMALLEST_POLE)
+    moved = torch.polar(away, poles.angle())
+    change = (residues * (moved - poles)).abs() / ((1 - away) * (1 - poles.abs()))
+    weights = residues / moved
+    unstable = bool((away >= 1).any()) or not bool(weights.isfinite().all())
+    error, l1_error, direct = (float("inf"),) * 3 if unstable else _measure(k, moved, weights)
+    amplification = float("inf") if unstable else float((weights.abs() / (1 - away)).sum()) / max(gain, 1e-300)
+    bound = float(bounds[s] + change.sum())
+    error = error if unstable else min(error, bound)  # both are upper bounds
+    fit = _Fit(moved, weights, direct, s, bound, error, l1_error, amplification)
+    return fit, max(error / max(gain, 1e-300), _ROUNDING * amplification)
 
 
 def _measure(k: Tensor, poles: Tensor, weights: Tensor) -> tuple[float, float, float]:
@@ -223,4 +241,5 @@ def _measure(k: Tensor, poles: Tensor, weights: Tensor) -> tuple[float, float, f
     difference = -modal_taps(folded, points)[0]
     difference[: len(k)] += k
     beyond = 2 * (weights.abs() * last.abs() / ((1 - last.abs()) * (1 - poles.abs()))).sum()
-    return float(torch.fft.rfft(difference).abs().max()), float(difference.abs().sum() + beyond), direct
+    error = _BETWEEN * float(torch.fft.rfft(difference).abs().max())
+    return error, float(difference.abs().sum() + beyond), direct
