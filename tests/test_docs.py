@@ -173,3 +173,18 @@ def test_the_readmes_figures_of_mega_and_tcnca_are_those_of_the_results_files() 
         scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
         head = f"| {name} | {run['parameters'] / 1e6:.2f}M | {run['evaluation']['valid']['bits_per_byte']:.3f} | "
         assert head + " | ".join(scores[n] for n in (512, 2048, 8192)) + " |" in readme
+
+
+def test_the_readmes_figures_of_streaming_are_those_of_the_results_file() -> None:
+    readme = (ROOT / "README.md").read_text()
+    results = json.loads((ROOT / "benchmarks" / "results" / "generate-cpu.json").read_text())["results"]
+    for rows in results.values():
+        one = {(row["method"], row["length"]): row for row in rows if row["batch"] == 1}
+        for name in dict.fromkeys(method for method, _ in one):
+            speeds = [1 / one[name, n]["token"]["median"] for n in (1024, 16384, 131072)]
+            over = [
+                speeds[1] * one[peer, 16384]["token"]["median"] for peer in ("recompute", "ring buffer", "attention")
+            ]
+            cells = [*(f"{v:,.0f}" if v >= 10 else f"{v:.1f}" for v in speeds), *(f"{ratio:.1f}×" for ratio in over)]
+            held = one[name, 131072]["memory"] / 2**20
+            assert f"| {name} | {' | '.join(cells)} | {f'{held:,.1f} MB' if held else 'none'} |" in readme

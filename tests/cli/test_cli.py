@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,29 @@ class TestGenerate:
             assert result.exit_code != 0
             assert message in result.output + str(result.exception)
             assert "aaa" not in result.stdout
+
+
+def test_a_run_becomes_one_that_streams_in_constant_memory(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe, trained, out = tmp_path / "mine.yaml", tmp_path / "run", tmp_path / "converted"
+    recipe.write_text(tiny_recipe.to_yaml())
+    decay = "model.block.token_mixer.kernel.decay=0.9"
+    runner.invoke(app, ["train", "--recipe", str(recipe), "--out", str(trained), "training.steps=3", decay])
+    convert = ["convert", str(trained), "--out", str(out), "--tolerance"]
+    result = runner.invoke(app, [*convert, "0.01"], catch_exceptions=False)
+    for words in ("states: least / median / most", "bits/byte at 32", "tokens/s", "Written"):
+        assert words in result.output
+    figures = json.loads((out / "conversion.json").read_text())
+    assert all(layer["error"] <= 0.01 for layer in figures["layers"])
+    assert all(abs(score["after"] - score["before"]) < 0.01 for score in figures["bits_per_byte"])
+    assert runner.invoke(app, [*convert, "0.1"]).exit_code == 0  # an earlier conversion may be replaced
+    text = runner.invoke(app, ["generate", str(out), "--tokens", "5", "--seed", "1"], catch_exceptions=False)
+    assert text.exit_code == 0
+    assert "bits/byte" in runner.invoke(app, ["evaluate", str(out), "--lengths", "32"]).output
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("not to be lost")
+    result = runner.invoke(app, ["convert", str(trained), "--out", str(tmp_path / "mine")])
+    assert isinstance(result.exception, FileExistsError)
+    assert [f.name for f in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
 def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:

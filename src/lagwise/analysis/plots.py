@@ -132,14 +132,17 @@ def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
     methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
         for name, points in lines.items():
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=f"C{methods.index(name)}", label=name)
+            number = methods.index(name)
+            style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}  # there are ten colours
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name, **style)
         lengths = sorted({length for points in lines.values() for length, _ in points})
         axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=title)
         axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     grid.flat[0].set_ylabel("milliseconds")
-    grid.flat[0].legend(fontsize=8)
+    shown = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
+    figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right center")
     return figure
 
 

@@ -22,6 +22,7 @@ from lagwise.training import load_recipe
 CONVERSION_FILE = "conversion.json"
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64
+_TIMED = (_TURNS + 1) * _TURN  # tokens of a stream that is timed
 
 
 def convert_run(
@@ -87,7 +88,7 @@ def convert_run(
                 for n in (length, 4 * length)
                 if model.length_limit is None or n <= model.length_limit
             ]
-    room = (model.length_limit or length + (_TURNS + 1) * _TURN) - (_TURNS + 1) * _TURN
+    room = (model.length_limit or length + _TIMED) - _TIMED
     speeds = tokens_per_second({"before": model, "after": converted}, max(1, min(length, room)))
     result["tokens_per_second"] = speeds
     (out / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")

@@ -76,9 +76,18 @@ class _Far:
     before is streamed. States that share it, before and after branching, find the same values whoever computes them.
     """
 
-    def __init__(self, taps: OnlineTaps, size: int, block: int, source: Tensor, result: Tensor | None, done: int):
+    def __init__(
+        self,
+        taps: OnlineTaps,
+        size: int,
+        block: int,
+        source: Tensor | None,
+        result: Tensor | None = None,
+        done: int = 0,
+    ):
         self.taps, self.size, self.block = taps, size, block
-        self.source, self.result, self.done = source, result, done
+        self.source = source  # None when all is computed, for it may hold on to a window that has moved on
+        self.result, self.done = result, done
 
     @classmethod
     def of(cls, taps: OnlineTaps, size: int, block: int, window: Window, seen: int) -> _Far | None:
@@ -92,37 +101,38 @@ class _Far:
         source = tokens[:, max(0, start - oldest) : max(0, stop - oldest)]
         if start < oldest:
             source = F.pad(source, (0, 0, min(stop, oldest) - start, 0))
-        return cls(taps, size, block, source, None, 0)
+        return cls(taps, size, block, source)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> _Far:
-        result = None if self.result is None else change(self.result)
-        return _Far(self.taps, self.size, self.block, change(self.source), result, self.done)
+        source, result = (None if t is None else change(t) for t in (self.source, self.result))
+        return _Far(self.taps, self.size, self.block, source, result, self.done)
 
     def advance(self, channels: int) -> None:
         """Compute so many channels more."""
-        if torch.is_grad_enabled():
-            return  # `part` does it all at once, for gradients
-        result, total = self.result, self.source.shape[2]
-        if result is None or not (may_write(result) or self.done == total):
-            shape = (self.source.shape[0], total, self.size)
-            result, self.done = self.source.new_empty(shape, dtype=self.taps.near.dtype), 0
-        stop = min(total, self.done + channels)
-        if self.done < stop:
-            result[:, self.done : stop] = self._channels(slice(self.done, stop))
+        source, result = self.source, self.result
+        if source is None or torch.is_grad_enabled():
+            return  # with gradients `part` does it all at once
+        if result is None or not may_write(result):
+            shape = (source.shape[0], source.shape[2], self.size)
+            result, self.done = source.new_empty(shape, dtype=self.taps.near.dtype), 0
+        stop = min(source.shape[2], self.done + channels)
+        result[:, self.done : stop] = self._channels(source, slice(self.done, stop))
         self.result, self.done = result, stop
+        if stop == source.shape[2]:
+            self.source = None
 
     def part(self, start: int, stop: int) -> Tensor:
         """Tokens start..stop of the block, ``(batch, channels, stop - start)``."""
-        total = self.source.shape[2]
-        if torch.is_grad_enabled() and self.done < total:
-            self.result, self.done = self._channels(slice(0, total)), total
-        group = max(1, _GROUP_ELEMENTS // (4 * self.size * self.source.shape[0]))
-        while self.done < total or self.result is None:
-            self.advance(group)
+        source = self.source
+        if source is not None and torch.is_grad_enabled():
+            self.result, self.source = self._channels(source, slice(0, source.shape[2])), None
+        while self.source is not None:
+            self.advance(max(1, _GROUP_ELEMENTS // (4 * self.size * len(self.source))))
+        assert self.result is not None
         return self.result[..., start:stop]
 
-    def _channels(self, group: slice) -> Tensor:
-        blocks = self.source[..., group].unflatten(1, (-1, self.size)).permute(0, 3, 1, 2)
+    def _channels(self, source: Tensor, group: slice) -> Tensor:
+        blocks = source[..., group].unflatten(1, (-1, self.size)).permute(0, 3, 1, 2)
         points = torch.fft.rfft(blocks, 2 * self.size)
         product = points[:, :, -1] * self.taps.spectrum(self.size, 2, group)
         if points.shape[2] == 2:

@@ -1,0 +1,104 @@
+"""Trained models converted to state spaces, beside the exact conversion that takes a state for every tap.
+
+    python benchmarks/conversion.py OUT.json RUN [RUN ...]
+
+For every run and tolerance: states of a channel, bound and measured error over the gain, bits per byte before and
+after, tokens a second before, after and with n states, bytes that one stream's state holds, and how far the answer to
+an impulse, token by token in float32, is from the taps of the first layer (over their gain).
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lagwise.bench.harness import save_results
+from lagwise.bench.n_state import n_state_modes
+from lagwise.bench.stream_peers import NStates, replace_toeplitz
+from lagwise.bench.streams import state_bytes
+from lagwise.evaluation import convert_run
+from lagwise.evaluation.conversion import tokens_per_second
+from lagwise.mixers import ToeplitzMixer
+from lagwise.models import StreamingCache, load_model
+from lagwise.models.conversion import effective_taps
+from lagwise.ops import Modes, modal_step
+from lagwise.process import keep_freed_memory
+
+TOLERANCES = (1e-2, 1e-3, 1e-4)
+CONTEXT, ROOM = 512, 2048  # tokens that streams begin with; that the n states are made for, at least
+
+
+def main(out: Path, runs: list[Path]) -> None:
+    torch.set_num_threads(2)
+    rows = []
+    for run in runs:
+        model, _ = load_model(run)
+        with torch.inference_mode():
+            first = next(m for m in model.modules() if isinstance(m, ToeplitzMixer))
+            taps = effective_taps(first, 4096)
+            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, ROOM))
+            base = {
+                "run": run.name,
+                "taps": taps.shape[1],
+                "n_states_float32": float32_error(taps, n_state_modes(taps)),
+                "state": held(model),
+                "n_states_state": held(n_states),
+            }
+        for tolerance in TOLERANCES:
+            with tempfile.TemporaryDirectory() as folder:
+                converted = Path(folder) / "converted"
+                try:
+                    result = convert_run(run, tolerance, converted)
+                except ValueError as refusal:
+                    rows.append({**base, "tolerance": tolerance, "refused": str(refusal)})
+                    print(rows[-1])
+                    continue
+                after, _ = load_model(converted)
+            with torch.inference_mode():
+                mixer = next(m for m in after.modules() if isinstance(m, ToeplitzMixer))
+                rows.append(
+                    {
+                        **base,
+                        **{key: value for key, value in result.items() if key not in ("run", "out")},
+                        "float32": float32_error(taps, mixer.kernel.recurrence()),
+                        "converted_state": held(after),
+                        "tokens_per_second": tokens_per_second(
+                            {"before": model, "after": after, "n states": n_states}, CONTEXT
+                        ),
+                    }
+                )
+            print(rows[-1], flush=True)
+    save_results(
+        out, "python benchmarks/conversion.py " + " ".join([str(out), *(r.name for r in runs)]), {"rows": rows}
+    )
+
+
+def held(model: Any) -> int:
+    """Bytes of the state of one stream after a context."""
+    cache = StreamingCache(model.config.num_hidden_layers)
+    model(torch.randint(256, (1, CONTEXT)), past_key_values=cache, logits_to_keep=1)
+    return state_bytes(cache)
+
+
+def float32_error(taps: Tensor, modes: Modes) -> float:
+    """Largest difference between taps and the answer to an impulse in float32, over the largest gain of a channel."""
+    modes = modes.to(torch.float32)
+    state = modes.poles.new_zeros(1, *modes.poles.shape)
+    worst = torch.zeros(len(taps))
+    for lag in range(taps.shape[1]):
+        x = torch.full((1, len(taps)), float(lag == 0))
+        y, state = modal_step(x, state, modes)
+        worst = torch.maximum(worst, (y[0] - taps[:, lag]).abs())
+    gain = torch.fft.rfft(taps.double(), 8 * taps.shape[1]).abs().amax(1)
+    return float((worst / gain).max())
+
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    main(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])

@@ -1,0 +1,70 @@
+"""Streaming is timed, if it is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lagwise.bench import generate
+from lagwise.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
+from lagwise.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
+from lagwise.cli.main import app
+from lagwise.mixers import ToeplitzMixer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+
+
+@pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
+@torch.no_grad()
+def test_baselines_are_the_layer_they_stand_for(peer: type) -> None:
+    mixer = ToeplitzMixer(6, kernel={"name": "rpe", "decay": 1.0}).double()
+    other, x = peer(mixer), torch.randn(3, 390, 6, dtype=torch.float64)
+    _, state = other.prefill(x[:, :250], other.init_state(3))
+    tokens = []
+    for token in x[:, 250:].unbind(1):
+        y, state = other.step(token, state)
+        tokens.append(y)
+    torch.testing.assert_close(torch.stack(tokens, 1), mixer(x)[:, 250:], rtol=0, atol=1e-9)
+
+
+def test_baselines_take_the_places_of_mixers() -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2)).eval()
+    ids = torch.randint(20, (1, 30))
+    before = model(ids).logits
+    replace_toeplitz(model, RingBuffer)
+    out = model(ids[:, :20], use_cache=True)
+    for token in ids[:, 20:].split(1, 1):
+        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+    torch.testing.assert_close(out.logits[:, -1], before[:, -1], rtol=1e-4, atol=1e-5)
+    assert sum(isinstance(m, RingBuffer) for m in model.modules()) == 2
+
+
+def test_every_layer_is_checked_and_timed(tmp_path: Path) -> None:
+    out = tmp_path / "generate.json"
+    arguments = ["--lengths", "40", "--batches", "1,2", "--what", "layers", "--channels", "16", "--repeats", "2"]
+    result = CliRunner().invoke(app, ["bench", "generate", *arguments, "--threads", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["results"]["layers"]
+    assert {row["method"] for row in rows} == {*LAYERS, *BASELINES, RECOMPUTE}
+    assert len(rows) == 2 * (len(LAYERS) + len(BASELINES) + 1)
+    assert all(row["token"]["median"] > 0 for row in rows)
+    assert out.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = ToeplitzMixer.prefill
+    monkeypatch.setattr(ToeplitzMixer, "prefill", lambda *a, **k: (1.01 * (out := prefill(*a, **k))[0], out[1]))
+    with pytest.raises(ValueError, match=f"{EXACT} does not stream what it gives at once.*not timed"):
+        generate.time_generation("layers", [40], [1], channels=16, repeats=2, progress=False)
+    with pytest.raises(ValueError, match="what must be layers or models"):
+        generate.time_generation("blocks", [40], [1])
+
+
+def test_a_states_bytes_are_all_that_it_holds() -> None:
+    layer = Layer(ToeplitzMixer(4, kernel={"name": "modal", "modes": 8}), 3)
+    memory, modes = 3 * 4 * 8 * 8, 2 * 4 * 8 * 8 + 4 * 4
+    assert state_bytes(layer.state) == memory + modes
+    assert state_bytes((layer.state, layer.state)) == memory + modes
