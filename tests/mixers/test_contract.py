@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.bench.streams import state_bytes
+from lagwise.kernels import LagKernel
 from lagwise.mixers import MIXERS, Mixer
 
 CHANNELS = 16
@@ -120,6 +121,26 @@ def test_streaming_in_float32(name: str, options: dict) -> None:
     whole = mixer(x)
     error = (in_chunks(mixer, x, [1, 7, 300, 1, 64]) - whole).abs().max() / whole.abs().max()
     assert error < 1e-5
+
+
+@every_mixer
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+@torch.no_grad()
+def test_streaming_to_4096_tokens(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
+    """Token by token and in random chunks, as far as a kernel goes."""
+    mixer = make(name, options, dtype=dtype)
+    limits = [m.max_length for m in mixer.modules() if isinstance(m, LagKernel) and m.max_length is not None]
+    length = min([4096, *limits])
+    x = noise(1, length, dtype)
+    whole = mixer(x)
+    generator = torch.Generator().manual_seed(0)
+    sizes: list[int] = []
+    while length - sum(sizes) > 600:
+        sizes.append(max(1, int(torch.randint(-300, 600, (), generator=generator))))
+    for streamed in (in_chunks(mixer, x, sizes), in_chunks(mixer, x, [1] * length)):
+        error = (streamed - whole).abs().max() / whole.abs().max()
+        assert error < tolerance, f"{error:.1e}"
 
 
 @every_mixer
