@@ -188,3 +188,17 @@ def test_the_readmes_figures_of_streaming_are_those_of_the_results_file() -> Non
             cells = [*(f"{v:,.0f}" if v >= 10 else f"{v:.1f}" for v in speeds), *(f"{ratio:.1f}×" for ratio in over)]
             held = one[name, 131072]["memory"] / 2**20
             assert f"| {name} | {' | '.join(cells)} | {f'{held:,.1f} MB' if held else 'none'} |" in readme
+
+
+def test_the_readmes_figures_of_conversion_are_those_of_the_results_file() -> None:
+    readme = (ROOT / "README.md").read_text()
+    results = json.loads((ROOT / "benchmarks" / "results" / "conversion-cpu.json").read_text())["results"]
+    for row in results["rows"]:
+        median, most = (max(layer["order"][i] for layer in row["layers"]) for i in (1, 2))
+        error, bound = (max(layer[key] for layer in row["layers"]) for key in ("error", "bound"))
+        score, speed = row["bits_per_byte"][0], row["tokens_per_second"]
+        held = ", ".join(f"{row[key] / 2**20:.1f}" for key in ("state", "n_states_state", "converted_state"))
+        cells = [row["run"], f"{row['tolerance']:g}", row["taps"], f"{median}, {most}", f"{error:.1e}, {bound:.1e}"]
+        cells += [f"{score['before']:.4f}", f"{score['after'] - score['before']:+.1e}", f"{held} MB"]
+        cells.append(f"{speed['after'] / speed['n states']:.1f}×")
+        assert f"| {' | '.join(map(str, cells))} |" in readme
