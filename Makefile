@@ -20,7 +20,7 @@ demo: $(INSTALLED)  ## train, evaluate, sample and plot, in about five minutes
 	$(BIN)/lagwise demo
 
 test: $(INSTALLED)  ## the test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
 	$(BIN)/python -m pytest -m slow --timeout=1200

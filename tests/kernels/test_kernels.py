@@ -305,9 +305,9 @@ def test_modal_is_a_sum_of_damped_oscillations(causal: bool) -> None:
     kernel = ModalKernel(3, causal=causal, modes=4).double()
     nn.init.normal_(kernel.direct)
     lags = torch.arange(30)
-    rate, angle, weight = (p[..., None] for p in (kernel.rate, kernel.angle, kernel.weight[..., 0]))
+    rate, angle, weight = (p[..., None] for p in (kernel.rate, kernel.angle, kernel.amplitude[..., 0]))
     phase = angle * lags
-    sides = (-rate.exp() * lags).exp() * (weight * phase.cos() - kernel.weight[..., 1:] * phase.sin())
+    sides = (-rate.exp() * lags).exp() * (weight * phase.cos() - kernel.amplitude[..., 1:] * phase.sin())
     expected = sides.sum(2)[0]
     expected[:, 0] += kernel.direct
     if not causal:

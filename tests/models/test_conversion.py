@@ -10,7 +10,7 @@ import torch
 
 from lagwise.kernels.modal import ModalKernel
 from lagwise.mixers import ToeplitzMixer
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, recurrent_form
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, recurrent_form
 
 _RPE = {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -95,3 +95,32 @@ def test_what_cannot_be_converted_is_refused() -> None:
         model(BLOCKS["gtu"]).to_recurrent().to_recurrent()
     with pytest.raises(ValueError, match="tolerance must be"):
         model(BLOCKS["gtu"]).to_recurrent(2.0)
+
+
+def test_kernels_stay_in_float32_in_a_model_that_does_not(tmp_path: Path) -> None:
+    """A pole in bfloat16 is another kernel."""
+    original = model(BLOCKS["gtu"]).float()
+    exact = [m.taps(100).detach() for m in original.to_recurrent(1e-4).modules() if isinstance(m, ModalKernel)]
+    original.to_recurrent(1e-4).save_pretrained(tmp_path)
+    for halved in (
+        original.to(torch.bfloat16).to_recurrent(1e-4),
+        LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16),
+        LagwiseForCausalLM.from_pretrained(tmp_path).to(torch.bfloat16),
+    ):
+        kernels = [m for m in halved.modules() if isinstance(m, ModalKernel)]
+        assert all(p.dtype == torch.float32 for kernel in kernels for p in kernel.parameters())
+        assert halved.model.embed_tokens.weight.dtype == torch.bfloat16
+        tolerance = 2e-2 if halved.dtype == torch.bfloat16 and halved.name_or_path == "" else 1e-6
+        for kernel, wanted in zip(kernels, exact, strict=True):
+            torch.testing.assert_close(kernel.taps(100), wanted, rtol=tolerance, atol=tolerance * 5)
+        halved(torch.randint(30, (1, 20)))
+
+
+def test_encoders_and_defaults_are_converted_too() -> None:
+    torch.manual_seed(0)
+    decoder = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=BLOCKS["gtu"]))
+    assert isinstance(decoder.to_recurrent(1e-2), LagwiseModel)
+    spec = {"name": "prenorm", "token_mixer": None}
+    assert model(spec).to_recurrent(1e-2).config.block["token_mixer"]["kernel"]["name"] == "modal"
+    with pytest.raises(ValueError, match="lags must be a whole number"):
+        recurrent_form(model(BLOCKS["gtu"]), lags=0)

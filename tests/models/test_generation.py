@@ -207,6 +207,13 @@ class TestText:
             )
             assert text == "".join(pieces) == "said " + end, stops
 
+    def test_bytes_that_are_no_text_do_not_hold_it_back(self, model: LagwiseForCausalLM) -> None:
+        said = Fixed(load_tokenizer("bytes"), "")
+        said.ids = [0xFF] * 90
+        pieces: list[str] = []
+        generate_text(said.model(model), said.tokenizer, "a", max_new_tokens=90, temperature=0, write=pieces.append)
+        assert len(pieces) >= 10
+
     def test_what_is_there_survives_an_interruption(self, model: LagwiseForCausalLM) -> None:
         """Also what was held back because it might have begun a stop text."""
         said = Fixed(load_tokenizer("bytes"), "one tw", last=KeyboardInterrupt)
@@ -276,22 +283,24 @@ class TestBadInput:
         assert model.generate(prompt(1, 120), **options).shape[1] == LIMIT  # the 20 that nobody asked for
 
     def test_caches_of_others(self) -> None:
-        ids, caches = prompt(2, 5), {}
-        for recipe in RECIPES:
-            caches[recipe] = tiny(recipe)(ids).past_key_values
+        ids = prompt(2, 5)
+        models = {recipe: tiny(recipe) for recipe in RECIPES}
+        caches = {recipe: model(ids).past_key_values for recipe, model in models.items()}
         whole = torch.cat([ids, ids], dim=1)
         for recipe in RECIPES:
             for other, cache in caches.items():
                 if other != recipe:
-                    with pytest.raises(ValueError, match="filled by a model with another block or hidden_size"):
-                        tiny(recipe).generate(whole, past_key_values=cache, **GREEDY)
-        with pytest.raises(ValueError, match="filled by a model with another block or hidden_size"):
+                    with pytest.raises(ValueError, match="filled by another model"):
+                        models[recipe].generate(whole, past_key_values=cache, **GREEDY)
+        with pytest.raises(ValueError, match="filled by another model"):
             tiny("tnn-lm", hidden_size=8).generate(whole, past_key_values=caches["tnn-lm"], **GREEDY)
+        with pytest.raises(ValueError, match="filled by another model"):  # alike but for its weights
+            tiny("tnn-lm").generate(whole, past_key_values=caches["tnn-lm"], **GREEDY)
         with pytest.raises(ValueError, match="StreamingCache of 3 layers, got one of 2"):
             tiny("tnn-lm", num_hidden_layers=3).generate(whole, past_key_values=caches["tnn-lm"], **GREEDY)
         with pytest.raises(ValueError, match="holds a batch of 2, the input is a batch of 6"):
-            tiny("tnn-lm").generate(whole, past_key_values=caches["tnn-lm"], **BEAMS)
-        assert tiny("tnn-lm").generate(whole, past_key_values=caches["tnn-lm"], **GREEDY).shape == (2, 10 + NEW)
+            models["tnn-lm"].generate(whole, past_key_values=caches["tnn-lm"], **BEAMS)
+        assert models["tnn-lm"].generate(whole, past_key_values=caches["tnn-lm"], **GREEDY).shape == (2, 10 + NEW)
 
     def test_nothing_new_for_a_cache(self) -> None:
         """Else the text would be read twice, or not at all, without a word."""

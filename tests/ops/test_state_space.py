@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels import FreeKernel, RPEKernel
+from lagwise.kernels.modal import ModalKernel
 from lagwise.ops import Modes, modal_prefill, modal_step, modal_taps, reduce_taps, toeplitz_product
 from lagwise.ops.state_space import _hankel_spectrum
 
@@ -156,13 +157,13 @@ def test_bounds_are_those_of_dense_singular_values(n: int) -> None:
     for c in range(4):
         values = np.linalg.svd(dense_hankel(taps[c]), compute_uv=False)
         s = int(found.order[c])
-        assert -1e-12 <= float(found.bound[c]) - 2 * values[s:].sum() < (1e-5 if n > 129 else 1e-9)
+        assert -1e-12 <= float(found.bound[c]) - 2 * values[s:].sum() < 1e-4  # what float32 rounds is in the bound
         assert values[s] <= found.error[c] <= 1e-2 * gain[c] * 1.001 < 2 * values[s - 1 :].sum()
     assert (found.error <= found.bound).all()
     longer = modal_taps(found.modes, 4000)
     longer[:, :n] -= taps
-    assert (longer.abs().amax(1) <= found.error).all()
-    assert (longer.abs().sum(1) <= found.l1_error * (1 + 1e-9)).all()
+    assert (longer.abs().amax(1) <= found.error * (1 + 1e-4)).all()
+    assert (longer.abs().sum(1) <= found.l1_error * (1 + 1e-4)).all()
     assert (found.error <= found.l1_error * (1 + 1e-9)).all()
 
 
@@ -286,3 +287,15 @@ def test_a_million_tokens_by_blocks() -> None:
         end, _ = modal_prefill(x[:, -20_000:].double(), modes, None)
     assert y.isfinite().all()
     assert (y[:, -10_000:] - end[:, -10_000:]).abs().max() < 1e-4 * end.abs().max()
+
+
+def test_the_figures_are_those_of_the_kernel_that_runs_in_float32() -> None:
+    """Slow oscillations at high frequency: a pole that float32 moves by 1e-7 moves its gain by far more."""
+    lags = torch.arange(6000, dtype=torch.float64)
+    taps = (0.998**lags * torch.cos(2.7 * lags))[None]
+    found = reduce_taps(taps, 1e-3)
+    kernel = ModalKernel(1, modes=found.modes.poles.shape[1])
+    kernel.load_modes(found.modes)
+    difference = torch.nn.functional.pad(taps, (0, 30000)) - kernel.taps(36000).double().detach()
+    assert torch.fft.rfft(difference).abs().max() <= found.error[0] * (1 + 1e-3)
+    assert 1e-7 * found.gain[0] < found.error[0] <= 1e-3 * found.gain[0]

@@ -15,11 +15,11 @@ from lagwise.data import RECALL, token_bytes
 from lagwise.evaluation.perplexity import evaluate
 from lagwise.evaluation.run import own_data
 from lagwise.models import LagwiseForCausalLM, StreamingCache, load_model, recurrent_form
+from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
 from lagwise.ops import Reduction
 from lagwise.training import load_recipe
 
-CONVERSION_FILE = "conversion.json"
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64
 _TIMED = (_TURNS + 1) * _TURN  # tokens of a stream that is timed
@@ -40,10 +40,11 @@ def convert_run(
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
     bound and error of a channel relative to its gain; bits per byte of both models on the first ``max_tokens`` of the
     test text, at the trained length and four times that (nothing for a run that is not of text, or whose text has gone
-    or changed); tokens a second of both after a prompt of the trained length. The folder evaluates, generates and
-    plots as any run does. ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds
+    or changed); tokens a second of both after a prompt of the trained length. The folder evaluates and generates
+    as any run does. ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds
     anything but an earlier conversion.
     """
+    run = run.resolve()
     out = out or run.with_name(run.name + "-recurrent")
     if out.exists() and not (out / CONVERSION_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{str(out)!r} exists and is no earlier conversion; choose another --out")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +19,9 @@ _SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
 class ModalKernel(LagKernel):
     """A sum of damped oscillations.
 
-    Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, ``w = weight[0] + j weight[1]``; direct
-    is added at lag 0. A two-sided kernel has a second set of oscillations for lags below 0, and lag 0 is the sum of
-    both and of direct. The poles are those of S4D (Gu et al. 2022), in discrete time: |p| < 1 whatever the parameters.
+    Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, w of two amplitudes, real and imaginary;
+    direct is added at lag 0. A two-sided kernel has a second set of oscillations for lags below 0, and lag 0 is the sum
+    of both and of direct. The poles are those of S4D (Gu et al. 2022), in discrete time: always |p| < 1.
 
     Options: modes, the oscillations in a direction. ValueError if less than 1.
 
@@ -33,7 +35,7 @@ class ModalKernel(LagKernel):
         super().__init__(channels, causal)
         shape = (1 if causal else 2, channels, whole_number("modes", modes))
         self.rate, self.angle = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
-        self.weight = nn.Parameter(torch.empty(*shape, 2))
+        self.amplitude = nn.Parameter(torch.empty(*shape, 2))
         self.direct = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
@@ -47,8 +49,17 @@ class ModalKernel(LagKernel):
                 places = torch.rand_like(parameter).argsort(2)
                 parameter.copy_(low + (high - low) * (places + drawn) / modes)
             energy = -torch.expm1(-2 * self.rate.exp()) / (modes * len(self.rate))
-            self.weight.normal_().mul_(energy.sqrt()[..., None])
+            self.amplitude.normal_().mul_(energy.sqrt()[..., None])
             self.direct.zero_()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Never below float32: a rounded pole is another kernel, after as many lags as it lasts."""
+
+        def careful(t: Tensor) -> Tensor:
+            changed = fn(t)
+            return changed if torch.finfo(changed.dtype).bits >= 32 else t.to(changed.device)
+
+        return super()._apply(careful, recurse)
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
@@ -67,7 +78,7 @@ class ModalKernel(LagKernel):
 
     def _sides(self) -> list[Modes]:
         dtype = self.precision(self.rate)
-        rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.weight, self.direct))
+        rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
         poles = torch.polar((-rate.exp()).exp(), angle)
         weights = torch.view_as_complex(weight.contiguous())
         return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
@@ -92,6 +103,6 @@ class ModalKernel(LagKernel):
         real = poles != 0
         self.rate[0, :, :n] = torch.where(real, (-poles.abs().where(real, 0.5).log()).log(), self.rate[0, :, :n])
         self.angle[0, :, :n] = torch.where(real, poles.angle(), self.angle[0, :, :n])
-        self.weight.zero_()
-        self.weight[0, :, :n] = torch.view_as_real(weights * real)
+        self.amplitude.zero_()
+        self.amplitude[0, :, :n] = torch.view_as_real(weights * real)
         self.direct.copy_(direct + (weights.real * ~real).sum(1))

@@ -70,7 +70,7 @@ class StreamingCache(Cache):
     ``seen`` counts the positions processed, padding included; ``real`` (batch,) counts the tokens that were not
     padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with;
     ``began`` and ``right_padded`` (batch,) say whether a row has had a real token, and padding after one; ``model`` is
-    the hidden size and block of the model that filled it; ``behind`` (batch,) is how many positions fewer than ``seen``
+    the number of the model that filled it; ``behind`` (batch,) is how many positions fewer than ``seen``
     each row of a joined batch has, None if none.
     """
 
@@ -80,7 +80,7 @@ class StreamingCache(Cache):
         self.began: Tensor | None = None
         self.right_padded: Tensor | None = None
         self.rows: int | None = None
-        self.model: tuple[int, Any] | None = None
+        self.model: int | None = None
         self.behind: Tensor | None = None
 
     @staticmethod

@@ -12,7 +12,9 @@ from tqdm.auto import tqdm
 
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import Reduction, reduce_taps
+from lagwise.tables import whole_number
 
+CONVERSION_FILE = "conversion.json"  # marks a folder that holds a converted run
 _ENDLESS_LAGS = 4096  # of a kernel without a horizon
 _TOEPLITZ = ("toeplitz", "gtu")  # mixers whose spec has a kernel
 
@@ -35,6 +37,7 @@ def recurrent_form(
     channel of all layers needs), in the dtype and on the device of the old one, and the reductions by the names of
     their mixers. ValueError if the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
     """
+    whole_number("lags", lags)
     if not model.config.causal:
         raise ValueError("only causal models stream; this one has causal=False")
     mixers = {
@@ -66,7 +69,8 @@ def recurrent_form(
         mixer = converted.get_submodule(name)
         assert isinstance(mixer, ToeplitzMixer)
         mixer.kernel.load_modes(reduction.modes)  # type: ignore[operator]
-    converted.generation_config = copy.deepcopy(model.generation_config)
+    if getattr(model, "generation_config", None) is not None:
+        converted.generation_config = copy.deepcopy(model.generation_config)
     return converted.train(model.training), reductions
 
 
@@ -91,7 +95,9 @@ def _with_kernel(spec: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str
         if (spec.get("kernel") or {}).get("name") == kernel["name"]:
             return dict(spec)
         return {**{key: value for key, value in spec.items() if key != "engine"}, "kernel": dict(kernel)}
-    spec = {"token_mixer": {"name": "gtu"}, **spec} if spec.get("name") == "prenorm" else dict(spec)
+    spec = dict(spec)
+    if spec.get("name") == "prenorm" and spec.get("token_mixer") is None:
+        spec["token_mixer"] = {"name": "gtu"}  # the default
     for key, value in spec.items():
         if isinstance(value, Mapping):
             spec[key] = _with_kernel(value, kernel)

@@ -14,6 +14,7 @@ from lagwise.models.modeling import LagwiseForCausalLM
 
 PREFILL = 4096  # tokens of a prompt that are processed at a time, so that memory does not grow with the prompt
 _CONTEXT = 8  # tokens before a new one that are decoded with it: whether a space stands between depends on them
+_LONGEST_CHARACTER = 8  # tokens: what is still incomplete then will not become one
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for the first bytes of a character
 
 
@@ -118,7 +119,7 @@ class _Writer(StoppingCriteria):
         self.count += 1
         self.new.append(int(input_ids[0, -1]))
         text = self._new_text()
-        if not text.endswith(_INCOMPLETE):
+        if not text.endswith(_INCOMPLETE) or len(self.new) > _LONGEST_CHARACTER:
             self._take(text)
         return torch.tensor([self.stopped], device=input_ids.device)
 

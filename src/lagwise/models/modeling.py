@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Self
 
 import torch
@@ -31,6 +32,7 @@ from lagwise.tables import build, known
 IGNORED = ("cache_position", "output_attentions", "return_dict", "num_items_in_batch", "logits_to_keep")
 IGNORED += ("max_length_q", "max_length_k")  # what cu_seq_lens say already
 IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` hands on what its stopping criteria were made with
+_numbers = itertools.count()
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
@@ -67,6 +69,7 @@ class LagwisePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = ["past_key_values"]
+    _keep_in_fp32_modules_strict = ["rate", "angle", "amplitude", "direct"]  # of `ModalKernel`
     _is_stateful = True  # a state cannot be rolled back: refuses assisted decoding
 
     @classmethod
@@ -115,6 +118,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = make_norm(config.norm, config.hidden_size)
         self.gradient_checkpointing = False
+        self._number = next(_numbers)  # by which a cache knows whose it is
         limits = [config.max_position_embeddings]
         limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
         # Longest sequence that the configuration and every kernel can serve; None for any.
@@ -184,10 +188,10 @@ class LagwiseModel(LagwisePreTrainedModel):
                 raise ValueError("inputs_embeds has NaN or infinite values; one would spread over its whole row")
             return inputs_embeds
         assert input_ids is not None
-        if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
-                f"input_ids must be (batch, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun with "
-                "the end-of-text token"
+                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun "
+                "with the end-of-text token"
             )
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = input_ids.aminmax()
@@ -206,12 +210,9 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
         if cache.rows not in (None, batch):
             raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
-        shape = (self.config.hidden_size, self.config.block)
-        if cache.model not in (None, shape):
-            raise ValueError(
-                "past_key_values was filled by a model with another block or hidden_size; begin a new cache"
-            )
-        cache.rows, cache.model = batch, shape
+        if cache.model not in (None, self._number):
+            raise ValueError("past_key_values was filled by another model; begin a new cache")
+        cache.rows, cache.model = batch, self._number
 
     def _check_length(
         self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None

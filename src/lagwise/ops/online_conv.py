@@ -184,6 +184,7 @@ class OnlineState(NamedTuple):
         return _with_due(_with_far(OnlineState(taps, Window.join([state.window for state in states]), seen, behind)))
 
 
+@torch.compiler.disable  # a walk from block to block has no graph worth making
 def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     """The next tokens of a causal convolution, exactly as if the whole signal were there.
 
@@ -237,7 +238,8 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
         y = (tokens * taps.near[-before - 1 :]).sum(1, keepdim=True)
     else:
         past = state.window.tokens[:, state.window.size - before :]
-        y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(before + length))[:, before:]
+        lags = before + length if taps.reach is None else min(before + length, taps.reach)
+        y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
     if length > _BLOCK:
         ahead = _ahead(far, seen, length)
         y = y if ahead is None else y + ahead

@@ -57,7 +57,7 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
 
     Units and ranges: tolerance relative to a channel's gain, in (0, 1); rounding of the certificate limits it to some
     1e-6 at 2000 taps. max_order counts real states; by default ``n // 4``, between 8 and 256. All poles have
-    ``2**-12 <= |p| < 1``; what moving one there may change is part of the bound.
+    ``2**-12 <= |p| < 1``; what moving one there, or to float32, may change is part of the bound, and of the error.
 
     Preconditions: ValueError for other taps or ranges, or NaN; and for a channel that cannot be reduced: it needs more
     than max_order states, or separate float32 modes would cancel by more than the tolerance (those of a delay do).
@@ -218,17 +218,26 @@ def _fit(system: list[Tensor], s: int, gain: float) -> tuple[_Fit, float]:
     residues = (first[:s] * scale).to(vectors.dtype) @ vectors * put_in
     once = poles.imag >= 0  # the others are their conjugates
     poles, residues = poles[once], residues[once] * (1 + (poles[once].imag > 0))
-    away = poles.abs().clamp(min=_SMALLEST_POLE)
-    moved = torch.polar(away, poles.angle())
+    moved, used = _in_float32(poles)
+    away = moved.abs()
     change = (residues * (moved - poles)).abs() / ((1 - away) * (1 - poles.abs()))
-    weights = residues / moved
-    unstable = bool((away >= 1).any()) or not bool(weights.isfinite().all())
-    error, l1_error, direct = (float("inf"),) * 3 if unstable else _measure(k, moved, weights)
+    weights = (residues / moved).to(torch.complex64).to(poles.dtype)
+    unstable = bool((used.abs() >= 1).any()) or not bool(weights.isfinite().all())
+    error, l1_error, direct = (float("inf"),) * 3 if unstable else _measure(k, used, weights)
     amplification = float("inf") if unstable else float((weights.abs() / (1 - away)).sum()) / max(gain, 1e-300)
     bound = float(bounds[s] + change.sum())
     error = error if unstable else min(error, bound)  # both are upper bounds
     fit = _Fit(moved, weights, direct, s, bound, error, l1_error, amplification)
     return fit, max(error / max(gain, 1e-300), _ROUNDING * amplification)
+
+
+def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
+    """Poles as a `ModalKernel` keeps them, by float32 rates and angles, and as float32 arithmetic makes them of these:
+    what is measured must be what will run."""
+    rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
+    angle = poles.angle().float()
+    kept = torch.polar((-rate.double().exp()).exp(), angle.double())
+    return kept, torch.polar((-rate.exp()).exp(), angle).to(kept.dtype)
 
 
 def _measure(k: Tensor, poles: Tensor, weights: Tensor) -> tuple[float, float, float]:

@@ -16,6 +16,7 @@ from transformers import TrainingArguments, default_data_collator, set_seed
 from lagwise.data import RECALL, AssociativeRecall, Data, ScheduledExamples, content_key, open_source, prepare
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
 from lagwise.tables import known
 from lagwise.training.hardware import bfloat16_is_fast, describe
@@ -64,6 +65,8 @@ def resume(out: Path, *, progress: bool = True) -> Path:
     """
     if not (out / RECIPE_FILE).is_file():
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
+    if (out / CONVERSION_FILE).is_file():
+        raise ValueError(f"{str(out)!r} is a conversion, not a run to resume; resume the run that it was made of")
     checkpoint = newest_whole_checkpoint(out)
     recipe = load_recipe(str(out / RECIPE_FILE))
     reached = 0 if checkpoint is None else int(checkpoint.name.split("-")[1])
