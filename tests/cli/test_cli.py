@@ -188,6 +188,7 @@ def test_a_run_becomes_one_that_streams_in_constant_memory(tiny_recipe: Recipe, 
     text = runner.invoke(app, ["generate", str(out), "--tokens", "5", "--seed", "1"], catch_exceptions=False)
     assert text.exit_code == 0
     assert "bits/byte" in runner.invoke(app, ["evaluate", str(out), "--lengths", "32"]).output
+    assert "tolerance must be in" in str(runner.invoke(app, [*convert, "0"]).exception)
     result = runner.invoke(app, ["train", "--resume", str(out)])
     assert "is a conversion, not a run to resume" in str(result.exception)
     (tmp_path / "mine").mkdir()

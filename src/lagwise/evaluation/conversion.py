@@ -44,6 +44,8 @@ def convert_run(
     as any run does. ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds
     anything but an earlier conversion.
     """
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     run = run.resolve()
     out = out or run.with_name(run.name + "-recurrent")
     if out.exists() and not (out / CONVERSION_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
