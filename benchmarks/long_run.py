@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm.auto import trange
 
-from lagwise.bench.harness import save_results
+from lagwise.bench.harness import process_bytes, save_results
 from lagwise.bench.streams import state_bytes
 from lagwise.models import StreamingCache, load_model
 from lagwise.process import keep_freed_memory
@@ -43,7 +43,7 @@ def main(out: Path, run: Path) -> None:
                 {
                     "tokens": step * STREAMS,
                     "seconds": time.perf_counter() - start,
-                    "process_bytes": resident(),
+                    "process_bytes": process_bytes("VmRSS"),
                     "state_bytes": state_bytes(cache),
                     "largest": max(float(each.abs().max()) for each in memory),
                     "finite": bool(logits.isfinite().all()),
@@ -51,11 +51,6 @@ def main(out: Path, run: Path) -> None:
                 }
             )
     save_results(out, f"python benchmarks/long_run.py {out} {run.name}", {"rows": rows})
-
-
-def resident() -> int:
-    with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmRSS"))
 
 
 if __name__ == "__main__":

@@ -174,9 +174,9 @@ def _step_memory(factory: Factory, channels: int, length: int, batch: int, threa
     training_step(factory(channels, 64), torch.randn(1, 64, channels))()  # libraries' own buffers are not the method's
     step = training_step(factory(channels, length), torch.randn(batch, length, channels))
     gc.collect()
-    before = _status("VmRSS")
+    before = process_bytes("VmRSS")
     step()
-    return max(0, _status("VmHWM") - before)
+    return max(0, process_bytes("VmHWM") - before)
 
 
 def _step_memory_cuda(factory: Factory, channels: int, length: int, batch: int) -> int:
@@ -187,7 +187,7 @@ def _step_memory_cuda(factory: Factory, channels: int, length: int, batch: int) 
     return torch.cuda.max_memory_allocated() - before
 
 
-def _status(field: str) -> int:
+def process_bytes(field: str) -> int:
     """Bytes from /proc/self/status: VmRSS now, VmHWM at its highest. (getrusage's maximum outlives exec, so a process
     would start from its parent's.)"""
     with open("/proc/self/status") as f:

@@ -144,14 +144,9 @@ def _storages(value: Any, seen: set[int]) -> Iterator[Any]:
     if isinstance(value, Window):
         yield value.tokens.untyped_storage()
         return
-    parts = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, tuple | list)
-        else vars(value).values()
-    )
-    for part in parts:
+    if not isinstance(value, tuple | list):
+        value = (value if isinstance(value, dict) else vars(value)).values()
+    for part in value:
         yield from _storages(part, seen)
 
 

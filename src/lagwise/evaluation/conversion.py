@@ -72,9 +72,8 @@ def convert_run(
         (out / "recipe.yaml").write_text(recipe.to_yaml())
         if (run / "run.json").is_file():
             shutil.copyfile(run / "run.json", out / "run.json")
-    (out / CONVERSION_FILE).write_text(
-        json.dumps(result, indent=1) + "\n"
-    )  # with figures below; the model is there now
+    # Now, when the model is there, and again below with the figures: measuring may be stopped.
+    (out / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
     if recipe is not None and recipe.data.source != RECALL:
         try:
             data = own_data(run, recipe, tokenizer, progress)

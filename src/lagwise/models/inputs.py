@@ -95,6 +95,15 @@ def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
     return attention_mask[:, -length:].bool()
 
 
+def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
+    """ValueError if any of at least one id is not in ``[0, vocab_size)``."""
+    low, high = (int(bound) for bound in input_ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"input_ids must be in [0, {vocab_size}), got {low}..{high}; was the text encoded with another tokenizer?"
+        )
+
+
 def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
     """ValueError if a prompt, with the tokens to add, is longer than a model's limit."""
     if limit is not None and prompt + max(new, 1) > limit:

@@ -21,6 +21,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.inputs import (
     check_prompt_length,
     check_prompts,
+    check_vocabulary,
     current_mask,
     document_numbers,
     token_positions,
@@ -194,12 +195,7 @@ class LagwiseModel(LagwisePreTrainedModel):
                 "with the end-of-text token"
             )
         if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = input_ids.aminmax()
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"input_ids must be in [0, {self.config.vocab_size}), got {int(low)}..{int(high)}; "
-                    "was the text encoded with another tokenizer?"
-                )
+            check_vocabulary(input_ids, self.config.vocab_size)
         return self.embed_tokens(input_ids)
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:

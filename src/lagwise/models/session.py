@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache
+from lagwise.models.inputs import check_vocabulary
 from lagwise.models.modeling import LagwiseForCausalLM
 from lagwise.tables import whole_number
 
@@ -146,12 +147,7 @@ class StreamingSession:
             )
         if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
             raise ValueError(f"input_ids must be whole numbers, got {ids.dtype}")
-        low, high = (int(bound) for bound in ids.aminmax())
-        if low < 0 or high >= self.model.config.vocab_size:
-            raise ValueError(
-                f"input_ids must be in [0, {self.model.config.vocab_size}), got {low}..{high}; "
-                "was the text encoded with another tokenizer?"
-            )
+        check_vocabulary(ids, self.model.config.vocab_size)
         limit = self.model.length_limit
         if limit is not None and len(ids) > limit:
             raise ValueError(f"this model takes at most {limit} tokens, the prompt has {len(ids)}")
