@@ -13,7 +13,7 @@ import torch
 from tqdm.auto import tqdm
 
 from lagwise.bench.harness import Timing, interleaved, training_step
-from lagwise.data.tokens import default_cache
+from lagwise.cache import default_cache
 from lagwise.mixers import TCNMixer
 from lagwise.ops import StackShape, covering_shapes
 from lagwise.training.hardware import describe

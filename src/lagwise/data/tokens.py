@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import torch
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
+from lagwise.cache import default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
 from lagwise.data.tokenizers import load_tokenizer
 
@@ -59,11 +59,6 @@ class TokenData:
         valid = self.splits["valid"][: max(tokens, length)]
         length = min(length, len(valid))
         return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
-
-
-def default_cache() -> Path:
-    """Where token files are kept: ``$LAGWISE_CACHE``, else ``~/.cache/lagwise``."""
-    return Path(os.environ.get("LAGWISE_CACHE", "~/.cache/lagwise")).expanduser()
 
 
 def prepare(

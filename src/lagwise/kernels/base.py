@@ -19,8 +19,6 @@ class LagKernel(nn.Module):
     see another kernel than a whole one.
     """
 
-    #: whether `spectrum` is how the kernel is made, and so costs less than transforming its taps
-    spectral = False
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
@@ -33,6 +31,7 @@ class LagKernel(nn.Module):
         self.channels = channels
         self.causal = causal
         self.max_length: int | None = None  # longest signal that `taps` can serve; None for any
+        self.circle: int | None = None  # points of the circle on which `spectrum` gives the kernel, if it is made so
 
     def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, cut at the horizon.
@@ -68,17 +67,10 @@ class LagKernel(nn.Module):
         """A causal kernel as what `modal_step` takes. ValueError for one that is none."""
         raise ValueError(f"{type(self).__name__} is no state space; `lagwise.ops.reduce_taps` makes one of its taps")
 
-    def spectrum(self, n_fft: int, length: int) -> Tensor:
-        """`taps` for a signal of this length as ``(channels, n_fft // 2 + 1)`` complex frequencies.
-
-        Lag 0 is at point 0 of the transform and negative lags count from its end: the rfft of what `spectral_product`
-        multiplies by. Needs n_fft of at least twice the number of lags on a side.
-        """
-        taps = self.taps(length)
-        if not self.causal:
-            reach = taps.shape[1] // 2
-            taps = torch.cat([taps[:, reach:], taps.new_zeros(len(taps), n_fft - taps.shape[1]), taps[:, :reach]], 1)
-        return torch.fft.rfft(taps, n_fft)
+    def spectrum(self) -> Tensor:
+        """A two-sided kernel as `spectral_product` takes it, on its `circle`. For kernels made in the frequency
+        domain: a signal of half as many tokens needs no taps. ValueError for others."""
+        raise ValueError(f"{type(self).__name__} is not made in the frequency domain; use its taps")
 
     def horizon(self) -> int | None:
         """Lags from here on are below rounding in the kernel's own precision; None if it never decays that far."""

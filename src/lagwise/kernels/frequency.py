@@ -37,8 +37,6 @@ class FrequencyKernel(LagKernel):
     other than ReLU under torch.compile, whose gradients come out wrong (docs/log.md, "Compiled kernels").
     """
 
-    spectral = True
-
     def __init__(
         self,
         channels: int,
@@ -55,6 +53,7 @@ class FrequencyKernel(LagKernel):
             raise ValueError(f"grid must be a whole number of at least 1, got {grid!r}")
         self.inputs = known(inputs, INPUTS, "inputs")
         self.grid = grid
+        self.circle = None if causal else 2 * grid
         self.network = KernelNetwork(
             1, channels if causal else 2 * channels, hidden=hidden, layers=layers, activation=activation
         )
@@ -63,26 +62,34 @@ class FrequencyKernel(LagKernel):
         return self.grid + 1
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
-        with self._full_precision():
-            after, before = self._features_in_time(length)
-            return self._last_layer() @ torch.cat([before, after], dim=1)
+        """See `LagKernel.taps`.
 
-    def spectrum(self, n_fft: int, length: int) -> Tensor:
-        """See `LagKernel.spectrum`.
-
-        The last layer is linear in the features, so the transforms to lags and back are done on the features, which
-        are far fewer than the channels. On its own grid a two-sided kernel needs no transform at all.
+        The last layer is linear in the features, so the transform to lags is done on the features, which are far fewer
+        than the channels.
         """
+        reach = min(length, self.horizon())
         with self._full_precision():
-            if not self.causal and n_fft == 2 * self.grid and length <= self.grid:
-                features = self._features()
-                real, imaginary = self._last_layer().chunk(2, dim=1)
-                return torch.complex(real @ features, imaginary @ (features * self._inside(features)))
-            after, before = self._features_in_time(length)
-            gap = after.new_zeros(len(after), n_fft - after.shape[1] - before.shape[1])
-            points = torch.view_as_real(torch.fft.rfft(torch.cat([after, gap, before], dim=1)))
-            return torch.view_as_complex((self._last_layer() @ points.flatten(1)).unflatten(1, (-1, 2)))
+            features = self._features()
+            matrix = self._matrix()
+            if not self.causal:  # the imaginary half of the channels beside the real half
+                matrix = torch.cat(matrix.chunk(2), dim=1)
+                odd = torch.complex(torch.zeros_like(features), features * self._inside(features))
+                features = torch.cat([features.to(odd.dtype), odd])
+            time = torch.fft.irfft(features, 2 * self.grid)
+            weight = torch.full_like(time[0], 2 if self.causal else 1)
+            weight[0] = 1
+            weight[self.grid] /= 2  # lag `grid` and its negative are one point of the transform
+            time = time * weight
+            after = time[:, :reach]
+            return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - reach + 1 :], after], dim=1))
+
+    def spectrum(self) -> Tensor:
+        """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without any transform."""
+        if self.causal:
+            return super().spectrum()
+        with self._full_precision():
+            features = self._features()
+            return self._matrix().unflatten(0, (2, -1)) @ torch.stack([features, features * self._inside(features)])
 
     def _features(self) -> Tensor:
         """Features of the network on the grid, and a constant for the last layer's bias: (hidden + 1, grid + 1)."""
@@ -98,25 +105,10 @@ class FrequencyKernel(LagKernel):
         h = self.network.features((angle.cos() if self.inputs == "cos" else angle)[:, None])
         return torch.cat([h, torch.ones_like(h[:, :1])], dim=1).t()
 
-    def _features_in_time(self, length: int) -> tuple[Tensor, Tensor]:
-        """The features' taps at lags 0, 1, ... and at negative lags (none if causal), for a signal of this length."""
-        reach = min(length, self.horizon())
-        features = self._features()
-        if not self.causal:
-            odd = torch.complex(torch.zeros_like(features), features * self._inside(features))
-            features = torch.cat([features.to(odd.dtype), odd])
-        time = torch.fft.irfft(features, 2 * self.grid)
-        weight = torch.full_like(time[0], 2 if self.causal else 1)
-        weight[0] = 1
-        weight[self.grid] /= 2  # lag `grid` and its negative are one point of the transform
-        time = time * weight
-        return time[:, :reach], time[:, : 0 if self.causal else None][:, 2 * self.grid - reach + 1 :]
-
-    def _last_layer(self) -> Tensor:
-        """The last layer and its bias as a matrix for `_features`, real half beside imaginary half if two-sided."""
+    def _matrix(self) -> Tensor:
+        """The last layer and its bias as a matrix for `_features`."""
         last = self.network.last
-        matrix = torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
-        return matrix if self.causal else torch.cat(matrix.chunk(2), dim=1)
+        return torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
 
     @staticmethod
     def _inside(features: Tensor) -> Tensor:

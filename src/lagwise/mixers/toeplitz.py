@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +13,10 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.ski import SKI, SKIState
 from lagwise.ops import (
     ENGINES,
-    SPECTRAL_ENGINES,
     Modes,
     OnlineState,
     OnlineTaps,
+    fast_length,
     modal_prefill,
     online_prefill,
     spectral_product,
@@ -76,11 +75,8 @@ class ToeplitzMixer(Mixer):
             return self.ski.mix(self.kernel, x, mask)
         length = x.shape[1]
         x = masked(x, mask)
-        if self.kernel.spectral and self.engine in SPECTRAL_ENGINES:
-            reach = min(length, self.kernel.horizon() or length)
-            spectrum = partial(self.kernel.spectrum, length=length)
-            n_taps = reach if self.causal else 2 * reach - 1
-            return spectral_product(x, spectrum, n_taps=n_taps, causal=self.causal, engine=self.engine)
+        if self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1):
+            return spectral_product(x, self.kernel.spectrum())
         return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
 
     def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:

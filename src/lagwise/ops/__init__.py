@@ -55,7 +55,7 @@ from lagwise.ops.ski import (
     ski_reference,
     split_kernel,
 )
-from lagwise.ops.spectral import SPECTRAL_ENGINES, fast_length, spectral_product
+from lagwise.ops.spectral import fast_length, spectral_product
 from lagwise.ops.state_space import Reduction, reduce_taps
 from lagwise.ops.window import Window
 
@@ -63,7 +63,6 @@ __all__ = [
     "ATTENTION_FUNCTIONS",
     "ENGINES",
     "EXACT_ENGINES",
-    "SPECTRAL_ENGINES",
     "Modes",
     "NodeGrid",
     "OnlineState",

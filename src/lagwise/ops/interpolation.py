@@ -48,7 +48,16 @@ def spaced_grid(length: int, spacing: int, degree: int = 1) -> NodeGrid:
     return NodeGrid(length, (length - 1) // spacing + degree + 1, -(degree // 2) * spacing, spacing, degree)
 
 
-def restrict(x: Tensor, grid: NodeGrid) -> Tensor:
+class BlockWeights(NamedTuple):
+    """W as blocks of tokens: the nodes that each block meets ``(blocks, width)``, and its weights
+    ``(blocks, size, width)``. For `restrict` and `prolong` on one grid several times: making it takes many small steps.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+
+def restrict(x: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None) -> Tensor:
     """Spread a signal onto the nodes: ``Wᵀ x``, in O(length).
 
     Formula: ``z_k = sum_i W_ik x_i``, with W_ik Lagrange's polynomial of node k among those around token i, taken at i.
@@ -59,34 +68,48 @@ def restrict(x: Tensor, grid: NodeGrid) -> Tensor:
     """
     if x.shape[1] != grid.length:
         raise ValueError(f"the grid is for {grid.length} tokens, got {x.shape[1]}")
-    nodes, weights = _block_weights(grid, x)
-    blocks, size = weights.shape[:2]
-    x = F.pad(x, (0, 0, 0, blocks * size - grid.length)) if blocks * size > grid.length else x
+    nodes, weights = blocks or block_weights(grid, x)
+    count, size = weights.shape[:2]
+    x = F.pad(x, (0, 0, 0, count * size - grid.length)) if count * size > grid.length else x
     with torch.autocast(x.device.type, enabled=False):
-        shares = weights.transpose(1, 2) @ x.unflatten(1, (blocks, size))
+        shares = weights.transpose(1, 2) @ x.unflatten(1, (count, size))
     return x.new_zeros(x.shape[0], grid.nodes, x.shape[2]).index_add(1, nodes.flatten(), shares.flatten(1, 2))
 
 
-def prolong(z: Tensor, grid: NodeGrid, base: Tensor | None = None) -> Tensor:
-    """Interpolate node values at the tokens: ``W z``, in O(length), the adjoint of `restrict`; plus ``base`` if given.
+def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, into: Tensor | None = None) -> Tensor:
+    """Interpolate node values at the tokens: ``W z``, in O(length), the adjoint of `restrict`.
 
-    Shapes: z ``(batch, nodes, channels)``; base and result ``(batch, length, channels)``. ValueError for other nodes
-    than the grid's. Source: SKI-TNN §3.2.1.
+    Shapes: z ``(batch, nodes, channels)``; result ``(batch, length, channels)``. With ``into`` of that shape the values
+    are added to it in place, a pass over the signal less; that is not for autograd. ValueError for other nodes than the
+    grid's. Source: SKI-TNN §3.2.1.
     """
     if z.shape[1] != grid.nodes:
         raise ValueError(f"the grid has {grid.nodes} nodes, got {z.shape[1]}")
-    nodes, weights = _block_weights(grid, z)
+    nodes, weights = blocks or block_weights(grid, z)
     values = z.index_select(1, nodes.flatten()).unflatten(1, nodes.shape)
-    blocks, size = weights.shape[:2]
+    count, size = weights.shape[:2]
     with torch.autocast(z.device.type, enabled=False):
-        if base is None or blocks * size > grid.length:
-            y = (weights @ values).flatten(1, 2)[:, : grid.length]
-            return y if base is None else base + y
-        batch = len(z)
-        y = torch.baddbmm(
-            base.reshape(batch * blocks, size, -1), weights.repeat(batch, 1, 1), values.flatten(0, 1)
-        )  # one pass over the signal less
-        return y.view(base.shape)
+        if into is None:
+            return (weights @ values).flatten(1, 2)[:, : grid.length]
+        if count * size > grid.length or not into.is_contiguous():
+            return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
+        into.view(-1, size, z.shape[2]).baddbmm_(weights.repeat(len(z), 1, 1), values.flatten(0, 1))
+        return into
+
+
+def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
+    """The weights of a grid for signals of this device and dtype."""
+    size = min(_BLOCK, grid.length)
+    ends = [(i, min(i + size, grid.length) - 1) for i in range(0, grid.length, size)]
+    width = max(_first_node(grid, last) - _first_node(grid, first) for first, last in ends) + grid.degree + 1
+    start = torch.tensor([min(_first_node(grid, first), grid.nodes - width) for first, _ in ends])[:, None]
+    rest = len(ends) * size - grid.length
+    first, weights = interpolation_weights(grid)
+    first = torch.cat([first, first[-1:].expand(rest)]).view(len(ends), size)
+    weights = F.pad(weights, (0, 0, 0, rest)).view(len(ends), size, -1)
+    columns = (first - start)[..., None] + torch.arange(grid.degree + 1)
+    dense = torch.zeros(len(ends), size, width, dtype=torch.float64).scatter(2, columns, weights)
+    return BlockWeights((start + torch.arange(width)).to(like.device), dense.to(device=like.device, dtype=like.dtype))
 
 
 def interpolation_matrix(grid: NodeGrid) -> Tensor:
@@ -118,18 +141,3 @@ def _first_node(grid: NodeGrid, token: int) -> int:
     """`interpolation_weights`'s first node of one token, as a plain number: shapes depend on it."""
     position = (token - grid.start) / grid.spacing + (0.5 if grid.degree % 2 == 0 else 0.0)
     return min(max(0, math.floor(position) - grid.degree // 2), grid.nodes - 1 - grid.degree)
-
-
-def _block_weights(grid: NodeGrid, like: Tensor) -> tuple[Tensor, Tensor]:
-    """W as blocks of tokens: the nodes that each block meets, ``(blocks, width)``, and ``(blocks, size, width)``."""
-    size = min(_BLOCK, grid.length)
-    ends = [(i, min(i + size, grid.length) - 1) for i in range(0, grid.length, size)]
-    width = max(_first_node(grid, last) - _first_node(grid, first) for first, last in ends) + grid.degree + 1
-    start = torch.tensor([min(_first_node(grid, first), grid.nodes - width) for first, _ in ends])[:, None]
-    rest = len(ends) * size - grid.length
-    first, weights = interpolation_weights(grid)
-    first = torch.cat([first, first[-1:].expand(rest)]).view(len(ends), size)
-    weights = F.pad(weights, (0, 0, 0, rest)).view(len(ends), size, -1)
-    columns = (first - start)[..., None] + torch.arange(grid.degree + 1)
-    dense = torch.zeros(len(ends), size, width, dtype=torch.float64).scatter(2, columns, weights)
-    return (start + torch.arange(width)).to(like.device), dense.to(device=like.device, dtype=like.dtype)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops import native
 from lagwise.ops.block import block_outer
 from lagwise.ops.spectral import compute_dtype
 
@@ -22,8 +23,7 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     reach.
 
     Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32 the channels-last convolution of the
-    framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is a product of
-    blocks here.
+    framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is our own.
     """
     # A dilation beyond the signal leaves lag 0 alone, as one as long as the signal does, for less padding.
     return _DirectProduct.apply(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype)
@@ -34,7 +34,7 @@ class _DirectProduct(torch.autograd.Function):
     def forward(ctx, x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
         ctx.save_for_backward(x, taps)
         ctx.origin, ctx.dilation = origin, dilation
-        return _convolve(x, taps, origin, dilation)
+        return convolve(x, taps, origin, dilation)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -43,9 +43,9 @@ class _DirectProduct(torch.autograd.Function):
         first, last = -ctx.origin, taps.shape[1] - 1 - ctx.origin
         dx = dtaps = None
         if ctx.needs_input_grad[0]:
-            dx = _convolve(grad, taps.flip(1), last, ctx.dilation).to(x.dtype)
+            dx = convolve(grad, taps.flip(1), last, ctx.dilation).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            dtaps = _tap_gradient(grad, x, first, last, ctx.dilation).to(taps.dtype)
+            dtaps = tap_gradient(grad, x, first, last, ctx.dilation).to(taps.dtype)
         return dx, dtaps, None, None
 
 
@@ -63,19 +63,31 @@ def _image(x: Tensor, dilation: int) -> Tensor:
     return x.unflatten(1, (rows, dilation))
 
 
+def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
+    """`lag_products` of the multiples first..last of the dilation: in C where that can be had, else lag by lag, or for
+    many lags by blocks."""
+    return _tap_gradient(grad, x, first, last, dilation)
+
+
+@torch.library.custom_op("lagwise::tap_gradient", mutates_args=())  # compilers need not look into it
 def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    """`lag_products` of the multiples first..last of the dilation: lag by lag, or for many lags by blocks."""
-    length = x.shape[1]
+    length, dtype = x.shape[1], compute_dtype(x, grad)
+    if dtype == torch.float32 and x.device.type == "cpu" and native.available():
+        return native.lag_products(grad.to(dtype), x.to(dtype), first, last, dilation).contiguous()
     passes = sum(max(0, length - abs(m) * dilation) for m in range(first, last + 1)) / length
     if passes > (_PASSES if length > _FEW_ROWS * dilation else _PASSES_OF_FEW_ROWS):
-        return lag_products(_phases(grad, dilation), _phases(x, dilation), first, last)
-    dtype = compute_dtype(x, grad)
+        return lag_products(_phases(grad, dilation), _phases(x, dilation), first, last).contiguous()
     sums = []
     for lag in range(first * dilation, (last + 1) * dilation, dilation):
         after, before = (grad[:, max(0, lag) :], x[:, max(0, -lag) :])
         shared = max(0, length - abs(lag))
         sums.append((after[:, :shared].to(dtype) * before[:, :shared]).sum((0, 1)))
     return torch.stack(sums, dim=1)
+
+
+@_tap_gradient.register_fake
+def _(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
+    return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
@@ -99,20 +111,27 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
     return total[:, start : start + last - first + 1]
 
 
-def _convolve(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
-    """Undilated, an image of one row; dilated, an image as wide as the dilation, convolved along its columns. The
-    framework's own dilation is as fast where nothing is padded and a hundred times slower where it pads."""
+def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
+    """`direct_product` without a gradient.
+
+    Undilated, it convolves an image of one row; dilated, one as wide as the dilation, along its columns: the
+    framework's own dilation is as fast where nothing is padded and a hundred times slower where it pads.
+    """
     dtype, channels = compute_dtype(x, taps), x.shape[2]
     rows = -(-x.shape[1] // dilation)
     # Taps that reach beyond the signal are left out: they would only widen the padding.
     low, high = max(0, origin - rows + 1), min(taps.shape[1], origin + rows)
     taps, origin = taps[:, low:high], origin - low
     before, after = taps.shape[1] - 1 - origin, origin
+    if abs(before - after) == 1:  # one more tap, a zero, and the result has no tokens to cut off
+        taps = F.pad(taps, (max(0, before - after), max(0, after - before)))
+        before = after = max(before, after)
     padding = max(before, after)
     with torch.autocast(x.device.type, enabled=False):
         weight = taps.to(dtype).flip(1)
         if dilation == 1:
-            image = x.to(dtype).transpose(1, 2)[:, :, None]  # channels-last in memory
+            # Channels-last in memory: anything else, such as the expanded gradient of a sum, takes ten times as long.
+            image = x.to(dtype).contiguous().transpose(1, 2)[:, :, None]
             y = F.conv2d(image, weight[:, None, None], padding=(0, padding), groups=channels)
             return y[:, :, 0, padding - before :][..., : x.shape[1]].transpose(1, 2)
         image = _image(x.to(dtype), dilation).permute(0, 3, 1, 2)

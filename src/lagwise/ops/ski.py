@@ -17,15 +17,17 @@ from torch import Tensor
 
 from lagwise.ops.block import toeplitz_matrix
 from lagwise.ops.interpolation import (
+    BlockWeights,
     NodeGrid,
+    block_weights,
     inducing_grid,
     interpolation_matrix,
     prolong,
     restrict,
     spaced_grid,
 )
-from lagwise.ops.local import direct_product
-from lagwise.ops.spectral import compute_dtype, fft_product
+from lagwise.ops.local import convolve, direct_product, tap_gradient
+from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
 
 # What a plan is chosen on.
 _SAMPLED_CHANNELS = 16
@@ -53,12 +55,8 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
         )
     grid = inducing_grid(x.shape[1], max(2, rank), degree)
     dtype = compute_dtype(x, coefficients)
-    with torch.autocast(x.device.type, enabled=False):
-        x, given = x.to(dtype), x.dtype
-        y = None if local is None else direct_product(x, *local)
-        z = restrict(x, grid)
-        # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
-        return prolong(fft_product(z, coefficients.to(dtype), rank - 1, "fft"), grid, base=y).to(given)
+    taps, origin = local or (None, 0)
+    return _SparsePlusSmooth.apply(x, taps, origin, coefficients.to(dtype), rank - 1, grid).to(x.dtype)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -141,11 +139,43 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    with torch.autocast(x.device.type, enabled=False):
-        x, given = x.to(dtype), x.dtype
-        y = direct_product(x, short.to(dtype), 0)
-        z = restrict(x, grid)
-        return prolong(fft_product(z, coarse[:, : grid.nodes].to(dtype), 0, "auto"), grid, base=y).to(given)
+    return _SparsePlusSmooth.apply(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid).to(x.dtype)
+
+
+class _SparsePlusSmooth(torch.autograd.Function):
+    """``T_sparse x + W A Wᵀ x`` with its gradient: by hand, as both terms then share one result, forward and backward,
+    where autograd would make one each and add them.
+
+    Taps of T_sparse, if any, and of A in the dtype to compute in, each with the index of their lag 0.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, taps: Tensor | None, origin: int, coarse: Tensor, coarse_origin: int, grid: NodeGrid
+    ) -> Tensor:
+        signal = x.to(coarse.dtype)
+        blocks = block_weights(grid, signal)
+        z = restrict(signal, grid, blocks)
+        # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
+        smooth = fft_product(z, coarse, coarse_origin, "auto")
+        ctx.save_for_backward(x, taps, coarse, z, *blocks)
+        ctx.origin, ctx.coarse_origin, ctx.grid = origin, coarse_origin, grid
+        return prolong(smooth, grid, blocks, into=None if taps is None else convolve(signal, taps, origin))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, taps, coarse, z, *weights = ctx.saved_tensors
+        blocks, dx, dtaps = BlockWeights(*weights), None, None
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[3])
+        coarse_grad = restrict(grad, ctx.grid, blocks)
+        dz, dcoarse = fft_gradients(coarse_grad, z, coarse, ctx.coarse_origin, "auto", wanted)
+        if dz is not None:
+            near = None if taps is None else convolve(grad, taps.flip(1), taps.shape[1] - 1 - ctx.origin)
+            dx = prolong(dz, ctx.grid, blocks, into=near).to(x.dtype)
+        if taps is not None and ctx.needs_input_grad[1]:
+            dtaps = tap_gradient(grad, x, -ctx.origin, taps.shape[1] - 1 - ctx.origin).to(taps.dtype)
+        return dx, dtaps, None, dcoarse, None, None
 
 
 def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-SPECTRAL_ENGINES = ("auto", "fft", "overlap_save")
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
 # 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
@@ -22,43 +19,42 @@ _OVERLAP_SAVE_MIN_RATIO = 8
 _POINTS_PER_TAP = 4
 
 
-def spectral_product(
-    x: Tensor, spectrum: Callable[[int], Tensor], *, n_taps: int, causal: bool = True, engine: str = "auto"
-) -> Tensor:
-    """`toeplitz_product` for a kernel that comes as frequencies: no transform of taps, forward or backward.
+def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
+    """`toeplitz_product` for a two-sided kernel that is given by its frequencies: no transform of taps, either way.
 
-    Formula: ``y = irfft(rfft(x) * spectrum(n_fft))``, in frames that are long enough for the circular product to be
-    the linear one.
+    Formula: ``y = irfft(rfft(x, n) * spectrum, n)``, n being 2 (points - 1).
 
-    Shapes: x ``(batch, length, channels)``; ``spectrum(n_fft)`` gives ``(channels, n_fft // 2 + 1)`` complex, the rfft
-    of taps with lag 0 first and negative lags at the end; result like x.
+    Shapes: x ``(batch, length, channels)``; spectrum ``(2, channels, points)``, real and imaginary parts of the rfft of
+    n taps on a circle, lag 0 first and negative lags at the end; result like x. Parts rather than complex numbers,
+    because a matrix product makes them as they are.
 
-    Units and ranges: n_taps is how many taps the spectrum stands for, ``min(length, horizon)`` when causal and odd,
-    lag 0 in the middle, when not; all other lags must be zero or out of the signal's reach.
+    Preconditions: ValueError for an empty signal, one longer than n / 2, whose lags do not fit the circle, or a
+    spectrum of other channels. Precision and round-off as in `toeplitz_product`.
 
-    Preconditions: ValueError for an empty signal, an engine that does not work on frequencies, or a spectrum of another
-    shape. Precision and round-off as in `toeplitz_product`.
-
-    Source: SKI-TNN alg. 2 and §3.3.2.
+    Source: SKI-TNN §3.3.2.
     """
-    if engine not in SPECTRAL_ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(SPECTRAL_ENGINES)}, got {engine!r}")
     if x.dim() != 3 or x.shape[1] == 0 or not x.is_floating_point():
         raise ValueError(f"x must be (batch, length >= 1, channels) of real numbers, got {tuple(x.shape)} {x.dtype}")
-    origin = 0 if causal else n_taps // 2
-    plan = _plan(x.shape[1], n_taps, origin, engine)
-    plan = plan._replace(skip=plan.skip - origin)  # the spectrum has lag 0 at point 0, not at point `origin`
-    kernel = spectrum(plan.n_fft)
-    if kernel.shape != (x.shape[2], plan.n_fft // 2 + 1) or not kernel.is_complex():
-        expected = f"(channels={x.shape[2]}, {plan.n_fft // 2 + 1}) complex"
-        raise ValueError(f"spectrum({plan.n_fft}) must be {expected}, got {tuple(kernel.shape)} {kernel.dtype}")
-    return _SpectralProduct.apply(x, kernel, plan)
+    if spectrum.dim() != 3 or spectrum.shape[:2] != (2, x.shape[2]) or spectrum.is_complex():
+        expected = f"(2, channels={x.shape[2]}, points) of real numbers"
+        raise ValueError(f"spectrum must be {expected}, got {tuple(spectrum.shape)} {spectrum.dtype}")
+    n_fft = 2 * (spectrum.shape[2] - 1)
+    if 2 * x.shape[1] > n_fft:
+        raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
+    return _SpectralProduct.apply(x, spectrum, _Plan(n_fft, 1, x.shape[1], 0, 0))
 
 
 def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``."""
     plan = _plan(x.shape[1], taps.shape[1], origin, engine)
     return _SpectralProduct.apply(x, taps, plan)
+
+
+def fft_gradients(
+    grad: Tensor, x: Tensor, taps: Tensor, origin: int, engine: str, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of `fft_product` to the signal and to the taps, those that are wanted."""
+    return _gradients(grad, x, taps, _plan(x.shape[1], taps.shape[1], origin, engine), wanted)
 
 
 def fast_length(minimum: int) -> int:
@@ -102,50 +98,63 @@ def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
 
 
 class _SpectralProduct(torch.autograd.Function):
-    """Toeplitz product in the frequency domain with a hand-written gradient.
-
-    Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum; here the backward pass is
-    ``dx = irfft(G conj K)`` and ``dt = irfft(sum_b G conj X)``, the signal's spectrum is recomputed rather than kept,
-    and channels are taken in groups small enough for the cache.
-    """
+    """`_product` with its gradient."""
 
     @staticmethod
     def forward(ctx, x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
         ctx.save_for_backward(x, kernel)
         ctx.plan = plan
-        dtype = compute_dtype(x, kernel)
-        y = torch.empty_like(x)
-        groups = _channel_groups(x, plan)
-        padded = _padding(x, groups[0], plan, dtype)
-        for group in groups:
-            spectrum = torch.fft.rfft(_load(padded, x, group, plan))
-            spectrum *= _kernel_spectrum(kernel, group, plan, dtype)
-            frames = torch.fft.irfft(spectrum, plan.n_fft)
-            valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
-            _store(y, group, valid[..., : x.shape[1]])
-        return y
+        return _product(x, kernel, plan)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         x, kernel = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        dtype = compute_dtype(x, kernel)
-        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        dkernel = torch.empty_like(kernel) if ctx.needs_input_grad[1] else None
-        groups = _channel_groups(x, plan)
-        padded = _padding(x, groups[0], plan, dtype)
-        outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=dtype)
-        for group in groups:
-            spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
-            if dkernel is not None:
-                products = torch.fft.rfft(_load(padded, x, group, plan)).conj_physical_().mul_(spectrum)
-                dkernel[group] = _kernel_gradient(products.sum(dim=(0, 2)), kernel, plan)
-            if dx is not None:
-                spectrum *= _kernel_spectrum(kernel, group, plan, dtype).conj()
-                signal = _overlap_add(torch.fft.irfft(spectrum, plan.n_fft), plan)
-                _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
-        return dx, dkernel, None
+        return *_gradients(grad, x, kernel, ctx.plan, (ctx.needs_input_grad[0], ctx.needs_input_grad[1])), None
+
+
+def _product(x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
+    """The product in frames, by groups of channels small enough for the cache.
+
+    kernel: taps ``(channels, n_taps)``, or frequencies as in `spectral_product`.
+    """
+    dtype = compute_dtype(x, kernel)
+    y = torch.empty_like(x)
+    groups = _channel_groups(x, plan)
+    padded = _padding(x, groups[0], plan, dtype)
+    for group in groups:
+        spectrum = torch.fft.rfft(_load(padded, x, group, plan))
+        spectrum *= _kernel_spectrum(kernel, group, plan, dtype)
+        frames = torch.fft.irfft(spectrum, plan.n_fft)
+        valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
+        _store(y, group, valid[..., : x.shape[1]])
+    return y
+
+
+def _gradients(
+    grad: Tensor, x: Tensor, kernel: Tensor, plan: _Plan, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of `_product` to the signal and to the kernel, those that are wanted.
+
+    Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum; here ``dx = irfft(G conj K)`` and
+    ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is made again rather than kept.
+    """
+    dtype = compute_dtype(x, kernel)
+    dx = torch.empty_like(x) if wanted[0] else None
+    dkernel = torch.empty_like(kernel) if wanted[1] else None
+    groups = _channel_groups(x, plan)
+    padded = _padding(x, groups[0], plan, dtype)
+    outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=dtype)
+    for group in groups:
+        spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
+        if dkernel is not None:
+            products = torch.fft.rfft(_load(padded, x, group, plan)).conj_physical_().mul_(spectrum)
+            _store_kernel_gradient(dkernel, group, products.sum(dim=(0, 2)), plan)
+        if dx is not None:
+            spectrum *= _kernel_spectrum(kernel, group, plan, dtype).conj()
+            signal = _overlap_add(torch.fft.irfft(spectrum, plan.n_fft), plan)
+            _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
+    return dx, dkernel
 
 
 def _channel_groups(x: Tensor, plan: _Plan) -> list[slice]:
@@ -199,18 +208,20 @@ def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Te
 
 
 def _kernel_spectrum(kernel: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
-    part = kernel[group]
-    return (part if part.is_complex() else torch.fft.rfft(part.to(dtype), plan.n_fft))[:, None]
+    if kernel.dim() == 3:
+        return torch.complex(*kernel[:, group].to(dtype))[:, None]
+    return torch.fft.rfft(kernel[group].to(dtype), plan.n_fft)[:, None]
 
 
-def _kernel_gradient(products: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
-    """Gradient of the kernel from the products of spectra: back to taps, or the adjoint of irfft, which counts every
+def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: _Plan) -> None:
+    """The kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft, which counts every
     frequency but the first and the last twice (once for its negative)."""
-    if not kernel.is_complex():
-        return torch.fft.irfft(products, plan.n_fft)[:, : kernel.shape[1]].to(kernel.dtype)
-    gradient = products.mul_(2 / plan.n_fft)
-    gradient[:, :: plan.n_fft // 2] /= 2
-    return gradient.to(kernel.dtype)
+    if gradient.dim() == 3:
+        products *= 2 / plan.n_fft
+        products[:, :: plan.n_fft // 2] /= 2
+        gradient[0, group], gradient[1, group] = products.real, products.imag
+    else:
+        gradient[group] = torch.fft.irfft(products, plan.n_fft)[:, : gradient.shape[1]]
 
 
 def _overlap_add(frames: Tensor, plan: _Plan) -> Tensor:

@@ -1,0 +1,99 @@
+"""Loops in C, compiled on the machine that runs them, for the little that the framework does slowly on a CPU.
+
+`native.c` is compiled at first use, in less than a second, with the compiler that ``$CC`` names or ``cc``, and kept in
+the cache for later processes. Where there is no compiler, off Linux, or where ``LAGWISE_NATIVE=0`` forbids it, callers
+take the framework's way, which gives the same results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lagwise.cache import default_cache
+
+_SOURCE = Path(__file__).with_name("native.c")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+# Parts of a sum share the work out and round less than a long one, but are added up in the end.
+_PARTS_PER_THREAD, _TOKENS_OF_A_PART = 8, 512
+_COMPILE_SECONDS = 60
+
+
+def available() -> bool:
+    """Whether the loops are there to be called."""
+    return _library() is not None
+
+
+def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
+    """Sums ``sum_i y_i x_{i - l dilation}`` of every channel, over the batch too, for l = first..last.
+
+    Shapes: x and y ``(batch, length, channels)``, float32, on the CPU; result ``(channels, last - first + 1)``.
+    """
+    library = _library()
+    assert library is not None
+    lanes, multiple = _layout()
+    (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
+    y, x = (t if t.stride(2) == 1 else t.contiguous() for t in (y, x))
+    parts = max(threads, min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads))
+    out = torch.empty((parts, -(-channels // lanes), -(-lags // multiple) * multiple, lanes))
+    library.lag_products(
+        *(ctypes.c_void_p(y.data_ptr()), ctypes.c_long(y.stride(0)), ctypes.c_long(y.stride(1))),
+        *(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.stride(0)), ctypes.c_long(x.stride(1))),
+        ctypes.c_void_p(out.data_ptr()),
+        *(ctypes.c_long(n) for n in (batch, length, channels, dilation, first, last, parts)),
+        ctypes.c_int(threads),
+    )
+    return out.sum(0).transpose(1, 2).flatten(0, 1)[:channels, :lags].flip(1)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    if os.environ.get("LAGWISE_NATIVE") == "0" or platform.system() != "Linux":  # other compilers have no OpenMP
+        return None
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        return None
+    folder = default_cache() / "native"
+    path = folder / f"{_key(compiler)}.so"
+    try:
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as made:  # complete or absent, whoever else compiles it
+                partial = Path(made) / "native.so"
+                command = [compiler, *_FLAGS, "-o", str(partial), str(_SOURCE)]
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+                os.replace(partial, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        details = getattr(error, "stderr", None) or error
+        warnings.warn(f"short convolutions train slower: {compiler} did not compile them ({details})", stacklevel=2)
+        return None
+
+
+def _key(compiler: str) -> str:
+    """A name for what this compiler makes of the source on this processor: caches may be shared between machines."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    made_of = [_SOURCE.read_text(), compiler, *_FLAGS, platform.machine(), *processor]
+    return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _layout() -> tuple[int, int]:
+    """Channels and lags of a group, as `native.c` lays partial results out."""
+    library = _library()
+    assert library is not None
+    lanes, lags = ctypes.c_long(), ctypes.c_long()
+    library.layout(ctypes.byref(lanes), ctypes.byref(lags))
+    return lanes.value, lags.value

@@ -1,0 +1,147 @@
+"""Loops in C: the same sums as without them, and no harm where they cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lagwise.ops import dilated_convolution, direct_product, local, native
+
+compiled = pytest.mark.usefixtures("_compiled")
+
+
+@pytest.fixture
+def _compiled() -> None:
+    if not native.available():
+        pytest.skip("no C compiler here")
+
+
+@pytest.fixture
+def fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As if nothing had been compiled yet; the cache."""
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "_library", native._library.__wrapped__)
+    return tmp_path
+
+
+def whole_numbers(*shape: int) -> torch.Tensor:
+    """Sums of their products are exact in float32, in any order."""
+    return torch.randint(-4, 5, shape).float()
+
+
+@compiled
+@pytest.mark.parametrize("dilation", [1, 3, 60])
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 3), (-16, 15), (-5, -2), (0, 40), (3, 20)])
+@pytest.mark.parametrize(("batch", "length", "channels"), [(1, 1, 1), (2, 37, 5), (1, 300, 48), (3, 129, 17)])
+def test_sums_are_the_definition(batch: int, length: int, channels: int, first: int, last: int, dilation: int) -> None:
+    y, x = whole_numbers(batch, length, channels), whole_numbers(batch, length, channels)
+    expected = torch.zeros(channels, last - first + 1)
+    for n, lag in enumerate(range(first * dilation, (last + 1) * dilation, dilation)):
+        after, before = y[:, max(0, lag) :], x[:, max(0, -lag) :]
+        shared = max(0, length - abs(lag))
+        expected[:, n] = (after[:, :shared] * before[:, :shared]).sum((0, 1))
+    assert torch.equal(native.lag_products(y, x, first, last, dilation), expected)
+
+
+@compiled
+def test_views_are_read_where_they_lie() -> None:
+    whole = whole_numbers(3, 50, 40)
+    y, x = whole[:, 5:45, :20], whole[:, 2:42, 20:]
+    expected = native.lag_products(y.contiguous(), x.contiguous(), 0, 6, 2)
+    assert torch.equal(native.lag_products(y, x, 0, 6, 2), expected)
+    across = y.transpose(1, 2).contiguous().transpose(1, 2)  # channels apart
+    assert torch.equal(native.lag_products(across, x, 0, 6, 2), expected)
+    ones = torch.ones(1, 1, 1).expand(3, 40, 20)
+    assert torch.equal(native.lag_products(ones, x, 0, 0, 1)[:, 0], x.sum((0, 1)))
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_does_not_matter(threads: int) -> None:
+    y, x = whole_numbers(4, 2000, 24), whole_numbers(4, 2000, 24)
+    expected = native.lag_products(y, x, 0, 9, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = native.lag_products(y, x, 0, 9, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dilation", [1, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_the_same_with_and_without(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, dilation: int
+) -> None:
+    x = torch.randn(2, 500, 20).to(dtype).requires_grad_()
+    taps = torch.randn(20, 12, requires_grad=True)
+    weight = torch.randn(2, 500, 20).to(dtype)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(dilated_convolution(x, taps, dilation), (x, taps), weight)
+
+    with_native = gradients()
+    monkeypatch.setattr(native, "available", lambda: False)
+    for got, expected in zip(with_native, gradients(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_native", [True, False])
+@pytest.mark.parametrize(("last", "dilation"), [(3, 1), (30, 1), (5, 4)])
+def test_compilers_are_told_the_truth(
+    monkeypatch: pytest.MonkeyPatch, has_native: bool, last: int, dilation: int
+) -> None:
+    """Shape, strides and dtype of the result that a graph is captured with."""
+    monkeypatch.setattr(native, "available", lambda: has_native and native._library() is not None)
+    y, x = torch.randn(2, 150, 20), torch.randn(2, 150, 20)
+    torch.library.opcheck(torch.ops.lagwise.tap_gradient, (y, x, 0, last, dilation))
+
+
+def test_an_expanded_gradient_is_any_other() -> None:
+    """The gradient of a sum is one number, expanded."""
+    x = torch.randn(2, 40, 6, requires_grad=True)
+    taps = torch.randn(6, 5, requires_grad=True)
+    direct_product(x, taps, 2).sum().backward()
+    expected = torch.autograd.grad(direct_product(x, taps, 2), (x, taps), torch.ones(2, 40, 6))
+    torch.testing.assert_close((x.grad, taps.grad), expected)
+
+
+@compiled
+def test_compiled_once(fresh_process: Path) -> None:
+    assert native.available()
+    (library,) = (fresh_process / "native").iterdir()
+    made = library.stat().st_mtime_ns
+    assert native.available()
+    assert [(p, p.stat().st_mtime_ns) for p in (fresh_process / "native").iterdir()] == [(library, made)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("LAGWISE_NATIVE", "0"), ("CC", "no-such-compiler")])
+@pytest.mark.usefixtures("fresh_process")
+def test_done_without(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert not native.available()
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.warns(UserWarning, match="false did not compile"):
+        assert not native.available()
+
+
+def test_a_cache_that_cannot_be_written(fresh_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "true")
+    (fresh_process / "native").write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="train slower"):
+        assert not native.available()
+
+
+def test_many_lags_without_native_go_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both of the framework's ways, few lags and many, against each other's definition."""
+    monkeypatch.setattr(native, "available", lambda: False)
+    y, x = torch.randn(2, 200, 7), torch.randn(2, 200, 7)
+    few, many = local.tap_gradient(y, x, 0, 3), local.tap_gradient(y, x, 0, 30)
+    torch.testing.assert_close(few, many[:, :4], rtol=0, atol=1e-4)
