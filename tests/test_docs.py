@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import textwrap
@@ -110,14 +111,27 @@ def test_the_readmes_comparison_of_kernels_is_that_of_the_results_files() -> Non
         step = rows[causal, length]["step"]
         return f"{step[slow]['median'] / step[fast]['median']:.1f}×"
 
-    for length in (1024, 2048, 4096, 8192, 16384, 32768):
+    for length in (512, 1024, 2048, 4096, 8192, 16384, 32768):
+        memory = rows[False, length]["memory"]
         cells = (
             ratio(True, length, "tnn λ=1", "tnn λ=1 ski"),
             ratio(False, length, "tnn", "ski-tnn"),
             ratio(False, length, "literal tnn", "ski-tnn"),
-            ratio(True, length, "tnn", "fd-tnn 256"),
+            ", ".join(f"{memory[name] / 2**20:.0f}" for name in ("ski-tnn", "tnn", "literal tnn")) + " MB",
+            f"{ratio(True, length, 'tnn', 'fd-tnn 256')}, {ratio(False, length, 'tnn', 'fd-tnn 256')}",
         )
         assert f"| {length} | {' | '.join(cells)} |" in readme
+    blocks = json.loads((results / "blocks-cpu.json").read_text())["results"]["rows"]
+
+    def span(size: str, causal: bool, slow: str, fast: str) -> str:
+        of_interest = [r["seconds"] for r in blocks if (r["block"], r["causal"]) == (size, causal)]
+        ratios = [seconds[slow]["median"] / seconds[fast]["median"] for seconds in of_interest]
+        return f"{min(ratios):.2f}–{max(ratios):.2f}×"
+
+    for size, causal in itertools.product(("recipe", "paper"), (True, False)):
+        spans = [span(size, causal, "tnn", name) for name in ("fd-tnn", "fd-tnn, grid 256", "ski-tnn", "taps")]
+        spans.append(span(size, causal, "published", "fd-tnn"))
+        assert f"| {size}, {'causal' if causal else 'two-sided'} | {' | '.join(spans)} |" in readme
     for name, run in json.loads((results / "novels-tnn-fd-ski.json").read_text())["results"].items():
         scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
         valid = f"{run['evaluation']['valid']['bits_per_byte']:.3f}"
