@@ -66,6 +66,18 @@ def test_many_channels_take_several_groups() -> None:
         torch.testing.assert_close(value, exact, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("lags", "causal"), [(1, True), (64, True), (63, False)])
+def test_few_lags_are_exactly_local(lags: int, causal: bool) -> None:
+    """By an FFT a token of 1e30 would be felt everywhere; `auto` takes none for few lags."""
+    x, taps = torch.randn(2, 500, 3), torch.randn(3, lags)
+    louder = x.clone()
+    louder[:, 250] = 1e30
+    before, after = (toeplitz_product(signal, taps, causal=causal) for signal in (x, louder))
+    reach = 250 if causal else 250 - lags // 2
+    assert torch.equal(before[:, :reach], after[:, :reach])
+    assert torch.equal(before[:, 250 + lags :], after[:, 250 + lags :])
+
+
 def on_a_circle(taps: torch.Tensor, points: int) -> torch.Tensor:
     """Two-sided taps with lag 0 first and negative lags at the end, in frequencies: real and imaginary parts."""
     padded = torch.nn.functional.pad(taps, (0, points - taps.shape[1]))

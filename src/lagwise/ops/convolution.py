@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from lagwise.ops import native
 from lagwise.ops.block import block_product, centre, toeplitz_matrix
 from lagwise.ops.local import direct_product
 from lagwise.ops.ski import ski_toeplitz_product
@@ -19,6 +20,9 @@ from lagwise.ops.spectral import compute_dtype, fft_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
+# Lags up to which the direct engine is faster, forward and backward, on the CPU in float32, with the loops of
+# `native` and without (docs/log.md, "few lags").
+_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE = 128, 64
 
 
 def toeplitz_product(
@@ -35,9 +39,9 @@ def toeplitz_product(
         length (all other lags are zero) or more (they are ignored).
 
     Engines:
-        ``auto`` is the fastest exact one; dense, fft, overlap_save, block and direct are exact. ``ski`` is approximate,
-        in linear time but for a short FFT, for causal taps that are smooth away from lag 0: ``tolerance`` (1e-3 by
-        default) is for its error as `plan_from_tolerance` estimates it.
+        ``auto`` is the fastest exact one: direct for few lags on the CPU, else by FFT. dense, fft, overlap_save, block
+        and direct are exact. ``ski`` is approximate, in linear time but for a short FFT, for causal taps that are
+        smooth away from lag 0: ``tolerance`` (1e-3 by default) is for its error as `plan_from_tolerance` estimates it.
 
     Units and ranges:
         Lags in tokens. Arithmetic is float64 if either input is, else float32, whatever the dtype of x.
@@ -60,6 +64,8 @@ def toeplitz_product(
         return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
     if tolerance is not None:
         raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
+    if engine == "auto" and _few_lags(x, taps):
+        engine = "direct"
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
     if engine == "block":
@@ -98,6 +104,12 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
     if decay == 0.0:
         return 1
     return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
+
+
+def _few_lags(x: Tensor, taps: Tensor) -> bool:
+    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32:
+        return False
+    return taps.shape[1] <= (_FEW_LAGS if native.available() else _FEW_LAGS_WITHOUT_NATIVE)
 
 
 def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str) -> tuple[Tensor, int]:

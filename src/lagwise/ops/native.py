@@ -30,6 +30,7 @@ _PARTS_PER_THREAD, _TOKENS_OF_A_PART = 8, 512
 _COMPILE_SECONDS = 60
 
 
+@torch.compiler.assume_constant_result
 def available() -> bool:
     """Whether the loops are there to be called."""
     return _library() is not None
