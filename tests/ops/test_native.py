@@ -46,6 +46,15 @@ def test_sums_are_the_definition(batch: int, length: int, channels: int, first: 
 
 
 @compiled
+def test_many_lags_take_several_calls() -> None:
+    """Their number is bounded by no thread's stack."""
+    x = whole_numbers(1, 40, 3)
+    got = native.lag_products(x, x, -150_000, 150_000, 1)
+    assert torch.equal(got[:, 150_000 - 39 : 150_000 + 40], native.lag_products(x, x, -39, 39, 1))
+    assert got.count_nonzero() == got[:, 150_000 - 39 : 150_000 + 40].count_nonzero()
+
+
+@compiled
 def test_views_are_read_where_they_lie() -> None:
     whole = whole_numbers(3, 50, 40)
     y, x = whole[:, 5:45, :20], whole[:, 2:42, 20:]

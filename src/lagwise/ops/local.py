@@ -73,7 +73,7 @@ def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int =
 def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
     length, dtype = x.shape[1], compute_dtype(x, grad)
     if dtype == torch.float32 and x.device.type == "cpu" and native.available():
-        return native.lag_products(grad.to(dtype), x.to(dtype), first, last, dilation).contiguous()
+        return native.lag_products(grad.to(dtype), x.to(dtype), first, last, dilation)
     passes = sum(max(0, length - abs(m) * dilation) for m in range(first, last + 1)) / length
     if passes > (_PASSES if length > _FEW_ROWS * dilation else _PASSES_OF_FEW_ROWS):
         return lag_products(_phases(grad, dilation), _phases(x, dilation), first, last).contiguous()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -26,7 +27,8 @@ from lagwise.cache import default_cache
 _SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 # Parts of a sum share the work out and round less than a long one, but are added up in the end.
-_PARTS_PER_THREAD, _TOKENS_OF_A_PART = 8, 512
+_PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
+_MOST_LAGS = 1024  # at once: the loop keeps as many tokens, and more, on a thread's stack
 _COMPILE_SECONDS = 60
 
 
@@ -41,13 +43,20 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> 
 
     Shapes: x and y ``(batch, length, channels)``, float32, on the CPU; result ``(channels, last - first + 1)``.
     """
+    y, x = (t if t.stride(2) == 1 else t.contiguous() for t in (y, x))
+    ranges = [(start, min(start + _MOST_LAGS - 1, last)) for start in range(first, last + 1, _MOST_LAGS)]
+    return torch.cat([_some_lag_products(y, x, start, stop, dilation) for start, stop in ranges], dim=1)
+
+
+def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
     library = _library()
     assert library is not None
     lanes, multiple = _layout()
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
-    y, x = (t if t.stride(2) == 1 else t.contiguous() for t in (y, x))
-    parts = max(threads, min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads))
-    out = torch.empty((parts, -(-channels // lanes), -(-lags // multiple) * multiple, lanes))
+    part = (-(-channels // lanes), -(-lags // multiple) * multiple, lanes)
+    most = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
+    parts = max(threads, most)
+    out = torch.empty((parts, *part))
     library.lag_products(
         *(ctypes.c_void_p(y.data_ptr()), ctypes.c_long(y.stride(0)), ctypes.c_long(y.stride(1))),
         *(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.stride(0)), ctypes.c_long(x.stride(1))),
