@@ -114,7 +114,8 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
         axes.minorticks_off()
         axes.set_yticks(ticks := [0.1, 0.2, 0.5, 1, 2, 5, 10], [f"{t:g}" for t in ticks])
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+    widest = max(grid.flat, key=lambda axes: len(axes.get_lines()))  # the panel with every method
+    figure.legend(*widest.get_legend_handles_labels(), loc="outside lower center", ncols=len(methods), fontsize=8)
     grid.flat[0].set_ylabel("training steps, relative to tnn")
     figure.suptitle("One layer's training step; the area of a marker is its memory")
     return figure
