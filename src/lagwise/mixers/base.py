@@ -33,7 +33,7 @@ class Mixer(nn.Module):
     Abstract: subclasses give `mix` and, if causal, `init_state` and `prefill`.
     Whatever the mixer, these agree: the whole sequence at once (`forward`), any cutting of it into chunks (`prefill`),
     and one token at a time (`step`). Padding and neighbours in a packed row leave no trace. Bidirectional mixers have
-    only `forward`. ``tests/mixers/test_contract.py`` holds every entry of the table to this.
+    only `forward`. The contract tests in ``tests/mixers`` hold every entry of the table to this.
     """
 
     def __init__(self, channels: int, causal: bool):

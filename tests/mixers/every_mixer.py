@@ -1,0 +1,57 @@
+"""Every entry of the table of mixers, with the options that change how it computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.mixers import MIXERS, Mixer
+
+CHANNELS = 16
+
+# Every entry with its defaults, and the options that change how it computes.
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in MIXERS),
+    ("attention", {"position": "none"}),
+    ("chunked_attention", {"chunk": 7}),
+    ("chunked_attention", {"chunk": 16, "heads": 2, "position": "none"}),
+    ("chunked_attention", {"chunk": 12, "function": "laplace", "position": "simple"}),
+    ("chunked_attention", {"chunk": 9, "heads": 2, "function": "relu2", "position": "rotary"}),
+    ("chunked_attention", {"chunk": 1, "position": "simple"}),
+    ("toeplitz", {"engine": "block"}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
+    ("toeplitz", {"kernel": {"name": "free", "max_length": 1100}}),
+    ("toeplitz", {"kernel": {"name": "frequency"}}),
+    ("toeplitz", {"kernel": {"name": "frequency", "inputs": "omega", "grid": 100}}),
+    ("toeplitz", {"kernel": {"name": "frequency", "grid": 100}, "engine": "block"}),
+    ("gtu", {"kernel": {"name": "frequency", "inputs": "omega"}}),
+    ("toeplitz", {"kernel": {"name": "warped"}}),
+    ("toeplitz", {"engine": "direct", "kernel": {"name": "rpe", "decay": 0.5}}),
+    ("toeplitz", {"kernel": {"name": "warped"}, "engine": "ski"}),
+    ("toeplitz", {"kernel": {"name": "warped"}, "engine": {"name": "ski", "degree": 3, "spacing": 4, "width": 40}}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}}),
+    ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}),
+    ("toeplitz", {"kernel": {"name": "ema"}}),
+    ("toeplitz", {"kernel": {"name": "modal", "modes": 4}}),
+    ("toeplitz", {"kernel": {"name": "ema"}, "engine": "ski"}),
+    ("ema", {"truncation": 70, "dimension": 3}),
+    ("ema", {"engine": "auto"}),
+    ("tcn", {"kernel_size": 3, "dilation": 3, "depth": 3, "convolutions": 2, "norm": "rms", "activation": "gelu"}),
+    ("tcn", {"kernel_size": 17, "dilation": 5, "depth": 2, "activation": "none", "residual": False}),
+]
+every_mixer = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: str(v) if v else "default")
+
+
+def make(name: str, options: dict[str, Any], *, causal: bool = True, dtype: torch.dtype = torch.float64) -> Mixer:
+    engine = options.get("engine")
+    if not causal and isinstance(engine, dict):  # a plan is for causal kernels only, and refused for others
+        options = {**options, "engine": {k: v for k, v in engine.items() if k not in ("spacing", "width")}}
+    return MIXERS[name](CHANNELS, causal=causal, **options).to(dtype)
+
+
+def noise(batch: int, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(batch, length, CHANNELS, dtype=dtype)
