@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lagwise.ops import dilated_convolution, direct_product, local, native
+from lagwise.ops import dilated_convolution, direct_product, local, native, ski_product, toeplitz_product
 
 compiled = pytest.mark.usefixtures("_compiled")
 
@@ -22,7 +22,7 @@ def _compiled() -> None:
 def fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As if nothing had been compiled yet; the cache."""
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "_library", native._library.__wrapped__)
+    monkeypatch.setattr(native, "_loops", native._loops.__wrapped__)
     return tmp_path
 
 
@@ -104,9 +104,48 @@ def test_compilers_are_told_the_truth(
     monkeypatch: pytest.MonkeyPatch, has_native: bool, last: int, dilation: int
 ) -> None:
     """Shape, strides and dtype of the result that a graph is captured with."""
-    monkeypatch.setattr(native, "available", lambda: has_native and native._library() is not None)
+    monkeypatch.setattr(native, "available", lambda: has_native and native._loops() is not None)
     y, x = torch.randn(2, 150, 20), torch.randn(2, 150, 20)
     torch.library.opcheck(torch.ops.lagwise.tap_gradient, (y, x, 0, last, dilation))
+
+
+@pytest.mark.parametrize("has_native", [True, False])
+def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch, has_native: bool) -> None:
+    monkeypatch.setattr(native, "available", lambda: has_native and native._loops() is not None)
+    y, x = whole_numbers(2, 20, 5), whole_numbers(2, 20, 5)
+    got = local.tap_gradient(y, x, -9, 9, 7)
+    assert torch.equal(got[:, 7:12], local.tap_gradient(y, x, -2, 2, 7))
+    assert not got[:, :7].any()
+    assert not got[:, 12:].any()
+    assert not local.tap_gradient(y, x, 20, 25).any()
+
+
+@pytest.mark.parametrize("origin", [0, 1])
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_a_token_without_bounds_stays_where_the_taps_are(origin: int, dilation: int) -> None:
+    x, taps = torch.randn(1, 40, 6), torch.rand(6, 2) + 1
+    x[:, 20] = torch.inf
+    y = direct_product(x, taps, origin, dilation)
+    assert {i for i in range(40) if not y[0, i].isfinite().all()} == {
+        20 - origin * dilation,
+        20 + (1 - origin) * dilation,
+    }
+
+
+@pytest.mark.parametrize("length", [40, 128])
+@pytest.mark.parametrize("product", ["direct", "dilated", "ski", "ski and local", "auto"])
+def test_results_may_be_modified_in_place(product: str, length: int) -> None:
+    x, taps = torch.randn(2, length, 16, requires_grad=True), torch.randn(16, 7, requires_grad=True)
+    functions = {
+        "direct": lambda: direct_product(x, taps, 3),
+        "dilated": lambda: dilated_convolution(x, taps, 2),
+        "ski": lambda: ski_product(x, taps),
+        "ski and local": lambda: ski_product(x, taps, local=(taps, 3)),
+        "auto": lambda: toeplitz_product(x, taps),
+    }
+    expected = torch.autograd.grad((2 * functions[product]()).square().sum(), (x, taps))
+    got = torch.autograd.grad(functions[product]().mul_(2).square().sum(), (x, taps))
+    torch.testing.assert_close(got, expected)
 
 
 def test_an_expanded_gradient_is_any_other() -> None:
@@ -127,24 +166,57 @@ def test_compiled_once(fresh_process: Path) -> None:
     assert [(p, p.stat().st_mtime_ns) for p in (fresh_process / "native").iterdir()] == [(library, made)]
 
 
-@pytest.mark.parametrize(("name", "value"), [("LAGWISE_NATIVE", "0"), ("CC", "no-such-compiler")])
+@compiled
+@pytest.mark.parametrize("kept", [0, 4096])
+def test_a_damaged_library_is_made_again(fresh_process: Path, kept: int) -> None:
+    """Loading a file that is cut short can end the process."""
+    assert native.available()
+    (library,) = (fresh_process / "native").iterdir()
+    whole = library.read_bytes()
+    library.unlink()  # what is loaded stays as it was
+    library.write_bytes(whole[:kept])
+    assert native.available()
+    assert [path.read_bytes() for path in (fresh_process / "native").iterdir()] == [whole]
+
+
+@compiled
+@pytest.mark.usefixtures("fresh_process")
+def test_a_compiler_may_have_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -g0")
+    assert native.available()
+
+
+@pytest.mark.parametrize(("name", "value"), [("LAGWISE_NATIVE", "0"), ("PATH", "/nowhere")])
 @pytest.mark.usefixtures("fresh_process")
 def test_done_without(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv(name, value)
     assert not native.available()
 
 
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
 @pytest.mark.usefixtures("fresh_process")
-def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "false")
-    with pytest.warns(UserWarning, match="false did not compile"):
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with pytest.warns(UserWarning, match=f"train slower.*{compiler}"):
         assert not native.available()
 
 
-def test_a_cache_that_cannot_be_written(fresh_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "true")
+def test_a_cache_that_cannot_be_written(fresh_process: Path) -> None:
     (fresh_process / "native").write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="train slower"):
+        assert not native.available()
+
+
+@pytest.mark.usefixtures("fresh_process")
+def test_nobodys_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user may have none."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native, "default_cache", nowhere)
+    with pytest.warns(UserWarning, match="home directory"):
         assert not native.available()
 
 

@@ -25,7 +25,7 @@ from lagwise.ops import (
     toeplitz_product,
     toeplitz_reference,
 )
-from lagwise.ops.local import lag_products
+from lagwise.ops.local import block_lag_products
 from lagwise.ops.ski import PLANS
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
@@ -186,7 +186,7 @@ def test_lag_products(first: int, last: int, length: int) -> None:
         for i in range(length):
             if 0 <= i - lag < length:
                 expected[:, n] += (y[:, i] * x[:, i - lag]).sum(0)
-    torch.testing.assert_close(lag_products(y, x, first, last), expected, rtol=0, atol=1e-11)
+    torch.testing.assert_close(block_lag_products(y, x, first, last), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_lag_products(first: int, last: int, length: int) -> None:
         (lambda: ski_product(torch.zeros(1, 9, 2), torch.zeros(2, 21)), "at most the length 9"),
         (lambda: SKIPlan(8, 16, 1).check(), "width must be over 2 spacings"),
         (lambda: SKIPlan(8, 64, 2).check(), "odd"),
-        (lambda: lag_products(torch.zeros(1, 9, 2), torch.zeros(1, 9, 2), 2, 1), "after the last"),
+        (lambda: block_lag_products(torch.zeros(1, 9, 2), torch.zeros(1, 9, 2), 2, 1), "after the last"),
         (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), causal=False, engine="ski"), "causal"),
         (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), tolerance=0.1), "exact"),
     ],
@@ -213,3 +213,12 @@ def test_direct_product_is_a_depthwise_convolution(origin: int) -> None:
     image = torch.nn.functional.pad(x.transpose(1, 2), (8 - origin, origin))
     expected = torch.nn.functional.conv1d(image, taps.flip(1)[:, None], groups=3).transpose(1, 2)
     torch.testing.assert_close(direct_product(x, taps, origin), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [100, 128])
+def test_the_most_precise_part_decides(length: int) -> None:
+    x, smooth = torch.randn(2, length, 6), torch.randn(6, 9)
+    taps = torch.randn(6, 5, dtype=torch.float64)
+    y = ski_product(x, smooth, local=(taps, 2))
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, ski_product(x, smooth, local=(taps.float(), 2)), rtol=1e-4, atol=1e-4)

@@ -21,8 +21,8 @@ from lagwise.ops.spectral import compute_dtype, fft_product
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
 # Lags up to which the direct engine is faster, forward and backward, on the CPU in float32, with the loops of
-# `native` and without (docs/log.md, "few lags").
-_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE = 128, 64
+# `native` and without, for as many channels as fill a vector (docs/log.md, "few lags").
+_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
 
 
 def toeplitz_product(
@@ -107,7 +107,7 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
 
 
 def _few_lags(x: Tensor, taps: Tensor) -> bool:
-    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32:
+    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
         return False
     return taps.shape[1] <= (_FEW_LAGS if native.available() else _FEW_LAGS_WITHOUT_NATIVE)
 

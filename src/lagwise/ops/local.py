@@ -34,7 +34,7 @@ class _DirectProduct(torch.autograd.Function):
     def forward(ctx, x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
         ctx.save_for_backward(x, taps)
         ctx.origin, ctx.dilation = origin, dilation
-        return convolve(x, taps, origin, dilation)
+        return owned(convolve(x, taps, origin, dilation))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -47,6 +47,14 @@ class _DirectProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dtaps = tap_gradient(grad, x, first, last, ctx.dilation).to(taps.dtype)
         return dx, dtaps, None, None
+
+
+def owned(y: Tensor) -> Tensor:
+    """A view's memory as a tensor of its own: what a function with its own gradient returns as a view, made inside it,
+    nobody may modify in place."""
+    if torch.compiler.is_compiling():
+        return y
+    return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
 
 def _phases(x: Tensor, dilation: int) -> Tensor:
@@ -63,20 +71,27 @@ def _image(x: Tensor, dilation: int) -> Tensor:
     return x.unflatten(1, (rows, dilation))
 
 
-def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
-    """`lag_products` of the multiples first..last of the dilation: in C where that can be had, else lag by lag, or for
-    many lags by blocks."""
-    return _tap_gradient(grad, x, first, last, dilation)
-
-
 @torch.library.custom_op("lagwise::tap_gradient", mutates_args=())  # compilers need not look into it
+def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
+    """Gradient of `direct_product` to its taps: sums ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
+
+    Shapes: grad and x ``(batch, length, channels)``; result ``(channels, last - first + 1)``. In C where that can be
+    had, else lag by lag, or for many lags by blocks.
+    """
+    rows = -(-x.shape[1] // dilation)
+    low, high = max(first, 1 - rows), min(last, rows - 1)  # the others do not fit the signal
+    if low > high:
+        return x.new_zeros((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
+    return F.pad(_tap_gradient(grad, x, low, high, dilation), (low - first, last - high)).contiguous()
+
+
 def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
     length, dtype = x.shape[1], compute_dtype(x, grad)
     if dtype == torch.float32 and x.device.type == "cpu" and native.available():
         return native.lag_products(grad.to(dtype), x.to(dtype), first, last, dilation)
     passes = sum(max(0, length - abs(m) * dilation) for m in range(first, last + 1)) / length
     if passes > (_PASSES if length > _FEW_ROWS * dilation else _PASSES_OF_FEW_ROWS):
-        return lag_products(_phases(grad, dilation), _phases(x, dilation), first, last).contiguous()
+        return block_lag_products(_phases(grad, dilation), _phases(x, dilation), first, last)
     sums = []
     for lag in range(first * dilation, (last + 1) * dilation, dilation):
         after, before = (grad[:, max(0, lag) :], x[:, max(0, -lag) :])
@@ -85,12 +100,12 @@ def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int)
     return torch.stack(sums, dim=1)
 
 
-@_tap_gradient.register_fake
-def _(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
+@tap_gradient.register_fake
+def _(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
     return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
 
 
-def lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
+def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
     """Sums ``sum_i y_i x_{i - l}`` of every channel, over the batch too, for lags l = first..last.
 
     Shapes: x and y ``(batch, length, channels)``; result ``(channels, last - first + 1)``. ValueError if first > last.
@@ -123,9 +138,6 @@ def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
     low, high = max(0, origin - rows + 1), min(taps.shape[1], origin + rows)
     taps, origin = taps[:, low:high], origin - low
     before, after = taps.shape[1] - 1 - origin, origin
-    if abs(before - after) == 1:  # one more tap, a zero, and the result has no tokens to cut off
-        taps = F.pad(taps, (max(0, before - after), max(0, after - before)))
-        before = after = max(before, after)
     padding = max(before, after)
     with torch.autocast(x.device.type, enabled=False):
         weight = taps.to(dtype).flip(1)

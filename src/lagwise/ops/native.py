@@ -13,11 +13,14 @@ import hashlib
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +32,13 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 # Parts of a sum share the work out and round less than a long one, but are added up in the end.
 _PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
 _MOST_LAGS = 1024  # at once: the loop keeps as many tokens, and more, on a thread's stack
-_COMPILE_SECONDS = 60
+_COMPILE_SECONDS = 20
 
 
 @torch.compiler.assume_constant_result
 def available() -> bool:
     """Whether the loops are there to be called."""
-    return _library() is not None
+    return _loops() is not None
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
@@ -49,15 +52,14 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> 
 
 
 def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    library = _library()
-    assert library is not None
-    lanes, multiple = _layout()
+    loops = _loops()
+    assert loops is not None
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
-    part = (-(-channels // lanes), -(-lags // multiple) * multiple, lanes)
+    part = (-(-channels // loops.lanes), -(-lags // loops.lags) * loops.lags, loops.lanes)
     most = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
-    parts = max(threads, most)
+    parts = max(1, most)
     out = torch.empty((parts, *part))
-    library.lag_products(
+    loops.lag_products(
         *(ctypes.c_void_p(y.data_ptr()), ctypes.c_long(y.stride(0)), ctypes.c_long(y.stride(1))),
         *(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.stride(0)), ctypes.c_long(x.stride(1))),
         ctypes.c_void_p(out.data_ptr()),
@@ -67,43 +69,55 @@ def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: in
     return out.sum(0).transpose(1, 2).flatten(0, 1)[:channels, :lags].flip(1)
 
 
+class _Loops(NamedTuple):
+    """`native.c`, loaded: its function, and the channels and lags of a group as it lays partial results out."""
+
+    lag_products: Callable[..., None]
+    lanes: int
+    lags: int
+
+
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def _loops() -> _Loops | None:
     if os.environ.get("LAGWISE_NATIVE") == "0" or platform.system() != "Linux":  # other compilers have no OpenMP
         return None
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    if compiler is None:
+    if "CC" not in os.environ and shutil.which("cc") is None:
         return None
-    folder = default_cache() / "native"
-    path = folder / f"{_key(compiler)}.so"
     try:
-        if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as made:  # complete or absent, whoever else compiles it
-                partial = Path(made) / "native.so"
-                command = [compiler, *_FLAGS, "-o", str(partial), str(_SOURCE)]
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
-                os.replace(partial, path)
-        return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+        command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, str(_SOURCE)]
+        library = ctypes.CDLL(str(_compiled(default_cache() / "native", command)))
+        lanes, lags = ctypes.c_long(), ctypes.c_long()
+        library.layout(ctypes.byref(lanes), ctypes.byref(lags))
+        return _Loops(library.lag_products, lanes.value, lags.value)
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
         details = getattr(error, "stderr", None) or error
-        warnings.warn(f"short convolutions train slower: {compiler} did not compile them ({details})", stacklevel=2)
+        warnings.warn(f"short convolutions train slower, as their loop in C is not to be had: {details}", stacklevel=2)
         return None
 
 
-def _key(compiler: str) -> str:
-    """A name for what this compiler makes of the source on this processor: caches may be shared between machines."""
+def _compiled(folder: Path, command: list[str]) -> Path:
+    """What the command makes of the source, from the folder if it is there: complete, or it is made again."""
+    key = _key(command)
+    for path in folder.glob(f"{key}-*.so"):
+        if path.stem == f"{key}-{_digest(path.read_bytes())}":
+            return path
+        path.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        partial = Path(made) / "native.so"
+        subprocess.run(
+            [*command, "-o", str(partial)], check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS
+        )
+        return partial.replace(folder / f"{key}-{_digest(partial.read_bytes())}.so")
+
+
+def _key(command: list[str]) -> str:
+    """A name for what this command makes of the source on this processor: caches may be shared between machines."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    made_of = [_SOURCE.read_text(), compiler, *_FLAGS, platform.machine(), *processor]
-    return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
+    made_of = [_SOURCE.read_text(), *command, platform.machine(), *processor]
+    return _digest("\n".join(made_of).encode())
 
 
-@functools.cache
-def _layout() -> tuple[int, int]:
-    """Channels and lags of a group, as `native.c` lays partial results out."""
-    library = _library()
-    assert library is not None
-    lanes, lags = ctypes.c_long(), ctypes.c_long()
-    library.layout(ctypes.byref(lanes), ctypes.byref(lags))
-    return lanes.value, lags.value
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -26,7 +26,7 @@ from lagwise.ops.interpolation import (
     restrict,
     spaced_grid,
 )
-from lagwise.ops.local import convolve, direct_product, tap_gradient
+from lagwise.ops.local import convolve, direct_product, owned, tap_gradient
 from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
 
 # What a plan is chosen on.
@@ -55,6 +55,8 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
         )
     grid = inducing_grid(x.shape[1], max(2, rank), degree)
     dtype = compute_dtype(x, coefficients)
+    if local is not None:
+        dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
     return _SparsePlusSmooth.apply(x, taps, origin, coefficients.to(dtype), rank - 1, grid).to(x.dtype)
 
@@ -160,7 +162,8 @@ class _SparsePlusSmooth(torch.autograd.Function):
         smooth = fft_product(z, coarse, coarse_origin, "auto")
         ctx.save_for_backward(x, taps, coarse, z, *blocks)
         ctx.origin, ctx.coarse_origin, ctx.grid = origin, coarse_origin, grid
-        return prolong(smooth, grid, blocks, into=None if taps is None else convolve(signal, taps, origin))
+        near = None if taps is None else convolve(signal, *_balanced(taps, origin))
+        return owned(prolong(smooth, grid, blocks, into=near))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -168,14 +171,27 @@ class _SparsePlusSmooth(torch.autograd.Function):
         x, taps, coarse, z, *weights = ctx.saved_tensors
         blocks, dx, dtaps = BlockWeights(*weights), None, None
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[3])
-        coarse_grad = restrict(grad, ctx.grid, blocks)
-        dz, dcoarse = fft_gradients(coarse_grad, z, coarse, ctx.coarse_origin, "auto", wanted)
+        dz = dcoarse = None
+        if any(wanted):
+            nodes = restrict(grad, ctx.grid, blocks)
+            dz, dcoarse = fft_gradients(nodes, z, coarse, ctx.coarse_origin, "auto", wanted)
         if dz is not None:
-            near = None if taps is None else convolve(grad, taps.flip(1), taps.shape[1] - 1 - ctx.origin)
+            near = None
+            if taps is not None:
+                near = convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - ctx.origin))
             dx = prolong(dz, ctx.grid, blocks, into=near).to(x.dtype)
         if taps is not None and ctx.needs_input_grad[1]:
             dtaps = tap_gradient(grad, x, -ctx.origin, taps.shape[1] - 1 - ctx.origin).to(taps.dtype)
         return dx, dtaps, None, dcoarse, None, None
+
+
+def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
+    """The same with a zero more where lag 0 is next to the middle: then a convolution has no tokens to cut off, and
+    its result is contiguous. What a zero meets does not matter here, as the smooth part meets every token."""
+    before, after = taps.shape[1] - 1 - origin, origin
+    if abs(before - after) != 1:
+        return taps, origin
+    return F.pad(taps, (max(0, before - after), max(0, after - before))), max(before, after)
 
 
 def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
