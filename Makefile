@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@touch $@
 
-demo: $(INSTALLED)  ## train, evaluate, sample and plot, in about five minutes
+demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes
 	$(BIN)/lagwise demo
 
 test: $(INSTALLED)  ## the test suite
