@@ -114,8 +114,7 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
         axes.minorticks_off()
         axes.set_yticks(ticks := [0.1, 0.2, 0.5, 1, 2, 5, 10], [f"{t:g}" for t in ticks])
         axes.grid(alpha=0.3)
-    widest = max(grid.flat, key=lambda axes: len(axes.get_lines()))  # the panel with every method
-    figure.legend(*widest.get_legend_handles_labels(), loc="outside lower center", ncols=len(methods), fontsize=8)
+    _add_key(figure, loc="outside lower center", ncols=len(methods))
     grid.flat[0].set_ylabel("training steps, relative to tnn")
     figure.suptitle("One layer's training step; the area of a marker is its memory")
     return figure
@@ -142,9 +141,17 @@ def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     grid.flat[0].set_ylabel("milliseconds")
-    shown = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
-    figure.legend(shown.values(), shown.keys(), fontsize=8, loc="outside right center")
+    _add_key(figure, loc="outside right center")
     return figure
+
+
+def _add_key(figure: Figure, **options: Any) -> None:
+    """One key for all panels, each line in it once."""
+    shown = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    figure.legend(shown.values(), shown.keys(), fontsize=8, **options)
 
 
 def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
