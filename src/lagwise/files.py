@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 LOCK = ".lock"
@@ -14,24 +16,39 @@ PARTIAL = ".saving"  # how the names of unfinished files and folders begin; they
 
 
 @contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock, which the system releases if the process dies. BlockingIOError if another process holds it, unless
+    to ``wait`` for it."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(path)
+    try:
+        held.acquire(timeout=0)
+    except Timeout as error:
+        if not wait:
+            raise BlockingIOError(f"{path} is locked by another process") from error
+        warnings.warn(f"waiting for another process, which holds {path}", stacklevel=3)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextmanager
 def locked(folder: Path, doing: str) -> Iterator[None]:
-    """Hold the folder's lock, which the system releases if the process dies, and clear what killed processes left.
+    """Hold the lock of a folder, made if need be, and remove what killed processes left unfinished in it.
 
     doing: for the message, what holders of the lock do. BlockingIOError if another process holds it.
     """
-    from filelock import FileLock, Timeout
-
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BlockingIOError(f"another process is {doing} in {str(folder)!r}; wait until it ends") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(folder / LOCK))
+        except BlockingIOError as error:
+            raise BlockingIOError(f"another process is {doing} in {str(folder)!r}; wait until it ends") from error
         remove_partial(folder)
         yield
-    finally:
-        lock.release()
 
 
 def remove_partial(folder: Path) -> None:
@@ -76,6 +93,12 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
         if made and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         raise OSError(f"cannot save {what} in {str(folder)!r}: {first_line(error)}") from error
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that the disk, or the user's share of it, is full; libraries in Rust raise no OSError."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
 
 
 def first_line(error: BaseException) -> str:
