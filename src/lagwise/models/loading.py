@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from lagwise.models.modeling import LagwiseForCausalLM
+from lagwise.models.causal_lm import LagwiseForCausalLM
 
 _WEIGHTS = "model.safetensors"
 
