@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from lagwise.ops import per_document
+from lagwise.ops import Layout, per_document
 
 
 class State(Protocol):
@@ -43,22 +43,30 @@ class Mixer(nn.Module):
         self.channels = channels
         self.causal = causal
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        layout: Layout | None = None,
+    ) -> Tensor:
         """Mix whole sequences.
 
         Shapes: x ``(batch, length, channels)``; mask ``(batch, length)``, true where a token is real; seq_idx
         ``(batch, length)``, the document a token of a packed row belongs to. Result like x; outputs at padding are
-        finite and mean nothing. ValueError if a shape is wrong.
+        finite and mean nothing. layout: mask and seq_idx in one, which models make once for all layers; it takes their
+        place. ValueError if a shape is wrong.
         """
         if x.dim() != 3 or x.shape[2] != self.channels or x.shape[1] == 0:
             raise ValueError(f"x must be (batch, length >= 1, channels={self.channels}), got {tuple(x.shape)}")
-        if mask is not None and mask.shape != x.shape[:2]:
-            raise ValueError(f"mask must be (batch, length) = {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
-        if seq_idx is not None:
-            return per_document(self.mix, x, seq_idx, mask)
-        return self.mix(x, mask)
+        layout = Layout(mask, seq_idx) if layout is None else layout
+        layout.check(*x.shape[:2])
+        if layout.seq_idx is not None:
+            return per_document(self.mix, x, layout)
+        return self.mix(x, layout)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
         """`forward` for checked arguments and rows of one document."""
         raise NotImplementedError
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, masked
 from lagwise.ops import (
     ATTENTION_FUNCTIONS,
+    Layout,
     Window,
     chunked_attention,
     first_real,
@@ -265,8 +266,8 @@ class ChunkedAttentionMixer(Mixer):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self._joined(self.attention(*self._project(x, mask), mask))
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._joined(self.attention(*self._project(x, layout.mask), layout.mask))
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import EXACT_ENGINES, Window, ema_prefill, ema_scan, toeplitz_product
+from lagwise.ops import EXACT_ENGINES, Layout, Window, ema_prefill, ema_scan, toeplitz_product
 from lagwise.tables import known
 
 EMA_ENGINES = ("scan", *EXACT_ENGINES)
@@ -73,8 +73,8 @@ class EMAMixer(Mixer):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.omega)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = masked(x, mask)
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        x = masked(x, layout.mask)
         if self.engine == "scan":
             weight, log_decay = self.kernel.exponentials()
             backward = None if self.causal else (weight[1], log_decay[1])

@@ -13,6 +13,7 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.ski import SKI, SKIState
 from lagwise.ops import (
     ENGINES,
+    Layout,
     Modes,
     OnlineState,
     OnlineTaps,
@@ -70,11 +71,11 @@ class ToeplitzMixer(Mixer):
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
         self.engine: str = known(spec.get("name"), ENGINES, "engine")
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self.ski is not None:
-            return self.ski.mix(self.kernel, x, mask)
+            return self.ski.mix(self.kernel, x, layout.mask)
         length = x.shape[1]
-        x = masked(x, mask)
+        x = masked(x, layout.mask)
         if self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1):
             return spectral_product(x, self.kernel.spectrum())
         return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from lagwise.models.modeling import LagwiseForCausalLM
+from lagwise.models.causal_lm import LagwiseForCausalLM
 
 _WEIGHTS = "model.safetensors"
 

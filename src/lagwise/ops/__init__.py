@@ -42,7 +42,7 @@ from lagwise.ops.interpolation import (
 from lagwise.ops.local import direct_product
 from lagwise.ops.modal import Modes, modal_prefill, modal_step, modal_taps
 from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
-from lagwise.ops.packing import document_starts, per_document, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import Layout, document_starts, per_document, seq_idx_from_cu_seqlens
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
@@ -63,6 +63,7 @@ __all__ = [
     "ATTENTION_FUNCTIONS",
     "ENGINES",
     "EXACT_ENGINES",
+    "Layout",
     "Modes",
     "NodeGrid",
     "OnlineState",
