@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from lagwise.analysis.plots import (
 )
 from lagwise.data import RECALL
 from lagwise.evaluation import EVALUATION_FILE
+from lagwise.files import one_line, read_json
 from lagwise.models import load_model
 from lagwise.training import load_recipe, read_metrics
 
@@ -44,11 +44,24 @@ def plot_run(run: Path) -> list[Path]:
 
     Extrapolation and compressors, or of a task the accuracy at each length, appear once `lagwise evaluate` has left
     its results. Returns the files written.
-    FileNotFoundError if the folder is not a finished run.
+    FileNotFoundError if the folder is not a finished run; ValueError if a file in it is damaged.
     """
+    try:
+        return _plot_run(run)
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:  # of JSON that is not as it was
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"run.json, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})") from error
+
+
+def _plot_run(run: Path) -> list[Path]:
     model, _ = load_model(run)
     recipe = load_recipe(str(run / "recipe.yaml"))
-    evaluation = _read_json(run / EVALUATION_FILE)
+    evaluation = read_json(run / EVALUATION_FILE) if (run / EVALUATION_FILE).is_file() else None
     metrics = read_metrics(run)
     kernels = learned_kernels(model, 2048)
     if recipe.data.source == RECALL:
@@ -68,7 +81,7 @@ def plot_run(run: Path) -> list[Path]:
     sample = run / SAMPLE_FILE
     page = report_page(
         title=recipe.description or run.name,
-        facts=_facts(json.loads((run / "run.json").read_text()), recipe.data.source),
+        facts=_facts(read_json(run / "run.json"), recipe.data.source),
         figures=figures,
         evaluation=evaluation,
         kernels=[(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels],
@@ -145,10 +158,6 @@ def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:
         if "eval_bits_per_byte" in line and line["eval_bits_per_byte"] > 0:
             return line["eval_loss"] / 0.6931471805599453 / line["eval_bits_per_byte"]
     return 1.0
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _image(figure: Figure) -> str:

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from lagwise.cache import default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
 from lagwise.data.tokenizers import load_tokenizer, pieces
-from lagwise.files import PARTIAL, first_line, is_full_disk, lock
+from lagwise.files import PARTIAL, expanded, is_full_disk, lock, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -119,9 +119,9 @@ def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
     if tokenizer == "bpe":
         identity.append(str(vocab_size))
-    elif Path(tokenizer).expanduser().is_dir():
+    elif expanded(tokenizer).is_dir():
         identity[2] = "folder"
-        for file in sorted(Path(tokenizer).expanduser().glob("*")):
+        for file in sorted(expanded(tokenizer).glob("*")):
             if file.name in _TOKENIZER_FILES or file.suffix == ".model":
                 identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
@@ -168,7 +168,7 @@ def _make(folder: Path, source: Source, tokenizer: str, vocab_size: int, progres
             if not is_full_disk(error):
                 raise
             raise OSError(
-                f"cannot write token files in {folder.parent} ({first_line(error)}); free space, or set LAGWISE_CACHE "
+                f"cannot write token files in {folder.parent} ({one_line(error)}); free space, or set LAGWISE_CACHE "
                 "to a folder on another disk"
             ) from error
         finally:

@@ -13,12 +13,14 @@ import torch
 from transformers import TrainingArguments, default_data_collator, set_seed
 
 from lagwise.data import RECALL, AssociativeRecall, Data, ScheduledExamples, content_key, open_source, prepare
-from lagwise.files import is_unused, locked, remove_partial, saved_whole, write_whole
+from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.configuration import field_types
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
-from lagwise.tables import known
+from lagwise.models.memory import check_memory, check_step_memory
+from lagwise.tables import known, typed
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.recipe import DataOptions, Recipe, load_recipe
@@ -95,7 +97,7 @@ def data_unchanged(out: Path, recipe: Recipe) -> bool:
         if options.source == RECALL
         else content_key(open_source(options.source), options.tokenizer, options.vocab_size)
     )
-    return key == json.loads((out / RUN_FILE).read_text())["data"]
+    return key == read_json(out / RUN_FILE).get("data")
 
 
 def open_data(options: DataOptions, *, progress: bool = True) -> Data:
@@ -118,9 +120,10 @@ def build_model(recipe: Recipe, data: Data) -> LagwiseForCausalLM:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, or a training
-    length that the model or one of its kernels cannot serve."""
+    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
+    than the machine can train, or a training length that the model or one of its kernels cannot serve."""
     config = _model_config(recipe, recipe.data.vocab_size)
+    check_memory(LagwiseForCausalLM, config, training=True)
     limit = config.max_position_embeddings
     with torch.device("meta"):
         model = LagwiseForCausalLM(config)
@@ -133,9 +136,8 @@ def check_model(recipe: Recipe) -> None:
 
 
 def _model_config(recipe: Recipe, vocab_size: int) -> LagwiseConfig:
-    allowed = [name for name in LagwiseConfig.__annotations__ if not name.startswith("_")]
     for name in recipe.model:
-        known(name, allowed, "key in model")
+        known(name, list(field_types()), "key in model")
     fields: dict[str, Any] = {"vocab_size": vocab_size, **recipe.model}
     return LagwiseConfig(**fields)
 
@@ -157,9 +159,9 @@ def _rooted(recipe: Recipe) -> Recipe:
     """The recipe with local paths made absolute, so that a run is understood from any folder."""
     options = recipe.data
     paths: dict[str, Any] = {
-        name: str(Path(value).expanduser().resolve())
+        name: str(expanded(value).resolve())
         for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if Path(value).expanduser().exists() and value not in ("stdlib", RECALL, "bytes", "bpe")
+        if expanded(value).exists() and value not in ("stdlib", RECALL, "bytes", "bpe")
     }
     return replace(recipe, data=replace(options, **paths))
 
@@ -214,6 +216,12 @@ def _trainer(recipe: Recipe, data: Data, arguments: TrainingArguments, progress:
     lengths = recipe.data.lengths or [length]
     examples = ScheduledExamples(data, lengths, options.batch_size, options.steps, options.seed)
     valid = data.validation_examples(recipe.data.evaluate_length or length, options.evaluate_tokens)
+    check_step_memory(
+        _model_config(recipe, len(data.tokenizer)),
+        arguments.per_device_train_batch_size,
+        length,
+        checkpointing=options.gradient_checkpointing,
+    )
     model = build_model(recipe, data)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
@@ -270,15 +278,17 @@ def _rewind_metrics(out: Path, step: int) -> None:
 
 
 def _logged(path: Path) -> list[dict[str, float]]:
-    """The lines of a log, without the last if it was cut short."""
-    lines = path.read_text().splitlines()
+    """The lines of a log, without the last if it was cut short. ValueError if another is damaged."""
+    lines = path.read_bytes().splitlines()
     result = []
     for number, line in enumerate(lines, 1):
         try:
-            result.append(json.loads(line))
-        except json.JSONDecodeError:
+            logged = json.loads(line)
+            typed(int, logged["step"], "step")
+            result.append(logged)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             if number < len(lines):
-                raise
+                raise ValueError(f"{str(path)!r}, line {number}, is damaged ({one_line(error)})") from error
     return result
 
 
