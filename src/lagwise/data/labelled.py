@@ -132,7 +132,8 @@ def _write(rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, fol
     import pyarrow as pa
 
     if rows.features is None:
-        texts = (text for batch in rows.splits["train"].iter(1000) for c in rows.columns for text in batch[c])
+        train = rows.splits["train"]
+        texts = (text for column in rows.columns for text in train[column])
         made = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
         made.save_pretrained(folder / "tokenizer")
         encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes")
@@ -166,7 +167,7 @@ def _write(rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, fol
         "cut": cut,
         "counts": rows.counts(),
         "notes": rows.notes,
-        "sizes": {f"{split}.arrow": (folder / f"{split}.arrow").stat().st_size for split in SPLITS},
+        "sizes": {f.relative_to(folder).as_posix(): f.stat().st_size for f in folder.rglob("*") if f.is_file()},
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
