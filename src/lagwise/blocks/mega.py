@@ -100,6 +100,7 @@ class MegaBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+        x = masked(x, mask)
         if seq_idx is not None:
             return self.channels(per_document(self._gated, x, seq_idx, mask))
         return self.channels(self._gated(x, mask))
@@ -108,7 +109,8 @@ class MegaBlock(nn.Module):
         return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
 
     def prefill(self, x: Tensor, state: MegaState, *, mask: Tensor | None = None) -> tuple[Tensor, MegaState]:
-        normed = masked(self.norm(x), mask)
+        x = masked(x, mask)
+        normed = self.norm(x)
         memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)
         attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
@@ -120,7 +122,7 @@ class MegaBlock(nn.Module):
         return y[:, 0], state
 
     def _gated(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        normed = masked(self.norm(x), mask)
+        normed = self.norm(x)
         update, query, key, reset, candidate = self._project(self.memory(normed, mask=mask))
         attended = self.attention(query, key, self._value(normed), mask)
         return self._update(x, attended, update, reset, candidate)

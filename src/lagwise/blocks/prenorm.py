@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS
+from lagwise.mixers.base import masked
 from lagwise.tables import build
 
 
@@ -48,12 +49,14 @@ class PreNormBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+        x = masked(x, mask)
         return self.channels(x + self.dropout(self.token_mixer(self.token_norm(x), mask=mask, seq_idx=seq_idx)))
 
     def init_state(self, batch_size: int) -> Any:
         return self.token_mixer.init_state(batch_size)
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        x = masked(x, mask)
         mixed, state = self.token_mixer.prefill(self.token_norm(x), state, mask=mask)
         return self.channels(x + self.dropout(mixed)), state
 

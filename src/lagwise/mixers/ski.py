@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.mixers.base import masked
 from lagwise.ops import (
     SKIPlan,
     best_plan,
@@ -134,10 +133,8 @@ class SKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if mask is not None:
-            x = masked(x, mask)
-            if not (mask[:, 0].all() and (self.causal or mask[:, -1].all())):
-                return self._without_padding(kernel, x, mask.bool())
+        if mask is not None and not (mask[:, 0].all() and (self.causal or mask[:, -1].all())):
+            return self._without_padding(kernel, x, mask.bool())
         if kernel.max_length is not None and x.shape[1] > kernel.max_length:
             kernel.taps(x.shape[1])  # says why not
         if not self.causal:
@@ -186,11 +183,11 @@ class SKI:
         )
 
     def prefill(self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
-        """`Mixer.prefill` with this kernel."""
+        """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
         if kernel.max_length is not None and int(state.seen.max()) + length > kernel.max_length:
             kernel.taps(int(state.seen.max()) + length)  # says why not
-        signal = torch.cat([state.tail, masked(x, mask).to(state.tail.dtype)], dim=1)
+        signal = torch.cat([state.tail, x.to(state.tail.dtype)], dim=1)
         new = signal[:, plan.width - 1 :]
         if length == 1:
             near = (signal * state.short).sum(1, keepdim=True)
