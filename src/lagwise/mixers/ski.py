@@ -200,18 +200,19 @@ class SKI:
             cell = state.cell + weight * new
             return y.to(x.dtype), state._replace(tail=signal[:, 1:], cell=cell, seen=state.seen + 1)
         # Rows are shifted so that each begins where its current cell does: padding before a row's first token falls
-        # out, and a row in the middle of a cell is moved on into it.
+        # out, and a row in the middle of a cell is moved on into it. The grid ends where the last row does.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
             skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
         shift = phase - skipped
-        grid = plan.grid(length + int(phase.max()))
+        ends = phase + length - skipped
+        furthest = int(ends.max())
+        grid = plan.grid(max(1, furthest))
         count, before = plan.degree + 1, state.nodes.shape[1]
         cell = F.pad(restrict(_moved(new, shift, grid.length), grid), (0, 0, 0, 1))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
         seen = state.seen + length - skipped
-        cells = torch.div(phase + length - skipped, plan.spacing, rounding_mode="floor")
-        most = int(cells.max())
+        cells, most = ends // plan.spacing, furthest // plan.spacing
         tail = signal[:, length:]
         if length > plan.width:
             tail = tail.clone()  # or it would hold on to all of the signal
