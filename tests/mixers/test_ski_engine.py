@@ -135,6 +135,18 @@ def test_rows_out_of_step_stream_together() -> None:
         torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("lengths", [(3, 1), (3, 0), (0, 0), (8, 2)])
+def test_prompts_shorter_than_a_cell_behind_longer_padding(lengths: tuple[int, int]) -> None:
+    m = mixer()
+    rows = [torch.randn(1, n + 20, 4, dtype=torch.float64) for n in lengths]
+    prompt = torch.cat([F.pad(row[:, :n], (0, 0, 16 - n, 0)) for row, n in zip(rows, lengths, strict=True)])
+    mask = torch.arange(16) >= torch.tensor([[16 - n] for n in lengths])
+    y, state = m.prefill(prompt, m.init_state(2), mask=mask)
+    rest, _ = m.prefill(torch.cat([row[:, n:] for row, n in zip(rows, lengths, strict=True)]), state)
+    for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
+        torch.testing.assert_close(torch.cat([y[i, 16 - n :], rest[i]]), m(row)[0], rtol=0, atol=1e-10)
+
+
 def test_memory_of_a_stream() -> None:
     """One node for every ``spacing`` tokens; a kernel with a horizon keeps as many nodes as it reaches."""
     m = mixer()
