@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from lagwise.cache import default_cache
+from lagwise.cache import default_cache, written_whole
 from lagwise.data.sources import SPLITS, Source, open_source
 from lagwise.data.tokenizers import load_tokenizer
 
@@ -72,18 +69,8 @@ def prepare(
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
     if not (folder / "meta.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-        try:
+        with written_whole(folder) as partial:
             _encode(source, tokenizer, vocab_size, partial, progress)
-            _publish(partial, folder)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                message = f"no space for token files in {folder.parent}; free some or set LAGWISE_CACHE to another disk"
-                raise OSError(errno.ENOSPC, message) from error
-            raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     meta = json.loads((folder / "meta.json").read_text())
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
@@ -195,11 +182,3 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
     if start < len(text):
         yield text[start:]
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not (folder / "meta.json").is_file():  # else another process has published the same
-            raise
