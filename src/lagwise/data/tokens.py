@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from lagwise.cache import default_cache, written_whole
+from lagwise.cache import default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
-from lagwise.data.tokenizers import load_tokenizer
+from lagwise.data.tokenizers import load_tokenizer, pieces
+from lagwise.files import PARTIAL, first_line, is_full_disk, lock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
-_PIECE = 1 << 16  # characters given to the tokenizer at a time
+_PIECE = 1 << 16  # characters given to the tokenizer at a time, about
 _BATCH = 64  # pieces encoded in parallel
 
 
@@ -64,14 +68,16 @@ def prepare(
     """Encode a source with a tokenizer, or find the result of having done so.
 
     name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
-    are written beside their place and renamed. Raises what those raise, and OSError with advice when the disk is full.
+    are written beside their place and renamed. Files that have changed since are made again, with a warning. Raises
+    what those raise, and OSError with advice when the disk is full.
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
-    if not (folder / "meta.json").is_file():
-        with written_whole(folder) as partial:
-            _encode(source, tokenizer, vocab_size, partial, progress)
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = _read_meta(folder)
+    if meta is None:
+        _make(folder, source, tokenizer, vocab_size, progress)
+        meta = _read_meta(folder)
+    assert meta is not None
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
 
@@ -121,6 +127,58 @@ def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
 
 
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    """What is known of an encoded source; None if it is absent, or any of its files has changed."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        digest = meta.pop("digest")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return None
+    return meta if digest == _digest(folder, meta) else None
+
+
+def _digest(folder: Path, meta: dict[str, Any]) -> str:
+    """Hash of the files of an encoded source and of what meta.json says. Opening takes it again: it reads as many
+    bytes as `Source.fingerprint`, which has read the text itself by then."""
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for path in sorted(f for f in folder.rglob("*") if f.is_file() and f.name != "meta.json"):
+        with open(path, "rb") as f:
+            digest.update(f"{path.relative_to(folder)}:".encode() + hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _make(folder: Path, source: Source, tokenizer: str, vocab_size: int, progress: bool) -> None:
+    """Encode a source into ``folder``, unless another process does so first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{PARTIAL}-*"):  # by a process that was killed, unless its lock is held
+        with suppress(BlockingIOError), lock(_lock_of(folder.with_name(left.name.removeprefix(f"{PARTIAL}-")))):
+            shutil.rmtree(left, ignore_errors=True)
+    with lock(_lock_of(folder), wait=True):
+        if _read_meta(folder) is not None:
+            return
+        if folder.exists():
+            warnings.warn(f"{folder} is damaged or of an earlier version; encoding the text again", stacklevel=3)
+        partial = folder.with_name(f"{PARTIAL}-{folder.name}")
+        try:
+            partial.mkdir()
+            _encode(source, tokenizer, vocab_size, partial, progress)
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+        except Exception as error:
+            if not is_full_disk(error):
+                raise
+            raise OSError(
+                f"cannot write token files in {folder.parent} ({first_line(error)}); free space, or set LAGWISE_CACHE "
+                "to a folder on another disk"
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> None:
     tokenizer = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
@@ -145,7 +203,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
         text_bytes[split] = size
     tokenizer.save_pretrained(folder / "tokenizer")
     meta = {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    (folder / "meta.json").write_text(json.dumps({**meta, "digest": _digest(folder, meta)}, indent=1))
 
 
 def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
@@ -157,7 +215,7 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
     batch: list[str] = []
     # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
     options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-    for piece in (*_pieces(text), None):
+    for piece in (*pieces(text, _PIECE), None):
         if piece is not None:
             batch.append(piece)
         if batch and (piece is None or len(batch) == _BATCH):
@@ -167,18 +225,3 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
                 sum(len(p.encode()) for p in batch),
             )
             batch = []
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cut long documents before a line that starts with a word, where tokenizers of words cut too."""
-    start = 0
-    while len(text) - start > _PIECE:
-        end = start + _PIECE
-        while 0 < (end := text.find("\n", end) + 1) < len(text) and text[end].isspace():
-            pass
-        if end == 0:
-            break
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
