@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
 
 from lagwise.cache import default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
 from lagwise.data.tokenizers import load_tokenizer
+from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,7 +142,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
         size = 0
         with (
             open(folder / f"{split}.bin", "wb") as f,
-            tqdm(desc=f"tokenizing {split}", unit="B", unit_scale=True, disable=not progress) as bar,
+            progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
             for document in source.documents(split):
                 for ids, read in _encode_document(document, tokenizer, name == "bytes"):
