@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from tqdm.auto import tqdm
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, first_line
+from lagwise.progress import progress_bar
 from lagwise.training.checkpoints import checkpoints
 
 METRICS_FILE = "metrics.jsonl"
@@ -102,14 +102,14 @@ class LagwiseTrainer(Trainer):
 class Progress(TrainerCallback):
     """One bar for the whole training: loss, validation bits per byte or accuracy, and tokens per second."""
 
-    def __init__(self, tokens_per_step: float, disable: bool):
-        self.tokens_per_step, self.disable = tokens_per_step, disable
+    def __init__(self, tokens_per_step: float, show: bool):
+        self.tokens_per_step, self.show = tokens_per_step, show
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first, self.started = state.global_step, time.monotonic()
-        self.bar = tqdm(
-            desc="training", total=state.max_steps, initial=state.global_step, unit="step", disable=self.disable
+        self.bar = progress_bar(
+            desc="training", total=state.max_steps, initial=state.global_step, unit="step", show=self.show
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
