@@ -30,6 +30,7 @@ class ModalKernel(LagKernel):
     """
 
     recurrent = True
+    undecayed = ("rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
         super().__init__(channels, causal)

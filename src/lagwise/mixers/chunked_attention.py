@@ -78,6 +78,8 @@ class ChunkedAttention(nn.Module):
     with ``rope`` or ``rotary``.
     """
 
+    undecayed = ("lag_table", "rotary_pair")
+
     def __init__(
         self,
         query_size: int,
