@@ -51,6 +51,18 @@ def test_rank_brings_the_exact_kernel() -> None:
     assert errors[-1] < 1e-10  # a node on every token
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_all_of_the_filter_is_applied_however_fast_the_warp(decay: float, causal: bool) -> None:
+    kernel = {"name": "warped", "decay": decay}
+    exact = ToeplitzMixer(4, causal=causal, kernel=kernel).double()
+    ski = {"name": "ski", **({"spacing": 1} if causal else {"rank": 200})}  # a node on every token
+    approximate = ToeplitzMixer(4, causal=causal, kernel=kernel, engine=ski).double()
+    approximate.load_state_dict(exact.state_dict())
+    x = torch.randn(2, 200, 4, dtype=torch.float64)
+    torch.testing.assert_close(approximate(x), exact(x), rtol=0, atol=1e-9)
+
+
 def test_causal_is_the_split_kernel() -> None:
     m = mixer()
     assert m.ski is not None

@@ -145,6 +145,8 @@ class MegaBlock(Block):
 class QueryKey(nn.Module):
     """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β (TCNCA fig. 3)."""
 
+    undecayed = ("scale", "shift")
+
     def __init__(self, size: int):
         super().__init__()
         self.scale = nn.Parameter(torch.empty(2, size))

@@ -79,6 +79,8 @@ class ChunkedAttention(nn.Module):
     with ``rope`` or ``rotary``.
     """
 
+    undecayed = ("lag_table", "rotary_pair")
+
     def __init__(
         self,
         query_size: int,
@@ -213,7 +215,8 @@ class ChunkedAttention(nn.Module):
             return _nearest(self.lag_table, reach)
         if self.rotary_pair is None:
             return None
-        a, b = self.rotary_pair[:, :, None]
+        # A copy: weights that are mapped from a file may lie at any address, and complex numbers need an aligned one.
+        a, b = self.rotary_pair[:, :, None].clone()
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 

@@ -146,15 +146,14 @@ def _accuracy(outputs: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(np.mean(outputs.predictions == outputs.label_ids))}
 
 
-# Parameters of two axes and more that are no matrices: rates of moving averages, MEGA's queries and keys, positions.
-_SPARED = ("delta", "alpha", "scale", "shift", "lag_table", "rotary_pair")
-
-
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: matrices and taps decay; biases, norms, decay rates, position biases and embeddings do not."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """AdamW groups: matrices and taps decay; biases, norms, embeddings and what a module names ``undecayed`` do not.
+
+    A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    spared = {id(p) for name, p in model.named_parameters() if name.rpartition(".")[2] in _SPARED} | embeddings
+    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
+    spared |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed = [p for p in trained if p.dim() >= 2 and id(p) not in spared]
     chosen = {id(p) for p in decayed}
     rest = [p for p in trained if id(p) not in chosen]
