@@ -329,7 +329,8 @@ class TestCache:
         file.unlink()
         if damage != "gone":
             file.write_bytes(content[: len(content) // 2])
-        assert prepare(source, cache=tmp_path).splits["test"].to_dict() == expected
+        with pytest.warns(UserWarning, match="damaged"):
+            assert prepare(source, cache=tmp_path).splits["test"].to_dict() == expected
 
     def test_a_full_disk_leaves_nothing_and_says_what_to_do(
         self, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,4 +341,4 @@ class TestCache:
         monkeypatch.setattr(labelled_module, "_write", full)
         with pytest.raises(OSError, match="LAGWISE_CACHE"):
             prepare(source, cache=tmp_path)
-        assert not list((tmp_path / "labelled").iterdir())
+        assert [file.suffix for file in (tmp_path / "labelled").iterdir()] == [".lock"]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
-
-from lagwise.cache import default_cache, written_whole
+from lagwise.cache import cached_folder, default_cache
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
 from lagwise.data.labels import KINDS
@@ -20,6 +17,7 @@ from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.sources import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
+from lagwise.progress import progress_bar
 from lagwise.tables import known, whole_number
 
 if TYPE_CHECKING:
@@ -120,15 +118,17 @@ def prepare_labelled(
     options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
     key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
     folder = (cache or default_cache()) / "labelled" / key
-    if not _is_whole(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+
+    def make(partial: Path) -> dict[str, Any]:
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
-        with written_whole(folder) as partial:
-            _write(rows, tokenizer, vocab_size, length, partial, progress)
-    return _load(folder)
+        return _write(rows, tokenizer, vocab_size, length, partial, progress)
+
+    return _load(folder, cached_folder(folder, make))
 
 
-def _write(rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, folder: Path, progress: bool) -> None:
+def _write(
+    rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, folder: Path, progress: bool
+) -> dict[str, Any]:
     import pyarrow as pa
 
     if rows.features is None:
@@ -148,14 +148,14 @@ def _write(rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, fol
         with (
             pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file,
             pa.ipc.new_stream(file, schema) as writer,
-            tqdm(desc=f"encoding {split}", unit=" rows", total=len(values), disable=not progress) as bar,
+            progress_bar(desc=f"encoding {split}", unit=" rows", total=len(values), show=progress) as bar,
         ):
             for batch, too_long in encoder.batches(table, lambda i, split=split: f"{split} row {i + 1}"):
                 own = values.slice(start, batch.num_rows)
                 writer.write_batch(pa.RecordBatch.from_arrays([*batch.columns, own], schema=schema))
                 start, cut[split] = start + batch.num_rows, cut[split] + too_long
                 bar.update(batch.num_rows)
-    meta = {
+    return {
         "source": rows.name,
         "columns": rows.columns,
         "length": length,
@@ -167,24 +167,12 @@ def _write(rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, fol
         "cut": cut,
         "counts": rows.counts(),
         "notes": rows.notes,
-        "sizes": {f.relative_to(folder).as_posix(): f.stat().st_size for f in folder.rglob("*") if f.is_file()},
     }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether the files are there with the sizes that were noted."""
-    try:
-        sizes = json.loads((folder / "meta.json").read_text())["sizes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return False
-
-
-def _load(folder: Path) -> LabelledData:
+def _load(folder: Path, meta: dict[str, Any]) -> LabelledData:
     from datasets import Dataset
 
-    meta = json.loads((folder / "meta.json").read_text())
     tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
     encoder = RowEncoder(tuple(meta["columns"]), meta["length"], tokenizer, meta["is_bytes"], meta["features"])
     return LabelledData(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LINE, _WORD = re.compile(r"\n\S"), re.compile(r"\s\S")
+_LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 
@@ -80,6 +83,19 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> n
     return sizes
 
 
+def pieces(text: str, size: int) -> Iterator[str]:
+    """Cut a text into pieces of ``size`` to ``2 * size`` characters, where tokenizers of words cut too if there is such
+    a place: before a line break and a word, or else before a space and a word."""
+    start = 0
+    while len(text) - start > 2 * size:
+        place = _LINE.search(text, start + size, start + 2 * size) or _WORD.search(text, start + size, start + 2 * size)
+        end = start + size if place is None else place.start()
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
 def _byte_alphabet() -> list[str]:
     """The printable character that byte-level tokenizers write for each byte, in the order of bytes (GPT-2's map)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -106,7 +122,7 @@ def _trained(vocab_size: int, texts: Iterator[str] | None):
     tokenizer = _byte_level({}, [])
     alphabet = _byte_alphabet()
     trainer = BpeTrainer(vocab_size=vocab_size - 2, initial_alphabet=alphabet, show_progress=True)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text, _LONGEST_WORD)), trainer)
     return tokenizer
 
 

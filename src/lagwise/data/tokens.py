@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
 
-from lagwise.cache import default_cache, written_whole
+from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
-from lagwise.data.tokenizers import load_tokenizer
+from lagwise.data.tokenizers import load_tokenizer, pieces
+from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
-_PIECE = 1 << 16  # characters given to the tokenizer at a time
+_PIECE = 1 << 16  # characters given to the tokenizer at a time, about
 _BATCH = 64  # pieces encoded in parallel
 
 
@@ -66,14 +65,12 @@ def prepare(
     """Encode a source with a tokenizer, or find the result of having done so.
 
     name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
-    are written beside their place and renamed. Raises what those raise, and OSError with advice when the disk is full.
+    are written beside their place and renamed. Files that have changed since are made again, with a warning. Raises
+    what those raise, and OSError with advice when the disk is full.
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
-    if not (folder / "meta.json").is_file():
-        with written_whole(folder) as partial:
-            _encode(source, tokenizer, vocab_size, partial, progress)
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
 
@@ -123,7 +120,7 @@ def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> 
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
 
 
-def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> None:
+def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
     tokenizer = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
     text_bytes = {}
@@ -131,7 +128,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
         size = 0
         with (
             open(folder / f"{split}.bin", "wb") as f,
-            tqdm(desc=f"tokenizing {split}", unit="B", unit_scale=True, disable=not progress) as bar,
+            progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
             for document in source.documents(split):
                 for ids, read in _encode_document(document, tokenizer, name == "bytes"):
@@ -146,8 +143,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
             )
         text_bytes[split] = size
     tokenizer.save_pretrained(folder / "tokenizer")
-    meta = {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
 
 
 def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
@@ -159,7 +155,7 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
     batch: list[str] = []
     # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
     options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-    for piece in (*_pieces(text), None):
+    for piece in (*pieces(text, _PIECE), None):
         if piece is not None:
             batch.append(piece)
         if batch and (piece is None or len(batch) == _BATCH):
@@ -169,18 +165,3 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
                 sum(len(p.encode()) for p in batch),
             )
             batch = []
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cut long documents before a line that starts with a word, where tokenizers of words cut too."""
-    start = 0
-    while len(text) - start > _PIECE:
-        end = start + _PIECE
-        while 0 < (end := text.find("\n", end) + 1) < len(text) and text[end].isspace():
-            pass
-        if end == 0:
-            break
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from lagwise.models.modeling import LagwiseForCausalLM
+from lagwise.models.causal_lm import LagwiseForCausalLM
 
 PREFILL = 4096  # tokens of a prompt that are processed at a time, so that memory does not grow with the prompt
 _CONTEXT = 8  # tokens before a new one that are decoded with it: whether a space stands between depends on them
