@@ -17,12 +17,13 @@ from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import receptive_field, toeplitz_matrix
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_literal_peer_is_our_layer(causal: bool) -> None:
+def test_the_literal_peer_is_our_layer(causal: bool, dtype: torch.dtype) -> None:
     """Same parameters, same function: what is timed is the same work."""
-    ours, literal = ToeplitzMixer(5, causal=causal), LiteralTNO(5, causal=causal)
+    ours, literal = ToeplitzMixer(5, causal=causal).to(dtype), LiteralTNO(5, causal=causal).to(dtype)
     literal.load_state_dict(ours.kernel.network.state_dict())
-    x = torch.randn(2, 200, 5)
+    x = torch.randn(2, 200, 5, dtype=dtype)
     torch.testing.assert_close(ours(x), literal(x), rtol=1e-3, atol=1e-4)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from lagwise.analysis.plots import times_over_length
 from lagwise.bench.harness import (
@@ -27,6 +26,7 @@ from lagwise.bench.harness import (
 from lagwise.bench.peers import LiteralEMA, mega_pytorch_ema
 from lagwise.kernels import EMAKernel
 from lagwise.ops import dilated_stack, ema_scan, smallest_dilation, toeplitz_product
+from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def time_ema_tcn(
         torch.set_num_threads(threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
-    for length in tqdm(lengths, desc="lengths", disable=not progress):
+    for length in progress_bar(lengths, desc="lengths", show=progress):
         factories: dict[str, Factory] = {
             TCN: partial(tcn, causal=causal),
             MEGA: partial(literal, causal=causal),

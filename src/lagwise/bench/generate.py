@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from lagwise.analysis.plots import times_over_length
 from lagwise.bench.harness import Timing
@@ -32,6 +31,7 @@ from lagwise.bench.streams import (
 )
 from lagwise.mixers.attention import AttentionMixer, AttentionState
 from lagwise.models.cache import StateLayer
+from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def time_generation(
     rows: list[Row] = []
     made = models() if what == "models" else {}
     with torch.inference_mode():
-        for batch, length in tqdm(cases, desc=what, disable=not progress):
+        for batch, length in progress_bar(cases, desc=what, show=progress):
             factories = made or layers(channels, length)
             subjects = {name: make(batch) for name, make in factories.items() if baselines or name not in BASELINES}
             for name, subject in subjects.items():

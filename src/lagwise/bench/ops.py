@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from lagwise.analysis.plots import speed_over_length
 from lagwise.bench.harness import (
@@ -25,6 +24,7 @@ from lagwise.bench.harness import (
 from lagwise.bench.peers import LiteralTNO
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import causal_ski_matrix, ski_reference, split_kernel, toeplitz_matrix
+from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def time_ops(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     cases = [(causal, length) for causal in directions for length in lengths]
-    for causal, length in tqdm(cases, desc="lengths", disable=not progress):
+    for causal, length in progress_bar(cases, desc="lengths", show=progress):
         factories: dict[str, Factory] = {
             **{name: partial(mixer, causal=causal, options=options) for name, options in METHODS[causal].items()},
             LITERAL: partial(literal, causal=causal),

@@ -29,7 +29,7 @@ class LiteralTNO(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         signal = x.unsqueeze(1)
         length = x.shape[1]
-        zero = self._encode(torch.zeros(1, 1, device=x.device))
+        zero = self._encode(x.new_zeros(1, 1))
         lags = torch.arange(1, length, device=x.device, dtype=x.dtype)[:, None]
         positive = self._encode(lags) * self.decay**lags
         parts = [zero, positive, zero]

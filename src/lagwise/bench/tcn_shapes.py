@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from lagwise.bench.harness import Timing, interleaved, training_step
 from lagwise.cache import default_cache
 from lagwise.mixers import TCNMixer
 from lagwise.ops import StackShape, covering_shapes
+from lagwise.progress import progress_bar
 from lagwise.training.hardware import describe
 
 _LONGEST_KERNEL = 64  # kernels beyond cost more multiplications than any stack saves in passes over the signal
@@ -81,7 +81,7 @@ def _timed(length: int, channels: int, batch: int, causal: bool, repeats: int, p
     mixer = partial(TCNMixer, channels, causal=causal)
     steps = {
         str(n): training_step(mixer(kernel_size=k, dilation=f, depth=d).to(device), x)
-        for n, (k, f, d) in enumerate(tqdm(shapes, desc="stacks", disable=not progress))
+        for n, (k, f, d) in enumerate(progress_bar(shapes, desc="stacks", show=progress))
     }
     seconds = interleaved(steps, repeats=repeats)
     choices = [Choice(shape, shape.kernel_size * shape.depth, seconds[str(n)]) for n, shape in enumerate(shapes)]

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from lagwise.bench.harness import Factory, Timing, check_layer, interleaved, peak_memory, training_step
 from lagwise.bench.peers import LiteralTNO
 from lagwise.mixers import ToeplitzMixer
+from lagwise.progress import progress_bar
 
 OURS, LITERAL = "lagwise", "literal"
 
@@ -54,7 +54,7 @@ def time_layers(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     factories: dict[str, Factory] = {OURS: ours, LITERAL: literal, **(peers or {})}
     rows = []
-    for length in tqdm(lengths, desc="lengths", disable=not progress):
+    for length in progress_bar(lengths, desc="lengths", show=progress):
         batch = max(1, tokens // length)
         torch.manual_seed(0)
         layers = {name: make(channels, length).to(device) for name, make in factories.items()}

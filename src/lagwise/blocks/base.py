@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lagwise.mixers.base import masked
 from lagwise.ops import Layout
 
 
@@ -26,10 +27,10 @@ class Block(nn.Module):
         """Whole sequences; arguments as in `lagwise.mixers.Mixer.forward`. ValueError if a shape is wrong."""
         layout = Layout(mask, seq_idx) if layout is None else layout
         layout.check(*x.shape[:2])
-        return self.run(x, layout)
+        return self.run(masked(x, layout.mask), layout)
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
-        """`forward` for checked arguments."""
+        """`forward` for checked arguments, and x zero at padding."""
         raise NotImplementedError
 
     def init_state(self, batch_size: int) -> Any:

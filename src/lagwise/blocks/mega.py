@@ -102,7 +102,7 @@ class MegaBlock(Block):
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
         mask = layout.mask
-        normed = masked(self.norm(x, mask), mask)
+        normed = self.norm(x, mask)
         update, query, key, reset, candidate = self._project(self.memory(normed, layout=layout))
         value = self._value(normed)
         if layout.seq_idx is None:
@@ -115,7 +115,8 @@ class MegaBlock(Block):
         return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
 
     def prefill(self, x: Tensor, state: MegaState, *, mask: Tensor | None = None) -> tuple[Tensor, MegaState]:
-        normed = masked(self.norm(x), mask)
+        x = masked(x, mask)
+        normed = self.norm(x)
         memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)
         attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
@@ -143,6 +144,8 @@ class MegaBlock(Block):
 
 class QueryKey(nn.Module):
     """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β (TCNCA fig. 3)."""
+
+    undecayed = ("scale", "shift")
 
     def __init__(self, size: int):
         super().__init__()

@@ -11,6 +11,7 @@ from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS
+from lagwise.mixers.base import masked
 from lagwise.ops import Layout
 from lagwise.tables import build
 
@@ -58,5 +59,6 @@ class PreNormBlock(Block):
         return self.token_mixer.init_state(batch_size)
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        x = masked(x, mask)
         mixed, state = self.token_mixer.prefill(self.token_norm(x), state, mask=mask)
         return self.channels(x + self.dropout(mixed)), state

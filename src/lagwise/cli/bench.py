@@ -40,7 +40,7 @@ def toeplitz(
     from lagwise.bench.harness import save_results
     from lagwise.bench.peers import load_peer
     from lagwise.bench.toeplitz import table_rows, time_layers, where_time_goes
-    from lagwise.cli.tables import print_table
+    from lagwise.cli.terminal import print_table
 
     wanted = whole_numbers(lengths, "--lengths")
     peers = {name: load_peer(name) for name in peer or []}
@@ -87,7 +87,7 @@ def ops(
     from lagwise.bench import ops as run
     from lagwise.bench.harness import save_results
     from lagwise.bench.peers import load_peer
-    from lagwise.cli.tables import print_table
+    from lagwise.cli.terminal import print_table
     from lagwise.tables import known
 
     choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
@@ -128,7 +128,7 @@ def ema_vs_tcn(
     """
     from lagwise.bench import ema_tcn as run
     from lagwise.bench.harness import save_results
-    from lagwise.cli.tables import print_table
+    from lagwise.cli.terminal import print_table
     from lagwise.tables import known
 
     choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
@@ -166,7 +166,7 @@ def tcn(
     lagwise bench tcn 8192
     """
     from lagwise.bench.tcn_shapes import choose_tcn
-    from lagwise.cli.tables import print_table
+    from lagwise.cli.terminal import print_table
 
     choices = choose_tcn(length, channels=channels, tokens=tokens, causal=causal, repeats=repeats, anew=anew)
     rows = [
@@ -200,7 +200,7 @@ def generate(
     """
     from lagwise.bench import generate as run
     from lagwise.bench.harness import save_results
-    from lagwise.cli.tables import print_table
+    from lagwise.cli.terminal import print_table
     from lagwise.tables import known
 
     choices = {"both": ("layers", "models"), "layers": ("layers",), "models": ("models",)}

@@ -1,25 +1,14 @@
-"""Results as tables in the terminal."""
+"""Results of commands as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from lagwise.analysis.report import accuracy_rows, comparison_rows
-
-
-def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table with its first column to the left and numbers to the right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for i, name in enumerate(head):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
+from lagwise.cli.terminal import plain, print_table
 
 
 def print_evaluation(evaluation: Mapping[str, Any]) -> None:
@@ -38,7 +27,7 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
         ((s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.4f}") for s in test),
     )
     if test[-1]["length"] > test[-1]["tokens"]:
-        Console().print(f"The test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once.")
+        typer.echo(f"The test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once.")
 
 
 def print_conversion(result: Mapping[str, Any]) -> None:
@@ -70,5 +59,5 @@ def print_conversion(result: Mapping[str, Any]) -> None:
     rows.append(("tokens/s", f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}x"))
     print_table("The model", ("", "before", "after", "change"), rows)
     if "not_measured" in result:
-        Console().print(f"Bits per byte were not measured: {result['not_measured']}")
-    Console().print(f"Written: {result['out']}")
+        typer.echo(plain(f"Bits per byte were not measured: {result['not_measured']}"))
+    typer.echo(plain(f"Written: {result['out']}"))

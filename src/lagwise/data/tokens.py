@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
 
-from lagwise.cache import default_cache
+from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
 from lagwise.data.tokenizers import load_tokenizer, pieces
-from lagwise.files import PARTIAL, expanded, is_full_disk, lock, one_line
+from lagwise.files import expanded
+from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from lagwise.data.rows import RowSource
 
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
@@ -73,11 +71,7 @@ def prepare(
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
-    meta = _read_meta(folder)
-    if meta is None:
-        _make(folder, source, tokenizer, vocab_size, progress)
-        meta = _read_meta(folder)
-    assert meta is not None
+    meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
 
@@ -114,7 +108,7 @@ class TrainingWindows(Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
+def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
     """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
     if tokenizer == "bpe":
@@ -127,59 +121,7 @@ def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
 
 
-def _read_meta(folder: Path) -> dict[str, Any] | None:
-    """What is known of an encoded source; None if it is absent, or any of its files has changed."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        digest = meta.pop("digest")
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
-        return None
-    return meta if digest == _digest(folder, meta) else None
-
-
-def _digest(folder: Path, meta: dict[str, Any]) -> str:
-    """Hash of the files of an encoded source and of what meta.json says. Opening takes it again: it reads as many
-    bytes as `Source.fingerprint`, which has read the text itself by then."""
-    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
-    for path in sorted(f for f in folder.rglob("*") if f.is_file() and f.name != "meta.json"):
-        with open(path, "rb") as f:
-            digest.update(f"{path.relative_to(folder)}:".encode() + hashlib.file_digest(f, "sha256").digest())
-    return digest.hexdigest()
-
-
-def _make(folder: Path, source: Source, tokenizer: str, vocab_size: int, progress: bool) -> None:
-    """Encode a source into ``folder``, unless another process does so first."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{PARTIAL}-*"):  # by a process that was killed, unless its lock is held
-        with suppress(BlockingIOError), lock(_lock_of(folder.with_name(left.name.removeprefix(f"{PARTIAL}-")))):
-            shutil.rmtree(left, ignore_errors=True)
-    with lock(_lock_of(folder), wait=True):
-        if _read_meta(folder) is not None:
-            return
-        if folder.exists():
-            warnings.warn(f"{folder} is damaged or of an earlier version; encoding the text again", stacklevel=3)
-        partial = folder.with_name(f"{PARTIAL}-{folder.name}")
-        try:
-            partial.mkdir()
-            _encode(source, tokenizer, vocab_size, partial, progress)
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-        except Exception as error:
-            if not is_full_disk(error):
-                raise
-            raise OSError(
-                f"cannot write token files in {folder.parent} ({one_line(error)}); free space, or set LAGWISE_CACHE "
-                "to a folder on another disk"
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
-
-
-def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> None:
+def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
     tokenizer = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
     text_bytes = {}
@@ -187,7 +129,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
         size = 0
         with (
             open(folder / f"{split}.bin", "wb") as f,
-            tqdm(desc=f"tokenizing {split}", unit="B", unit_scale=True, disable=not progress) as bar,
+            progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
             for document in source.documents(split):
                 for ids, read in _encode_document(document, tokenizer, name == "bytes"):
@@ -202,8 +144,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
             )
         text_bytes[split] = size
     tokenizer.save_pretrained(folder / "tokenizer")
-    meta = {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
-    (folder / "meta.json").write_text(json.dumps({**meta, "digest": _digest(folder, meta)}, indent=1))
+    return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
 
 
 def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:

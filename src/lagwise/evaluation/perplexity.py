@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm.auto import tqdm
+
+from lagwise.progress import progress_bar
 
 _TOKENS_A_BATCH = 16384
 _LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would be 3 GB
@@ -74,7 +75,7 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
     if whole < len(inputs):
         batches.append((inputs[None, whole:], targets[None, whole:]))
     nats, head = 0.0, model.get_output_embeddings()
-    bar = tqdm(desc=f"evaluating at {length}", total=len(inputs), unit="token", unit_scale=True, disable=not progress)
+    bar = progress_bar(desc=f"evaluating at {length}", total=len(inputs), unit="token", unit_scale=True, show=progress)
     with bar:
         for x, y in batches:
             hidden = model.base_model(input_ids=x.to(device), use_cache=False).last_hidden_state.flatten(0, 1)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 
 from lagwise.data import AssociativeRecall
+from lagwise.progress import progress_bar
 
 _TOKENS_A_BATCH = 16384
 
@@ -41,7 +41,7 @@ def recall(model: Any, task: AssociativeRecall, length: int, count: int, *, prog
     device = next(model.parameters()).device
     correct = 0
     batches = DataLoader(task.test_examples(length, count), batch_size=max(1, _TOKENS_A_BATCH // length))
-    with tqdm(desc=f"evaluating at {length}", total=count, unit="sequence", disable=not progress) as bar:
+    with progress_bar(desc=f"evaluating at {length}", total=count, unit="sequence", show=progress) as bar:
         for batch in batches:
             ids = batch["input_ids"].to(device)
             logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=1).logits[:, -1]

@@ -70,7 +70,7 @@ class AttentionMixer(Mixer):
         key = Window.empty(batch_size * self.heads, self.channels // self.heads, None, like=weight)
         return AttentionState(key, key, Window(weight.new_zeros((batch_size, 0, 1), dtype=torch.bool), None))
 
-    def prefill(self, x: Tensor, state: AttentionState, *, mask: Tensor | None = None) -> tuple[Tensor, AttentionState]:
+    def mix_next(self, x: Tensor, state: AttentionState, mask: Tensor | None) -> tuple[Tensor, AttentionState]:
         query, *new = self._project(x)
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
         if state.key.size == 0:  # the first tokens decide the dtype, under autocast that of projections

@@ -45,6 +45,6 @@ class GTU(Mixer):
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
         return self.out(F.silu(self.gate(x)) * mixed), state

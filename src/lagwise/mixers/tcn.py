@@ -94,7 +94,7 @@ class TCNMixer(Mixer):
         reaches = [(self.taps.shape[2] - 1) * f + 1 for f in self.dilations]
         return TCNState(tuple(Window.empty(batch_size, self.channels, reach, like=self.taps) for reach in reaches))
 
-    def prefill(self, x: Tensor, state: TCNState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: TCNState, mask: Tensor | None) -> tuple[Tensor, Any]:
         windows = list(state.windows)
 
         def convolve(index: int, h: Tensor) -> Tensor:
@@ -105,7 +105,6 @@ class TCNMixer(Mixer):
 
     def _blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given how to convolve. Padding is silenced before every convolution, whose output fills it."""
-        x = masked(x, mask)
         for start in range(0, len(self.dilations), self.convolutions):
             h = x
             for index in range(start, start + self.convolutions):

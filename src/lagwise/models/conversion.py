@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import Reduction, reduce_taps
+from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 
 CONVERSION_FILE = "conversion.json"  # marks a folder that holds a converted run
@@ -51,7 +51,7 @@ def recurrent_form(
             "converted kernels stream in constant memory as they are"
         )
     reductions = {}
-    for name, mixer in tqdm(mixers.items(), desc="reducing kernels", unit="layer", disable=not progress):
+    for name, mixer in progress_bar(mixers.items(), desc="reducing kernels", unit="layer", show=progress):
         try:
             reductions[name] = reduce_taps(effective_taps(mixer, lags), tolerance, max_order=max_order)
         except ValueError as error:

@@ -40,7 +40,7 @@ from lagwise.ops.interpolation import (
     spaced_grid,
 )
 from lagwise.ops.local import direct_product
-from lagwise.ops.modal import Modes, modal_prefill, modal_step, modal_taps
+from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
 from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
 from lagwise.ops.packing import Layout, document_starts, per_document, seq_idx_from_cu_seqlens
 from lagwise.ops.scan import block_scan
@@ -98,6 +98,7 @@ __all__ = [
     "inducing_grid",
     "interpolation_matrix",
     "lag_matrix",
+    "modal_poles",
     "modal_prefill",
     "modal_step",
     "modal_taps",

@@ -1,22 +1,17 @@
 """Loops in C, compiled on the machine that runs them, for the little that the framework does slowly on a CPU.
 
 `native.c` is compiled at first use, in less than a second, with the compiler that ``$CC`` names or ``cc``, and kept in
-the cache for later processes. Where there is no compiler, off Linux, or where ``LAGWISE_NATIVE=0`` forbids it, callers
-take the framework's way, which gives the same results.
+the cache for later processes (`load_compiled`). Without a compiler, off Linux, or with ``LAGWISE_NATIVE=0``, callers
+use PyTorch, which gives the same results.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import math
 import os
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,14 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.cache import default_cache
+from lagwise.compiler import find_compiler, load_compiled
 
 _SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 # Parts of a sum share the work out and round less than a long one, but are added up in the end.
 _PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
 _MOST_LAGS = 1024  # at once: the loop keeps as many tokens, and more, on a thread's stack
-_COMPILE_SECONDS = 20
 
 
 @torch.compiler.assume_constant_result
@@ -81,43 +75,18 @@ class _Loops(NamedTuple):
 def _loops() -> _Loops | None:
     if os.environ.get("LAGWISE_NATIVE") == "0" or platform.system() != "Linux":  # other compilers have no OpenMP
         return None
-    if "CC" not in os.environ and shutil.which("cc") is None:
-        return None
     try:
-        command = [*shlex.split(os.environ.get("CC", "cc")), *_FLAGS, str(_SOURCE)]
-        library = ctypes.CDLL(str(_compiled(default_cache() / "native", command)))
-        lanes, lags = ctypes.c_long(), ctypes.c_long()
-        library.layout(ctypes.byref(lanes), ctypes.byref(lags))
-        return _Loops(library.lag_products, lanes.value, lags.value)
-    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        details = getattr(error, "stderr", None) or error
-        warnings.warn(f"short convolutions train slower, as their loop in C is not to be had: {details}", stacklevel=2)
+        compiler = find_compiler()
+        return None if compiler is None else load_compiled(_SOURCE, compiler, _FLAGS, _bound)
+    except Exception as error:  # whatever it is, PyTorch gives the same results
+        warnings.warn(
+            f"Could not compile the C kernel; falling back to PyTorch (short convolutions train more slowly): {error}",
+            stacklevel=2,
+        )
         return None
 
 
-def _compiled(folder: Path, command: list[str]) -> Path:
-    """What the command makes of the source, from the folder if it is there: complete, or it is made again."""
-    key = _key(command)
-    for path in folder.glob(f"{key}-*.so"):
-        if path.stem == f"{key}-{_digest(path.read_bytes())}":
-            return path
-        path.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        partial = Path(made) / "native.so"
-        subprocess.run(
-            [*command, "-o", str(partial)], check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS
-        )
-        return partial.replace(folder / f"{key}-{_digest(partial.read_bytes())}.so")
-
-
-def _key(command: list[str]) -> str:
-    """A name for what this command makes of the source on this processor: caches may be shared between machines."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    made_of = [_SOURCE.read_text(), *command, platform.machine(), *processor]
-    return _digest("\n".join(made_of).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+def _bound(library: ctypes.CDLL) -> _Loops:
+    lanes, lags = ctypes.c_long(), ctypes.c_long()
+    library.layout(ctypes.byref(lanes), ctypes.byref(lags))
+    return _Loops(library.lag_products, lanes.value, lags.value)

@@ -109,8 +109,8 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     Formula: cut each row where ``seq_idx`` changes, pad documents of like length to the longest of them, mix each such
     batch, and put the outputs back in place. Documents of padding alone give zeros.
 
-    Shapes: x ``(batch, length, channels)``; ``mix(padded, its_layout)`` gives as many tokens, with any number of
-    channels, which the result ``(batch, length, channels)`` has too.
+    Shapes: x ``(batch, length, channels)``; ``mix(padded, its_layout)``, padded being zero at padding, gives as many
+    tokens, with any number of channels, which the result ``(batch, length, channels)`` has too.
 
     Preconditions: the layout has a seq_idx; ValueError if it does not fit x.
     """
@@ -119,6 +119,8 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     result: Tensor | None = None
     for bucket in layout.buckets:
         padded = flat.index_select(0, bucket.source.flatten()).unflatten(0, bucket.source.shape)
+        if bucket.mask is not None:
+            padded = padded.masked_fill(~bucket.mask[..., None], 0)
         mixed = mix(padded, Layout(bucket.mask)).flatten(0, 1)
         if result is None:
             result = mixed.new_zeros(len(flat), mixed.shape[1])

@@ -239,7 +239,7 @@ def _trainer(recipe: Recipe, data: Data, arguments: TrainingArguments, progress:
         train_dataset=examples,
         eval_dataset=valid,
         optimizers=(optimizer, None),
-        callbacks=[Progress(tokens_per_step, disable=not progress)],
+        callbacks=[Progress(tokens_per_step, show=progress)],
         processing_class=data.tokenizer,
         data_collator=default_data_collator,  # a step's examples are of one length: nothing to pad, no mask
         valid_bytes_per_token=data.bytes_per_token("valid"),

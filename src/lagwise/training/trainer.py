@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from torch import nn
-from tqdm.auto import tqdm
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, one_line
+from lagwise.progress import progress_bar
 from lagwise.training.checkpoints import checkpoints
 
 METRICS_FILE = "metrics.jsonl"
@@ -102,14 +102,14 @@ class LagwiseTrainer(Trainer):
 class Progress(TrainerCallback):
     """One bar for the whole training: loss, validation bits per byte or accuracy, and tokens per second."""
 
-    def __init__(self, tokens_per_step: float, disable: bool):
-        self.tokens_per_step, self.disable = tokens_per_step, disable
+    def __init__(self, tokens_per_step: float, show: bool):
+        self.tokens_per_step, self.show = tokens_per_step, show
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first, self.started = state.global_step, time.monotonic()
-        self.bar = tqdm(
-            desc="training", total=state.max_steps, initial=state.global_step, unit="step", disable=self.disable
+        self.bar = progress_bar(
+            desc="training", total=state.max_steps, initial=state.global_step, unit="step", show=self.show
         )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -146,15 +146,14 @@ def _accuracy(outputs: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(np.mean(outputs.predictions == outputs.label_ids))}
 
 
-# Parameters of two axes and more that are no matrices: rates of moving averages, MEGA's queries and keys, positions.
-_SPARED = ("delta", "alpha", "scale", "shift", "lag_table", "rotary_pair")
-
-
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: matrices and taps decay; biases, norms, decay rates, position biases and embeddings do not."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """AdamW groups: matrices and taps decay; biases, norms, embeddings and what a module names ``undecayed`` do not.
+
+    A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    spared = {id(p) for name, p in model.named_parameters() if name.rpartition(".")[2] in _SPARED} | embeddings
+    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
+    spared |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed = [p for p in trained if p.dim() >= 2 and id(p) not in spared]
     chosen = {id(p) for p in decayed}
     rest = [p for p in trained if id(p) not in chosen]

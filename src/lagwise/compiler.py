@@ -1,0 +1,131 @@
+"""C code compiled on the machine that runs it, and loaded only where nobody else can have put it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from lagwise.cache import default_cache, make_private, require_private
+
+T = TypeVar("T")
+
+_SECONDS = 20
+_LONGEST_MESSAGE = 500  # characters of what a compiler says
+
+
+def find_compiler() -> list[str] | None:
+    """The compiler's absolute path and its arguments, from ``$CC``; else ``cc`` from PATH, or None if there is none.
+
+    Empty and relative entries of PATH are skipped, because what lies in the current folder is not the user's choice.
+    ValueError if CC cannot be read or is a relative path; FileNotFoundError if there is no such compiler.
+    """
+    wanted = os.environ.get("CC", "").strip()
+    try:
+        name, *arguments = shlex.split(wanted or "cc")
+    except ValueError as error:
+        raise ValueError(f"CC={wanted!r} cannot be read: {error}") from error
+    if os.path.dirname(name) and not os.path.isabs(name):
+        raise ValueError(f"CC must be a name on PATH or an absolute path, got {wanted!r}")
+    path = shutil.which(name, path=_absolute_path())
+    if path is None and wanted:
+        raise FileNotFoundError(f"there is no compiler {name!r} (from CC={wanted!r})")
+    return None if path is None else [path, *arguments]
+
+
+def load_compiled(source: Path, compiler: Sequence[str], flags: Sequence[str], bind: Callable[[ctypes.CDLL], T]) -> T:
+    """``bind`` of the shared library that a compiler makes of a C source.
+
+    The library is kept in the cache, under a name made of source, command, compiler and processor (caches may be
+    shared between machines), next to the SHA-256 digest of its content. It is loaded from there if the digest is
+    right and both files, and the folders above them up to the cache, pass `require_private`. If it does not load, or
+    ``bind`` raises AttributeError because a function is missing, it is compiled again. Where the cache cannot be used
+    or is not private, a warning says why and the library is compiled for this process alone, in a temporary folder.
+
+    RuntimeError with the compiler's message if it fails; OSError if its result does not load.
+    """
+    command = [*compiler, *flags, str(source)]
+    library, problem = None, None
+    try:
+        library = _cache() / f"{_name(source, command)}.so"
+        if _as_recorded(library):
+            with suppress(OSError, AttributeError):
+                return bind(ctypes.CDLL(str(library)))
+        place = tempfile.TemporaryDirectory(dir=library.parent)
+    except (OSError, RuntimeError, ValueError) as error:
+        problem, place = error, tempfile.TemporaryDirectory()
+    with place as made:
+        result = Path(made, source.stem).with_suffix(".so")
+        _run([*command, "-o", str(result)], Path(made))
+        digest = hashlib.sha256(result.read_bytes()).hexdigest()
+        bound = bind(ctypes.CDLL(str(result)))
+        if problem is None and library is not None:
+            with suppress(OSError):  # on a full disk, the next process compiles it again
+                _publish(result, digest, library)
+    if problem is not None:
+        warnings.warn(f"{source.name} was compiled for this process alone: {problem}", stacklevel=2)
+    return bound
+
+
+def _cache() -> Path:
+    root = default_cache().resolve()
+    folder = root / "native"
+    make_private(folder)
+    require_private(folder, root)
+    return folder
+
+
+def _record(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _as_recorded(library: Path) -> bool:
+    """Whether the library is, byte for byte, what this user compiled. (A file cut short can end the process.)"""
+    try:
+        for path in (library, _record(library)):
+            require_private(path, library.parent)
+        return _record(library).read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return False
+
+
+def _publish(result: Path, digest: str, library: Path) -> None:
+    record = result.with_suffix(".sha256")
+    record.write_text(digest)
+    for path, to in ((result, library), (record, _record(library))):
+        path.chmod(0o600)
+        path.replace(to)
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    """Run a compiler where nothing lies that it could pick up instead of its own parts and headers."""
+    environment = {**os.environ, "PATH": _absolute_path(), "TMPDIR": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise RuntimeError(f"{shlex.join(command)} failed with status {done.returncode}: {said[:_LONGEST_MESSAGE]}")
+
+
+def _name(source: Path, command: Sequence[str]) -> str:
+    compiler = os.stat(command[0])
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    made_of = [source.read_text(), *command, f"{compiler.st_size} {compiler.st_mtime_ns}", platform.machine()]
+    return hashlib.sha256("\n".join([*made_of, *processor]).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _absolute_path() -> str:
+    entries = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(entry for entry in entries if os.path.isabs(entry))

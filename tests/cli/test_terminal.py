@@ -1,0 +1,86 @@
+"""Tables in full, whatever they go to, and nothing that takes over a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from lagwise.cli.tables import print_conversion
+from lagwise.cli.terminal import plain, print_table, write
+
+HEAD = ("length", "method", "milliseconds", "quartiles", "times ours", "step memory")
+ROWS = [(512, "lagwise", "12.3", "12.1-12.9", "1.00x", "120 MB"), (8192, "literal", 123.4, "0-9", "7.25x", "1,120 MB")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table("Forward [/x] and backward", HEAD, ROWS)
+    assert capsys.readouterr().out == (
+        "\nForward [/x] and backward\n"
+        "length   method  milliseconds  quartiles  times ours  step memory\n"
+        "512     lagwise          12.3  12.1-12.9       1.00x       120 MB\n"
+        "8192    literal         123.4        0-9       7.25x     1,120 MB\n"
+    )
+
+
+def test_a_table_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table("Forward", HEAD, ROWS)
+    shown = terminal.getvalue().splitlines()
+    assert shown[2:8] == [
+        "length 512",
+        "  method        lagwise",
+        "  milliseconds  12.3",
+        "  quartiles     12.1-12.9",
+        "  times ours    1.00x",
+        "  step memory   120 MB",
+    ]
+    assert shown[13] == "  step memory   1,120 MB"
+    assert max(map(len, shown[2:])) <= 40
+
+
+def test_a_table_in_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "65")
+    print_table("Forward", HEAD, ROWS)
+    assert "8192    literal         123.4        0-9       7.25x     1,120 MB" in terminal.getvalue()
+
+
+def test_cells_stay_in_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("T", ("name", ""), [("a\nb\x1b[2Jc", "\u009b1mx"), ("", "é")])
+    assert capsys.readouterr().out == "\nT\nname\na b[2Jc  1mx\n           é\n"
+
+
+def test_a_path_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Square brackets are markup to some printers."""
+    speeds = {"before": 1.0, "after": 2.0}
+    result = {"modes": 1, "tolerance": 0.1, "layers": [], "tokens_per_second": speeds, "out": "runs/[/x][bold]y"}
+    print_conversion({**result, "not_measured": "[/no] data"})
+    printed = capsys.readouterr().out
+    assert "Written: runs/[/x][bold]y\n" in printed
+    assert "not measured: [/no] data\n" in printed
+
+
+def test_escape_sequences_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    for piece in ("a\x1b", "[31mred\x1b]0;title\x07", "\r\b\x7f\x85\x9b2J", "tab\tline\nnà€"):
+        write(piece)
+    assert terminal.getvalue() == "a[31mred]0;title2Jtab\tline\nnà€"
+
+
+def test_they_reach_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a\x1b[31m\r\n")
+    assert capsys.readouterr().out == "a\x1b[31m\r\n"
+
+
+def test_every_other_character_is_kept() -> None:
+    kept = [chr(i) for i in range(0x300) if plain(chr(i))]
+    assert kept == ["\t", "\n", *map(chr, range(0x20, 0x7F)), *map(chr, range(0xA0, 0x300))]

@@ -1,0 +1,273 @@
+"""Compiled code is loaded only if this user compiled it; everything else is compiled again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lagwise import compiler
+from lagwise.cache import default_cache
+from lagwise.compiler import find_compiler, load_compiled
+
+SOMEONE_ELSE = 12345
+FLAGS = ("-shared", "-fPIC")
+
+if find_compiler() is None:
+    pytest.skip("no C compiler here", allow_module_level=True)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "answer.c"
+    path.write_text("int answer(void) { return 42; }\n")
+    return path
+
+
+@pytest.fixture
+def planted(cache: Path, source: Path) -> Path:
+    """Where the library was compiled to, there is now another one with a record that fits."""
+    answer(source)
+    (library,) = (cache / "native").glob("*.so")
+    plant(library, "int answer(void) { return 13; }")
+    return library
+
+
+def plant(library: Path, code: str) -> None:
+    """Put a library of this code where another one was, with a record that fits."""
+    library.unlink()  # what is loaded stays as it was
+    subprocess.run(["cc", *FLAGS, "-xc", "-", "-o", library], input=code, text=True, check=True)
+    record(library)
+
+
+def record(library: Path) -> None:
+    library.chmod(0o600)
+    library.with_suffix(".sha256").write_text(compiler.hashlib.sha256(library.read_bytes()).hexdigest())
+
+
+def answer(source: Path) -> int:
+    found = find_compiler()
+    assert found is not None
+    return load_compiled(source, found, FLAGS, lambda library: library.answer())
+
+
+def script(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    path.chmod(0o755)
+    return path
+
+
+def test_a_library_of_ones_own_is_loaded(planted: Path, source: Path) -> None:
+    """What the tests below plant would be taken."""
+    assert answer(source) == 13
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_cache_that_others_may_write_to_is_not_used(
+    planted: Path, source: Path, cache: Path, level: int, mode: int
+) -> None:
+    planted.parents[level].chmod(mode)
+    before = planted.read_bytes()
+    with pytest.warns(UserWarning, match=r"compiled for this process alone: others may write to .*chmod go-w") as said:
+        assert answer(source) == 42
+    assert len(said) == 1
+    assert planted.read_bytes() == before
+    assert not [f for f in planted.parent.iterdir() if f.is_dir()]
+
+
+@as_root
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_cache_of_another_user_is_not_used(planted: Path, source: Path, level: int) -> None:
+    os.chown(planted.parents[level], SOMEONE_ELSE, -1)
+    with pytest.warns(UserWarning, match=f"belongs to another user .number {SOMEONE_ELSE}"):
+        assert answer(source) == 42
+
+
+def _give_away(path: Path) -> None:
+    os.chown(path, SOMEONE_ELSE, -1)
+
+
+def _open_to_the_group(path: Path) -> None:
+    path.chmod(0o660)
+
+
+def _link(path: Path) -> None:
+    path.replace(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+
+
+@pytest.mark.parametrize("suffix", [".so", ".sha256"])
+@pytest.mark.parametrize("change", [pytest.param(_give_away, marks=as_root), _open_to_the_group, _link])
+def test_files_that_others_may_have_made_are_replaced(
+    planted: Path, source: Path, change: Callable[[Path], None], suffix: str
+) -> None:
+    change(planted.with_suffix(suffix))
+    assert answer(source) == 42
+    status = planted.with_suffix(suffix).lstat()
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (os.geteuid(), 0o600)
+    assert stat.S_ISREG(status.st_mode)
+
+
+def test_a_library_beside_the_genuine_one_is_not_looked_at(planted: Path, source: Path) -> None:
+    beside = planted.with_name(f"{planted.stem}-{compiler.hashlib.sha256(planted.read_bytes()).hexdigest()[:16]}.so")
+    planted.replace(beside)
+    record(beside)
+    assert answer(source) == 42
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"no library at all"])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_library_that_does_not_load_is_compiled_again(
+    planted: Path, source: Path, content: bytes, recorded: bool
+) -> None:
+    planted.unlink()
+    planted.write_bytes(content)
+    if recorded:
+        record(planted)
+    assert answer(source) == 42
+    assert answer(source) == 42
+    assert len(planted.read_bytes()) > 1000
+
+
+def test_a_library_without_the_function_is_compiled_again(planted: Path, source: Path) -> None:
+    plant(planted, "int question(void) { return 6 * 9; }")
+    assert answer(source) == 42
+
+
+def test_a_result_that_does_not_load_is_not_kept(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "mycc", 'for last; do :; done; echo rubbish > "$last"')))
+    with pytest.raises(OSError, match=r"answer\.so"):
+        answer(source)
+    assert list((cache / "native").iterdir()) == []
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_only_the_user_has_access_whatever_the_umask(source: Path, cache: Path, tmp_path: Path) -> None:
+    assert answer(source) == 42
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (cache, *cache.rglob("*"))}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    assert sorted(path.suffix for path in modes if path.is_file()) == [".sha256", ".so"]
+
+
+@pytest.mark.parametrize("entry", [".", "", "bin", "./bin"])
+@pytest.mark.parametrize("name", ["cc", "as", "ld"])
+def test_programs_in_the_current_folder_are_not_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, name: str
+) -> None:
+    (tmp_path / entry).mkdir(exist_ok=True)
+    script(tmp_path / entry / name, f"touch {tmp_path / 'run'}", "exit 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{entry}{os.pathsep}{os.environ['PATH']}")
+    assert answer(source) == 42
+    assert not (tmp_path / "run").exists()
+
+
+def test_headers_in_the_current_folder_are_not_read(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty entry of CPATH, often left by ``CPATH=$CPATH:more``, is the current folder."""
+    source.write_text('#include <string.h>\nint answer(void) { return (int)strlen("42") * 21; }\n')
+    (tmp_path / "string.h").write_text("#define strlen(text) 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CPATH", ":/nowhere")
+    assert answer(source) == 42
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("cc '", 'CC="cc \'" cannot be read: No closing quotation'),
+        ("./cc", "CC must be a name on PATH or an absolute path, got './cc'"),
+        ("no-such-cc -O1", "there is no compiler 'no-such-cc'"),
+        ("/no/such/cc", "there is no compiler '/no/such/cc'"),
+    ],
+)
+def test_a_compiler_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
+    monkeypatch.setenv("CC", value)
+    with pytest.raises((ValueError, OSError)) as raised:
+        find_compiler()
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_name_of_a_compiler_is_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    expected = find_compiler()
+    monkeypatch.setenv("CC", value)
+    assert find_compiler() == expected
+
+
+def test_a_compilers_message_may_be_in_any_encoding(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "mycc", r"printf 'erreur: \351t\351' >&2", "exit 3")))
+    with pytest.raises(RuntimeError, match=r"mycc.*status 3: erreur: \ufffdt\ufffd"):
+        answer(source)
+
+
+def test_another_compiler_makes_another_library(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("cc", "cc -g0", "cc"):
+        monkeypatch.setenv("CC", value)
+        assert answer(source) == 42
+    assert len(list((cache / "native").glob("*.so"))) == 2
+
+
+class TestCacheFolder:
+    def test_an_empty_variable_is_an_unset_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("LAGWISE_CACHE", "")
+        assert default_cache() == tmp_path / "home" / ".cache" / "lagwise"
+        assert stat.S_IMODE((tmp_path / "home" / ".cache").stat().st_mode) == 0o700
+        assert [f.name for f in tmp_path.iterdir()] == ["home"]
+
+    def test_nobodys_home_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LAGWISE_CACHE", "~nosuchuser/cache")
+        with pytest.raises(ValueError, match=r"'~nosuchuser/cache' cannot be found .*set LAGWISE_CACHE"):
+            default_cache()
+
+    def test_nobodys_home_still_compiles(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A container's user may have no home folder."""
+        monkeypatch.setenv("LAGWISE_CACHE", "~nosuchuser/cache")
+        with pytest.warns(UserWarning, match="this process alone: the cache '~nosuchuser/cache' cannot be found"):
+            assert answer(source) == 42
+
+    def test_a_file_where_the_cache_should_be(self, source: Path, cache: Path) -> None:
+        cache.write_text("a file")
+        with pytest.warns(UserWarning, match="this process alone: .*File exists"):
+            assert answer(source) == 42
+
+    def test_all_is_well_without_a_warning(self, source: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert [answer(source), answer(source)] == [42, 42]
+
+
+def test_bind_gets_the_library(source: Path) -> None:
+    found = find_compiler()
+    assert found is not None
+    assert isinstance(load_compiled(source, found, FLAGS, lambda library: library), ctypes.CDLL)

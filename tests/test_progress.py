@@ -1,0 +1,70 @@
+"""Progress in a file is a few lines; where somebody looks, a bar."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from lagwise import progress
+from lagwise.progress import progress_bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """tqdm's seconds."""
+    now = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    return now
+
+
+def test_a_file_gets_a_line_now_and_then(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    monkeypatch.setenv("COLUMNS", "20")
+    with progress_bar(desc="training", total=1000, unit="step", show=True) as bar:
+        for _ in range(1000):
+            clock[0] += 0.1
+            bar.update()
+            bar.set_postfix({"loss (nats)": "1.234"}, refresh=False)
+    written = file.getvalue()
+    assert "\r" not in written
+    assert "\x1b" not in written
+    assert written.endswith("\n")
+    lines = written.splitlines()
+    assert 9 <= len(lines) <= 1 + 100 / progress.LINE_SECONDS
+    assert all(line.startswith("training: ") and line.endswith("loss (nats)=1.234]") for line in lines[1:])
+    assert "1000/1000" in lines[-1]
+
+
+def test_a_short_job_gets_one_line(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    assert list(progress_bar([1, 2, 3], desc="lengths", show=True)) == [1, 2, 3]
+    assert len(file.getvalue().splitlines()) == 1
+    assert "3/3" in file.getvalue()
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert list(progress_bar([1, 2, 3], desc="lengths", show=True)) == [1, 2, 3]
+    assert terminal.getvalue().startswith("\rlengths:   0%|")
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_unless_it_is_not_wanted(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", file := kind())
+    assert list(progress_bar([1, 2, 3], show=False)) == [1, 2, 3]
+    with progress_bar(total=3, show=False) as bar:
+        bar.update(3)
+    assert file.getvalue() == ""
+
+
+def test_it_is_the_one_way(request: pytest.FixtureRequest) -> None:
+    package = request.config.rootpath / "src" / "lagwise"
+    users = [path.name for path in package.rglob("*.py") if "import tqdm" in path.read_text()]
+    assert users == ["progress.py"]
