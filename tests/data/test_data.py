@@ -289,7 +289,7 @@ class TestTokenFiles:
         self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         encode, calls = tokens_module._encode, []
-        monkeypatch.setattr(tokens_module, "_encode", lambda *a: (calls.append(a), time.sleep(0.2), encode(*a)))
+        monkeypatch.setattr(tokens_module, "_encode", lambda *a: (calls.append(a), time.sleep(0.2), encode(*a))[-1])
         with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
             warnings.simplefilter("ignore")  # that one waits for the other
             tasks = [pool.submit(prepare, str(text_file), "bytes", cache=tmp_path, progress=False) for _ in range(2)]
