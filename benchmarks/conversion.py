@@ -23,7 +23,7 @@ from lagwise.bench.n_state import n_state_modes
 from lagwise.bench.stream_peers import NStates, replace_toeplitz
 from lagwise.bench.streams import state_bytes
 from lagwise.evaluation import convert_run
-from lagwise.evaluation.conversion import tokens_per_second
+from lagwise.runs.convert import tokens_per_second
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps

@@ -13,7 +13,7 @@ import torch
 
 from lagwise.data import RECALL, token_bytes
 from lagwise.evaluation.perplexity import evaluate
-from lagwise.evaluation.run import own_data
+from lagwise.runs.evaluate import own_data
 from lagwise.files import is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, StreamingCache, load_model, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE

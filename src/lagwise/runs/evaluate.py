@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from lagwise.data import RECALL, AssociativeRecall, TokenData, prepare, token_bytes
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.perplexity import evaluate, extrapolation
-from lagwise.evaluation.recall import recall
+from lagwise.tasks.recall_score import recall
 from lagwise.files import write_whole
 from lagwise.models import LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, data_unchanged, load_recipe
