@@ -132,7 +132,8 @@ def _write(
     import pyarrow as pa
 
     if rows.features is None:
-        texts = (text for batch in rows.splits["train"].iter(1000) for c in rows.columns for text in batch[c])
+        train = rows.splits["train"]
+        texts = (text for column in rows.columns for text in train[column])
         made = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
         made.save_pretrained(folder / "tokenizer")
         encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
@@ -35,8 +36,8 @@ class LabelledRows:
     def counts(self) -> dict[str, dict[str, int]]:
         """Rows of each class in each split; nothing for numbers."""
         names = self.label_names or ()
-        ids = {split: rows[LABEL][:] for split, rows in self.splits.items()}
-        return {split: {name: ids[split].count(i) for i, name in enumerate(names)} for split in ids}
+        ids = {split: Counter(rows[LABEL][:]) for split, rows in self.splits.items()}
+        return {split: {name: ids[split][i] for i, name in enumerate(names)} for split in ids}
 
 
 def read_labelled(
@@ -58,10 +59,13 @@ def read_labelled(
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
 
-    labels = _labels(tables, label, kind, where)
-    features = _check_inputs(tables, columns, values, where)
-    kept, notes = _with_labels(tables, columns, labels)
-    splits = split_rows(kept, None if labels.names is None else LABEL, names=labels.names)
+    try:
+        labels = _labels(tables, label, kind, where)
+        features = _check_inputs(tables, columns, values, where)
+        kept, notes = _with_labels(tables, columns, labels)
+        splits = split_rows(kept, None if labels.names is None else LABEL, names=labels.names)
+    except ValueError as error:
+        raise ValueError(f"{source.name!r}: {error}") from error
     made = [split for split in splits if split not in kept]
     if made:
         notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
@@ -70,7 +74,7 @@ def read_labelled(
         absent = [name for name, count in counts.items() if not count]
         if absent:
             notes.append(f"{split} has no row of {', '.join(map(repr, absent))}")
-    return LabelledRows(**{**vars(rows), "notes": tuple(notes)})
+    return replace(rows, notes=tuple(notes))
 
 
 def _of(split: str, named: Sequence[str]) -> str:

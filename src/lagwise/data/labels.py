@@ -61,7 +61,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             raise ValueError(f"label {cells[split][i]!r} of {where(split, i)} is not a number, so no regression")
         return Labels(kind, reason, None, numbers)
     named = {s: [None if v is None else _name(v) for v in column] for s, column in cells.items()}
-    classes = set(named["train"])
+    classes = {name for name in named["train"] if name is not None}
     names = [n for n in order if n in classes] if order else sorted(classes, key=_natural)
     if len(names) < 2:
         raise ValueError(f"all {len(named['train'])} labels are {names[0]!r}; classification needs two classes or more")
@@ -74,7 +74,9 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
                 f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
                 "in train"
             )
-    return Labels(kind, reason, tuple(names), {s: [ids.get(n) for n in column] for s, column in named.items()})
+    return Labels(
+        kind, reason, tuple(names), {s: [None if n is None else ids[n] for n in column] for s, column in named.items()}
+    )
 
 
 def _missing(value: Any) -> bool:

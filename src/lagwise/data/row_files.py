@@ -153,8 +153,8 @@ def _fields(text: str, path: Path, delimiter: str, quoting: Any) -> Iterator[lis
     """The header, then rows of as many fields. ValueError names the line of a row that has more or fewer."""
     limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process: it is put back
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    rows, line, width = [], 1, None
     try:
-        rows, line, width = [], 1, None
         for row in reader:
             if row:
                 width = width or len(row)

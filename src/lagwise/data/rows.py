@@ -37,10 +37,12 @@ class RowSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of train: of a .jsonl file the fields of its first record."""
+        """The columns that all splits and files have, of a .jsonl file the fields of its first record."""
         if self.dataset is not None:
-            return tuple(self.dataset["train"].column_names)
-        return read_columns(self.files["train"][0])
+            tables = [tuple(self.dataset[split].column_names) for split in self.split_names]
+        else:
+            tables = [read_columns(path) for split in self.split_names for path in self.files[split]]
+        return tuple(name for name in tables[0] if all(name in table for table in tables))
 
     def fingerprint(self) -> str:
         """Hash of the content and of the splits."""
@@ -154,8 +156,9 @@ def split_rows(
     dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
     for i, content in enumerate(hashes):
         dealt[places.get(content, "train")].append(i)
-    made = {split: train.select(dealt[split]) for split in ("train", *missing)}
-    return {split: made[split] if split in made else rows[split] for split in SPLITS}
+    made: dict[str, Any] = {split: train.select(dealt[split]) for split in ("train", *missing)}
+    whole = {**rows, **made}
+    return {split: whole[split] for split in SPLITS}
 
 
 def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:

@@ -20,6 +20,8 @@ from lagwise.progress import progress_bar
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lagwise.data.rows import RowSource
+
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _PIECE = 1 << 16  # characters given to the tokenizer at a time, about
@@ -105,7 +107,7 @@ class TrainingWindows(Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
+def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
     """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
     if tokenizer == "bpe":

@@ -1,0 +1,152 @@
+"""Buckets and the padding collator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, SequentialSampler
+
+from lagwise.data import BucketedExamples, DocumentPackingCollator, EncodedExamples, PaddingCollator
+
+
+def rows(count: int, seed: int = 0) -> datasets.Dataset:
+    """Rows that say which they are by their label and first token."""
+    lengths = np.random.default_rng(seed).integers(1, 100, count).tolist()
+    ids = [[i] * size for i, size in enumerate(lengths)]
+    return datasets.Dataset.from_dict({"input_ids": ids, "label": list(range(count)), "length": lengths})
+
+
+def labels(examples: Any, indices: Any) -> list[int]:
+    return [int(examples[i]["label"]) for i in indices]
+
+
+class TestBuckets:
+    def test_every_row_once_an_epoch_and_the_last_batch_filled(self) -> None:
+        examples = BucketedExamples(rows(45), 4, epochs=2)
+        assert (examples.steps_per_epoch, examples.steps, len(examples)) == (12, 24, 96)
+        epochs = [labels(examples, range(start, start + 48)) for start in (0, 48)]
+        for epoch in epochs:
+            assert set(epoch) == set(range(45))
+        assert epochs[0] != epochs[1]
+
+    def test_batches_have_rows_of_like_lengths_in_any_order(self) -> None:
+        examples = BucketedExamples(rows(640), 8, epochs=1)
+        lengths = np.array([len(examples[i]["input_ids"]) for i in range(len(examples))]).reshape(-1, 8)
+        spread = lengths.max(axis=1) - lengths.min(axis=1)
+        assert spread.mean() < 5
+        assert np.abs(np.diff(lengths[:, 0])).mean() > 15
+
+    def test_examples_depend_on_seed_and_index_only(self) -> None:
+        data = rows(45)
+        one, same, other = (BucketedExamples(data, 4, steps=60, seed=seed) for seed in (1, 1, 2))
+        everything = labels(one, range(240))
+        places = [200, 3, 100, 47, 48, 0]
+        assert labels(same, places) == [everything[i] for i in places]
+        assert labels(other, range(240)) != everything
+
+    def test_fewer_rows_than_a_batch(self) -> None:
+        examples = BucketedExamples(rows(3), 8, steps=2)
+        assert set(labels(examples, range(8))) == {0, 1, 2}
+
+    @pytest.mark.parametrize(("epochs", "steps"), [(1.5, 18), (0.01, 1), (3, 36)])
+    def test_epochs_may_be_fractions(self, epochs: float, steps: int) -> None:
+        assert BucketedExamples(rows(45), 4, epochs=epochs).steps == steps
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, "either epochs or steps, got epochs None and steps None"),
+            ({"epochs": 1, "steps": 1}, "either epochs or steps"),
+            ({"epochs": 0}, "epochs must be positive, got 0"),
+            ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+            ({"steps": 1, "batch_size": 0}, "batch_size must be a whole number"),
+        ],
+    )
+    def test_bad_options(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            BucketedExamples(rows(5), **{"batch_size": 2, **options})
+
+    def test_examples_are_tensors(self, tmp_path: Path) -> None:
+        pair = {"input_ids": [[5, 6]], "token_type_ids": [[0, 1]], "label": [0.5], "length": [2]}
+        example = EncodedExamples(datasets.Dataset.from_dict(pair))[0]
+        assert {name: value.tolist() for name, value in example.items()} == {
+            "input_ids": [5, 6],
+            "token_type_ids": [0, 1],
+            "label": 0.5,
+        }
+        series = EncodedExamples(datasets.Dataset.from_dict({"input_values": [[[1.0, 2.0]]], "length": [1]}))[0]
+        assert {name: value.tolist() for name, value in series.items()} == {"input_values": [[1.0, 2.0]]}
+
+    def test_a_loader_takes_them(self) -> None:
+        examples = BucketedExamples(rows(20), 4, epochs=1)
+        loader = DataLoader(examples, 4, sampler=SequentialSampler(examples), collate_fn=PaddingCollator())
+        assert [len(batch["labels"]) for batch in loader] == [4] * 5
+
+
+class TestPadding:
+    def test_what_it_gives(self) -> None:
+        examples = [
+            {"input_ids": [1, 2, 3], "token_type_ids": [0, 0, 1], "label": 1},
+            {"input_ids": [4], "token_type_ids": [0], "label": 0},
+        ]
+        batch = PaddingCollator(9)(examples)
+        assert {name: value.tolist() for name, value in batch.items()} == {
+            "input_ids": [[1, 2, 3], [4, 9, 9]],
+            "token_type_ids": [[0, 0, 1], [0, 0, 0]],
+            "attention_mask": [[1, 1, 1], [1, 0, 0]],
+            "labels": [1, 0],
+        }
+
+    def test_no_mask_without_padding(self) -> None:
+        assert set(PaddingCollator()([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}])) == {"input_ids"}
+
+    def test_multiples(self) -> None:
+        batch = PaddingCollator(multiple_of=4)([{"input_ids": [1] * 5}, {"input_ids": [1] * 5}])
+        assert batch["input_ids"].tolist() == [[1] * 5 + [0] * 3] * 2
+        assert batch["attention_mask"].tolist() == [[1] * 5 + [0] * 3] * 2
+        assert "attention_mask" not in PaddingCollator(multiple_of=4)([{"input_ids": [1] * 8}])
+
+    @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+    def test_series_and_numbers(self, kind: Any) -> None:
+        examples = [
+            {"input_values": kind([[1.0, 2.0], [3.0, 4.0]]), "label": 0.5},
+            {"input_values": kind([[5.0, 6.0]]), "label": np.float64(2.0)},
+        ]
+        batch = PaddingCollator(9)(examples)
+        assert batch["input_values"].tolist() == [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [0.0, 0.0]]]
+        assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+        assert (batch["labels"].dtype, batch["labels"].tolist()) == (torch.float32, [0.5, 2.0])
+
+
+class TestDocumentPacking:
+    def test_labels_are_in_the_order_of_the_documents(self) -> None:
+        examples = [
+            {"input_ids": [n] * size, "token_type_ids": [n % 2] * size, "label": n}
+            for n, size in enumerate((2, 4, 1, 3), 1)
+        ]
+        batch = DocumentPackingCollator(6)(examples)
+        assert {name: value.tolist() for name, value in batch.items()} == {
+            "input_ids": [[2, 2, 2, 2, 1, 1], [4, 4, 4, 3, 0, 0]],
+            "token_type_ids": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 0, 0]],
+            "seq_idx": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, -1, -1]],
+            "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
+            "labels": [2, 1, 4, 3],
+        }
+
+    def test_series(self) -> None:
+        examples = [{"input_values": [[1.0, 2.0]] * size, "label": size / 2} for size in (1, 2)]
+        batch = DocumentPackingCollator(3)(examples)
+        assert batch["input_values"].shape == (1, 3, 2)
+        assert batch["labels"].tolist() == [1.0, 0.5]
+        assert "labels" not in DocumentPackingCollator(3)([{"input_values": [[1.0]]}])
+
+    def test_documents_that_do_not_fit(self) -> None:
+        with pytest.raises(ValueError, match="document 1 of the batch has 3 tokens, more than a row of 2"):
+            DocumentPackingCollator(2)([{"input_ids": [1]}, {"input_ids": [1] * 3}])
+        with pytest.raises(ValueError, match="document 0 of the batch is empty"):
+            DocumentPackingCollator(2)([{"input_ids": []}])

@@ -1,0 +1,344 @@
+"""Labelled rows from file to model inputs: what the labels are, what is refused, what is cached."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+import lagwise.data.labelled as labelled_module
+from lagwise.data import LabelledData, open_rows, prepare_labelled
+from lagwise.data.labels import read_labels
+from lagwise.data.rows import RowSource
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def reviews(count: int = 30, **more: Any) -> list[dict[str, Any]]:
+    return [{"text": f"review {i}", "label": ("good", "bad")[i % 2], **more} for i in range(count)]
+
+
+def prepare(source: str | RowSource, **options: Any) -> LabelledData:
+    return prepare_labelled(source, progress=False, **options)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return write(tmp_path / "rows.jsonl", reviews())
+
+
+class TestText:
+    def test_rows_come_back(self, source: str) -> None:
+        data = prepare(source)
+        assert (data.kind, data.label_names, data.features) == ("classification", ("bad", "good"), None)
+        assert data.counts == {
+            "train": {"bad": 11, "good": 11},
+            "valid": {"bad": 2, "good": 2},
+            "test": {"bad": 2, "good": 2},
+        }
+        assert data.tokenizer is not None
+        seen = []
+        for rows in data.splits.values():
+            for row in rows:
+                assert row["length"] == len(row["input_ids"])
+                seen.append({"text": data.tokenizer.decode(row["input_ids"]), "label": data.label_names[row["label"]]})
+        assert sorted(seen, key=lambda row: int(row["text"][7:])) == reviews()
+        assert data.describe().splitlines() == [
+            "classification of 2 classes (the labels are text); rows: train 22, valid 4, test 4",
+            "valid and test made from 10 % of train each",
+        ]
+
+    def test_long_rows_are_cut_and_counted(self, tmp_path: Path) -> None:
+        rows = [{"text": "x" * (i + 1), "label": i % 2} for i in range(40)]
+        data = prepare(write(tmp_path / "a.jsonl", rows), length=30)
+        assert sum(data.cut.values()) == 10
+        assert max(max(rows["length"]) for rows in data.splits.values()) == 30
+        assert (
+            f"{data.cut['train']} rows of train ({data.cut['train'] / 32:.1%}) are cut to length 30" in data.describe()
+        )
+
+    def test_pairs(self, tmp_path: Path) -> None:
+        rows = [{"a": f"{i}" * 4, "b": "z" * 9, "label": i % 2} for i in range(10)]
+        data = prepare(write(tmp_path / "a.jsonl", rows), text=["a", "b"], length=9)
+        row = next(row for row in data.splits["train"] if row["label"] == 0)
+        assert row["input_ids"] == [*row["input_ids"][:1] * 4, 256, *b"zzzz"]
+        assert row["token_type_ids"] == [0] * 5 + [1] * 4
+        assert sum(data.cut.values()) == 10
+        encoded = data.encode([{"a": "", "b": "1234567890"}, {"a": "1234567890", "b": "12"}, {"a": "12", "b": "3"}])
+        assert encoded["input_ids"][:] == [[256, *b"12345678"], [*b"123456", 256, *b"12"], [*b"12", 256, *b"3"]]
+        assert encoded["length"][:] == [9, 9, 4]
+
+    def test_the_only_column_of_text_is_found(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("id,review,label\n" + "".join(f"{i},so {i},{i % 2}\n" for i in range(12)))
+        data = prepare(str(tmp_path / "a.csv"))
+        assert data.encoder.columns == ("review",)
+        assert data.label_names == ("0", "1")
+        assert data.reason == "the labels are 2 different whole numbers"
+
+    def test_other_tokenizers(self, source: str, tmp_path: Path) -> None:
+        data = prepare(source, tokenizer="bpe", vocab_size=280)
+        assert len(data.tokenizer) == 280
+        text = "review <|endoftext|> of 12"
+        ids = data.encode([{"text": text}])["input_ids"][0]
+        assert data.tokenizer.decode(ids) == text
+        assert data.tokenizer.eos_token_id not in ids
+        again = prepare(source, tokenizer=str(data.folder / "tokenizer"))
+        assert again.splits["train"]["input_ids"][:] == data.splits["train"]["input_ids"][:]
+
+    def test_encoding_at_prediction(self, source: str) -> None:
+        data = prepare(source, length=5)
+        encoded = data.encode(iter([{"text": "größe", "other": 1}, {"text": ""}, {"text": None}]))
+        assert encoded["input_ids"][:] == [list("größe".encode())[:5], [256], [256]]
+        assert set(encoded.column_names) == {"input_ids", "length"}
+        assert len(data.encode([])) == 0
+        assert data.encode(open_rows(source).read()["train"])["length"][:] == [5] * 30
+        with pytest.raises(ValueError, match=r"row 2 has no 'text' \(it has txt\)"):
+            data.encode([{"text": "a"}, {"txt": "a"}])
+        with pytest.raises(ValueError, match="row 1: 'text' must be text, got int"):
+            data.encode([{"text": 5}])
+
+
+class TestSeries:
+    def rows(self, **first: Any) -> list[dict[str, Any]]:
+        rows = [{"input_values": [[float(i), 0.5]] * (1 + i % 3), "label": i / 4} for i in range(20)]
+        rows[0] |= first
+        return rows
+
+    def test_values_stay_as_they_are(self, tmp_path: Path) -> None:
+        data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values", length=2)
+        assert (data.kind, data.label_names, data.tokenizer, data.features) == ("regression", None, None, 2)
+        assert data.reason == "the labels are numbers with fractions"
+        assert sum(data.cut.values()) == 6
+        for rows in data.splits.values():
+            for row in rows:
+                number = int(row["label"] * 4)
+                assert row["input_values"] == [[number, 0.5]] * min(2, 1 + number % 3)
+        assert data.encode([{"input_values": np.ones((5, 2))}])["input_values"][0] == [[1, 1], [1, 1]]
+
+    def test_numbers_alone_are_one_feature(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", x=np.arange(60, dtype=np.float64).reshape(20, 3), label=np.arange(20) % 2)
+        data = prepare(str(tmp_path / "a.npz"), inputs="values", text="x")
+        assert data.features == 1
+        values = np.array([v for rows in data.splits.values() for v in rows["input_values"]])
+        assert sorted(values.ravel()) == list(range(60))
+        assert data.encode([{"x": [1, 2]}])["input_values"][0] == [[1], [2]]
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ([[0.0, float("nan")]], r"'input_values' of row 1 is no series .* NaN or inf at position 0"),
+            ([[0.0, 1.0], [float("inf"), 0.0]], "NaN or inf at position 1"),
+            ([[0.0, None]], "NaN or inf"),
+            ([], "row 1 .* it is empty"),
+            (None, "row 1 .* it is empty"),
+            ([[1.0]], "'input_values' of row 2 has 2 features, those before it 1"),
+            ([[1.0], [1.0, 2.0]], "row 1 .* its vectors have 1 to 2 numbers"),
+        ],
+    )
+    def test_faulty_series_are_named(self, tmp_path: Path, values: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            prepare(write(tmp_path / "a.jsonl", self.rows(input_values=values)), inputs="values")
+
+    def test_faulty_series_at_prediction(self, tmp_path: Path) -> None:
+        data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values")
+        for value, message in (
+            ([[1.0, float("nan")]], "row 2 is no series of finite numbers"),
+            ([[1.0]], "row 2 has 1 features, but .* 2"),
+            ("text", "row 2: 'input_values' is no series of numbers"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                data.encode([{"input_values": [[1.0, 1.0]]}, {"input_values": value}])
+
+    def test_text_is_no_series(self, tmp_path: Path) -> None:
+        rows = [{"input_values": "text", "label": i} for i in range(9)]
+        with pytest.raises(ValueError, match=r"'input_values' must hold series.* but it is a column of string"):
+            prepare(write(tmp_path / "a.jsonl", rows), inputs="values")
+
+
+class TestSplits:
+    def folder(self, path: Path, **splits: list[dict[str, Any]]) -> str:
+        for name, rows in splits.items():
+            write(path / "named" / f"{name}.jsonl", rows)
+        return str(path / "named")
+
+    def test_a_test_without_labels_is_left_out(self, tmp_path: Path) -> None:
+        unlabelled = [{"text": "?", "label": None}] * 5
+        data = prepare(self.folder(tmp_path, train=reviews(), test=unlabelled))
+        assert "test has no labels and is left out" in data.notes
+        assert {s: len(rows) for s, rows in data.splits.items()} == {"train": 22, "valid": 4, "test": 4}
+
+    def test_rows_without_labels_are_left_out_of_scores(self, tmp_path: Path) -> None:
+        partly = [{"text": "?", "label": ""}, {"text": "!", "label": "bad"}, {"text": "?"}]
+        data = prepare(self.folder(tmp_path, train=reviews(), valid=reviews(4), test=partly))
+        assert "2 rows of test have no label and are left out" in data.notes
+        assert "test has no row of 'good'" in data.describe().splitlines()
+        assert data.splits["test"]["label"][:] == [0]
+        assert data.encode([{"text": "!"}])["input_ids"][0] == data.splits["test"]["input_ids"][0]
+
+    def test_columns_must_be_in_every_split(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, train=reviews(), test=[{"content": "a", "label": "bad"}])
+        with pytest.raises(ValueError, match=r"test of .* has no column 'text'; .*task.text=COLUMN.*content, label"):
+            prepare(folder)
+
+    def test_a_label_that_train_lacks(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, train=reviews(), test=[*reviews(3), {"text": "a", "label": "odd"}])
+        with pytest.raises(ValueError, match=r"'odd' of test row 4 \(1 such rows in test\) does not occur in train"):
+            prepare(folder)
+
+    def test_classes_of_the_hub_keep_their_order(self) -> None:
+        features = datasets.Features(
+            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "unused", "both"])}
+        )
+        rows = {"text": [f"{i}" for i in range(20)], "label": [0, 2] * 10}
+        train = datasets.Dataset.from_dict(rows, features=features)
+        test = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [-1, -1]}, features=features)
+        data = prepare(RowSource("hub:x", dataset={"train": train, "test": test}))
+        assert data.label_names == ("no", "both")
+        assert data.notes[0] == "test has no labels and is left out"
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("values", "kind", "names", "reason"),
+        [
+            (["b", "a10", "a9"], "classification", ("a9", "a10", "b"), "text"),
+            ([10, 9, -1], "classification", ("-1", "9", "10"), "3 different whole numbers"),
+            (["10", "9"], "classification", ("9", "10"), "2 different whole numbers"),
+            (["1", "2", "3+"], "classification", ("1", "2", "3+"), "text"),
+            ([1.0, 0.0], "classification", ("0", "1"), "2 different whole numbers"),
+            ([True, False], "classification", ("false", "true"), "text"),
+            ([1.5, 1], "regression", None, "fractions"),
+            (["1.5", "-1e3"], "regression", None, "fractions"),
+            (list(range(51)), "regression", None, "51 different whole numbers, more than 50"),
+        ],
+    )
+    def test_what_labels_are(self, values: list, kind: str, names: Any, reason: str) -> None:
+        labels = read_labels({"train": values}, "auto", lambda split, i: f"row {i}")
+        assert (labels.kind, labels.names) == (kind, names)
+        assert reason in labels.reason
+        if names is None:
+            assert labels.values["train"] == [float(v) for v in values]
+        else:
+            assert sorted(labels.values["train"]) == list(range(len(names)))
+
+    def test_the_kind_may_be_chosen(self) -> None:
+        where = lambda split, i: f"row {i}"  # noqa: E731
+        assert read_labels({"train": [1, 2]}, "regression", where).values == {"train": [1.0, 2.0]}
+        assert read_labels({"train": [0.5, 2]}, "classification", where).names == ("0.5", "2")
+
+    @pytest.mark.parametrize(
+        ("values", "kind", "message"),
+        [
+            (["a", None, ""], "auto", r"2 of 3 rows have no label, the first is row 2 \(None\)"),
+            ([0.5, float("nan")], "auto", r"1 of 2 rows have no label, the first is row 2 \(nan\)"),
+            (["a", "NaN"], "auto", r"no label, the first is row 2 \('NaN'\)"),
+            ([0.5, float("inf")], "auto", "the label of row 2 is inf, not a finite number"),
+            (["4.5", "4", "unknown"], "auto", r"mixed types: '4\.5' \(row 1\), '4' \(row 2\), 'unknown' \(row 3\)"),
+            ([1, "a"], "auto", r"mixed types: 1 \(row 1\), 'a' \(row 2\)"),
+            ([1, True], "auto", r"mixed types: 1 \(row 1\), True \(row 2\)"),
+            ([[1], [2]], "auto", "the label of row 1 is list, not text or a number"),
+            (["a", "a"], "auto", "all 2 labels are 'a'; classification needs two classes"),
+            (["1", "a"], "regression", "label 'a' of row 2 is not a number"),
+            (["1"], "regresion", "unknown task.kind: 'regresion'; did you mean 'regression'"),
+        ],
+    )
+    def test_faulty_labels_are_named(self, values: list, kind: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            read_labels({"train": values}, kind, lambda split, i: f"row {i + 1}")
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("rows", "options", "message"),
+        [
+            (
+                reviews(),
+                {"label": "lable"},
+                r"no column 'lable'; did you mean task.label=label\? \(columns: text, label",
+            ),
+            (reviews(), {"text": "review"}, r"no column 'review'; name .* task.text=COLUMN \(columns: text, label\)"),
+            (
+                [{"a": "x", "b": "y", "label": "z"}],
+                {},
+                r"no column 'text'; .*task.text=COLUMN \(columns: a, b, label\)",
+            ),
+            ([*reviews(), {"text": "", "label": "bad"}], {}, "1 of 31 rows have an empty 'text', the first is row 31"),
+            (reviews(1), {}, "all 1 labels are 'good'; classification needs two"),
+            ([{"text": 5, "label": "a"}, {"text": 6, "label": "b"}], {}, "'text' of row 1 is int, not text"),
+            (
+                [*reviews(), {"text": "x", "label": "odd"}],
+                {},
+                r"a\.jsonl': class 'odd' has 1 different row.*valid, test and train",
+            ),
+            ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' mixes types: str .*int"),
+            (reviews(), {"text": ["text", "text"]}, "task.text must name one column, or two"),
+            (reviews(), {"text": "label"}, "other than the label's, got 'label'"),
+            (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),
+            (reviews(), {"inputs": "token"}, "unknown task.inputs: 'token'; did you mean 'tokens'"),
+            (reviews(), {"length": 0}, "data.length must be a whole number of at least 1"),
+            (reviews(), {"tokenizer": "word"}, "'bytes', 'bpe' or a folder"),
+        ],
+    )
+    def test_each_is_one_line(self, tmp_path: Path, rows: list, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message) as error:
+            prepare(write(tmp_path / "a.jsonl", rows), **options)
+        assert "\n" not in str(error.value)
+
+    def test_a_table_without_rows(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("text,label\n")
+        with pytest.raises(ValueError, match=r"a\.csv' has no rows"):
+            prepare(str(tmp_path / "a.csv"))
+
+
+class TestCache:
+    def test_second_time_nothing_is_read(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = prepare(source)
+        monkeypatch.setattr(labelled_module, "read_labelled", lambda *a, **k: pytest.fail("read again"))
+        again = prepare(source)
+        assert again.identity == first.identity
+        fields = {f.name for f in dataclasses.fields(LabelledData)} - {"splits", "encoder"}
+        assert all(getattr(again, name) == getattr(first, name) for name in fields)
+        for split, rows in first.splits.items():
+            assert again.splits[split].to_dict() == rows.to_dict()
+
+    def test_everything_that_matters_is_in_the_key(self, source: str, tmp_path: Path) -> None:
+        other = write(tmp_path / "b.jsonl", reviews(32))
+        seen = [prepare(source), prepare(source, length=9), prepare(source, tokenizer="bpe", vocab_size=260)]
+        seen += [prepare(other), prepare(source, kind="classification"), prepare(source, text=["text"], label="label")]
+        identities = [data.identity for data in seen]
+        assert len(set(identities)) == 5
+        assert identities[0] == identities[5]
+
+    @pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
+    def test_damage_is_found_and_mended(self, source: str, tmp_path: Path, damage: str) -> None:
+        data = prepare(source, cache=tmp_path)
+        expected = data.splits["test"].to_dict()
+        file = data.folder / ("meta.json" if damage == "meta" else "test.arrow")
+        content = file.read_bytes()
+        file.unlink()
+        if damage != "gone":
+            file.write_bytes(content[: len(content) // 2])
+        with pytest.warns(UserWarning, match="damaged"):
+            assert prepare(source, cache=tmp_path).splits["test"].to_dict() == expected
+
+    def test_a_full_disk_leaves_nothing_and_says_what_to_do(
+        self, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*args: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(labelled_module, "_write", full)
+        with pytest.raises(OSError, match="LAGWISE_CACHE"):
+            prepare(source, cache=tmp_path)
+        assert [file.suffix for file in (tmp_path / "labelled").iterdir()] == [".lock"]

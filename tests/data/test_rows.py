@@ -1,0 +1,257 @@
+"""Tables of rows: files as they come, and the splits that are made of them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lagwise.data import RowSource, open_rows, split_rows
+
+TABLE = {"text": ["plain", 'a "quoted" word', "two\nlines, and a comma", "größe → 日本"], "label": ["b", "a", "b", "a"]}
+
+
+def write(path: Path, table: dict[str, list]) -> Path:
+    frame = pd.DataFrame(table)
+    kind = path.suffixes[0]
+    if kind in (".csv", ".tsv"):
+        frame.to_csv(path, index=False, sep="\t" if kind == ".tsv" else ",")
+    elif kind == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in frame.to_dict("records")))
+    elif kind == ".parquet":
+        frame.to_parquet(path)
+    else:
+        np.savez(path, **{name: np.array(values) for name, values in table.items()})
+    return path
+
+
+def read(path: Path | str, columns: list[str] | None = None) -> dict[str, list]:
+    splits = open_rows(str(path)).read(columns)
+    assert list(splits) == ["train"]
+    return splits["train"].to_dict()
+
+
+class TestFiles:
+    @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".npz"])
+    def test_every_kind_gives_the_same_rows(self, tmp_path: Path, suffix: str) -> None:
+        path = write(tmp_path / f"a{suffix}", TABLE)
+        assert open_rows(str(path)).columns == ("text", "label")
+        assert read(path) == TABLE
+        assert read(path, ["label", "nothing"]) == {"label": TABLE["label"]}
+        packed = tmp_path / f"b{suffix}.xz"
+        packed.write_bytes(lzma.compress(path.read_bytes()))
+        assert open_rows(str(packed)).columns == ("text", "label")
+        assert read(packed) == TABLE
+
+    def test_a_file_is_opened_without_being_read(self, tmp_path: Path) -> None:
+        (tmp_path / "a.parquet").write_text("no parquet")
+        source = open_rows(str(tmp_path / "a.parquet"))
+        assert source.split_names == ("train",)
+        with pytest.raises(ValueError, match=r"a\.parquet is not a parquet file"):
+            source.read()
+
+    def test_csv_as_spreadsheets_write_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.csv"
+        path.write_bytes('\ufefftext; label\r\nja, gut;1\r\n\r\n"a\r\nb";0\r\n'.encode())
+        assert read(path) == {"text": ["ja, gut", "a\r\nb"], "label": ["1", "0"]}
+        path.write_text(",text\n0,a\n")
+        assert read(path) == {"Unnamed: 0": ["0"], "text": ["a"]}
+
+    def test_long_fields(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("text\n" + "x" * 200_000)
+        assert len(read(tmp_path / "a.csv")["text"][0]) == 200_000
+
+    def test_quotes_that_are_only_characters(self, tmp_path: Path) -> None:
+        """As in GLUE: the quote that opens the first field would otherwise swallow a row."""
+        (tmp_path / "a.tsv").write_text('text\tlabel\n"What" he said\t1\nplain\t0\n"open\t1\nand closed"\t0\n')
+        expected = ['"What" he said', "plain", '"open', 'and closed"']
+        assert read(tmp_path / "a.tsv") == {"text": expected, "label": ["1", "0", "1", "0"]}
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("a.csv", "text,label\nfine,1\na,b,c\n", r"a\.csv, line 3: 3 fields, but the header has 2; .* quoted"),
+            ("a.csv", 'text,label\n"two\nlines",1\nshort\n', "line 4: 1 fields, but the header has 2"),
+            ("a.csv", 'text,label\nfine,1\n"never closed,1\n', "line 3: unexpected end of data; check the quotes"),
+            ("a.csv", "text,text\na,b\n", "column name.* more than once: 'text'"),
+            ("a.tsv", "text\tlabel\na b\n", "line 2: 1 fields.*a tab"),
+            ("a.csv", b"text\ngr\xf6\xdfe\n", "not UTF-8"),
+            ("a.csv.xz", lzma.compress(b"text\n" + bytes(range(1, 250)) * 9)[:80], "cut short"),
+            ("a.jsonl", '{"text": "a"}\n\n{"text": \n', r"a\.jsonl, line 3: not a JSON object"),
+            ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2: not a JSON object but list"),
+            ("a.jsonl", '{"y": 1}\n{"y": "b"}\n', r"'y' mixes types: int \(line 1\), str \(line 2\)"),
+            ("a.jsonl", '{"y": "a"}\n{"y": "\\ud800"}\n', "line 2: 'y' cannot be read"),
+            ("a.parquet", "PAR1", "not a parquet file"),
+            ("a.npz", "no zip", r"a\.npz is not an \.npz file"),
+        ],
+    )
+    def test_faults_are_named_with_their_place(
+        self, tmp_path: Path, name: str, content: str | bytes, message: str
+    ) -> None:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(ValueError, match=message) as error:
+            read(path)
+        assert name in str(error.value)
+        assert "\n" not in str(error.value)
+
+    def test_a_faulty_column_that_nobody_asks_for(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n{"text": "b", "id": "x"}\n')
+        assert read(tmp_path / "a.jsonl", ["text"]) == {"text": ["a", "b"]}
+
+    def test_arrays_become_columns(self, tmp_path: Path) -> None:
+        values = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+        np.savez(tmp_path / "a.npz", input_values=values, label=[1, 0])
+        rows = open_rows(str(tmp_path / "a.npz")).read()["train"]
+        assert np.array_equal(rows["input_values"][:], values)
+        assert rows["label"][:] == [1, 0]
+        np.savez(tmp_path / "b.npz", input_values=values, label=[1, 0, 1])
+        with pytest.raises(ValueError, match=r"one number of rows.*input_values \(2, 4, 3\), label \(3,\)"):
+            read(tmp_path / "b.npz")
+        np.savez(tmp_path / "c.npz", input_values=np.array([[1.0], [1.0, 2.0]], dtype=object))
+        with pytest.raises(ValueError, match=r"'input_values' holds Python objects.*\.parquet"):
+            read(tmp_path / "c.npz")
+
+    def test_categories_are_their_names(self, tmp_path: Path) -> None:
+        parquet.write_table(pa.table({"label": pa.array(["b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")
+        assert read(tmp_path / "a.parquet") == {"label": ["b", "a"]}
+
+    def test_what_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="hub:nowhere"):
+            open_rows("nowhere")
+        with pytest.raises(ValueError, match=r"no \.csv.* file in folder"):
+            open_rows(str(tmp_path))
+        (tmp_path / "a.txt").write_text("text")
+        with pytest.raises(ValueError, match=r"not a table of rows.*\.csv"):
+            open_rows(str(tmp_path / "a.txt"))
+        (tmp_path / "a.csv").write_text("")
+        with pytest.raises(ValueError, match="is empty"):
+            open_rows(str(tmp_path / "a.csv"))
+
+
+class TestFolders:
+    def test_names_that_say_the_split(self, tmp_path: Path) -> None:
+        for name in ("train-0.csv", "train-1.csv", "dev.csv"):
+            write(tmp_path / name, {"text": [name], "label": ["a"]})
+        source = open_rows(str(tmp_path))
+        assert source.split_names == ("train", "valid")
+        read = {split: rows["text"][:] for split, rows in source.read().items()}
+        assert read == {"train": ["train-0.csv", "train-1.csv"], "valid": ["dev.csv"]}
+        write(tmp_path / "more.csv", TABLE)
+        with pytest.raises(ValueError, match=r"more\.csv' does not"):
+            open_rows(str(tmp_path))
+
+    def test_without_split_words_all_files_are_one_table(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.csv", {"text": ["1"]})
+        write(tmp_path / "b.csv", {"text": ["2"]})
+        assert read(tmp_path) == {"text": ["1", "2"]}
+        write(tmp_path / "c.csv", {"txt": ["3"]})
+        with pytest.raises(ValueError, match=r"different columns: a\.csv has text; c\.csv has txt"):
+            read(tmp_path)
+
+    def test_columns_are_those_of_all_splits(self, tmp_path: Path) -> None:
+        write(tmp_path / "train.csv", {"text": ["1"], "label": ["1"]})
+        write(tmp_path / "test.csv", {"label": ["1"], "content": ["1"]})
+        assert open_rows(str(tmp_path)).columns == ("label",)
+
+    def test_the_fingerprint_is_of_content_and_splits(self, tmp_path: Path) -> None:
+        prints = set()
+        for folder, names in (("a", ("train", "test")), ("b", ("train", "valid")), ("c", ("train", "test"))):
+            (tmp_path / folder).mkdir()
+            for name in names:
+                write(tmp_path / folder / f"{name}.csv", {"text": ["1"]})
+            prints.add(open_rows(str(tmp_path / folder)).fingerprint())
+        assert len(prints) == 2
+        write(tmp_path / "a" / "test.csv", {"text": ["2"]})
+        assert open_rows(str(tmp_path / "a")).fingerprint() not in prints
+
+    def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
+        """A folder stands in for the hub: `datasets` loads both by name."""
+        for split in ("train", "validation"):
+            write(tmp_path / f"{split}.jsonl", {"text": [split], "label": [1]})
+        source = open_rows(f"hub:{tmp_path}")
+        assert (source.split_names, source.columns) == (("train", "valid"), ("text", "label"))
+        assert {s: rows["text"][:] for s, rows in source.read(["text"]).items()} == {
+            "train": ["train"],
+            "valid": ["validation"],
+        }
+        assert source.fingerprint() == open_rows(f"hub:{tmp_path}").fingerprint()
+
+
+def table(texts: list[str], labels: list[Any]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": texts, "label": labels})
+
+
+def places(splits: dict[str, datasets.Dataset]) -> dict[str, str]:
+    return {text: split for split, rows in splits.items() for text in rows["text"]}
+
+
+class TestSplits:
+    labels = ["a"] * 300 + ["b"] * 50 + ["c"] * 3
+    texts = [f"row {i}" for i in range(353)]
+
+    def test_every_class_is_in_every_split_with_its_share(self) -> None:
+        splits = split_rows({"train": table(self.texts, self.labels)}, "label")
+        assert list(splits) == ["train", "valid", "test"]
+        counts = {s: [rows["label"][:].count(c) for c in "abc"] for s, rows in splits.items()}
+        assert counts == {"train": [240, 40, 1], "valid": [30, 5, 1], "test": [30, 5, 1]}
+        assert sorted(places(splits)) == sorted(self.texts)
+
+    def test_they_depend_on_content_and_seed_alone(self) -> None:
+        first = places(split_rows({"train": table(self.texts, self.labels)}, "label"))
+        again = places(split_rows({"train": table(self.texts[::-1], self.labels[::-1])}, "label"))
+        other = places(split_rows({"train": table(self.texts, self.labels)}, "label", seed=1))
+        assert first == again
+        assert first != other
+
+    def test_more_rows_move_few_others(self) -> None:
+        first = places(split_rows({"train": table(self.texts, self.labels)}, "label"))
+        more = table([*self.texts, *(f"more {i}" for i in range(100))], [*self.labels, *["a"] * 100])
+        grown = places(split_rows({"train": more}, "label"))
+        moved = {(first[t], grown[t]) for t in self.texts if first[t] != grown[t]}
+        assert sum(first[t] != grown[t] for t in self.texts) < 20
+        assert moved <= {("train", "valid"), ("train", "test"), ("valid", "train"), ("test", "train")}
+
+    def test_equal_rows_stay_together_whatever_their_label(self) -> None:
+        texts = [f"row {i % 40}" for i in range(200)]
+        splits = split_rows({"train": table(texts, ["a", "b", "b", "a", "a"] * 40)}, "label")
+        seen = [set(rows["text"][:]) for rows in splits.values()]
+        assert all(seen)
+        assert sum(map(len, seen)) == 40
+
+    def test_named_splits_are_kept(self) -> None:
+        rows, test = table(self.texts, self.labels), table(["row 1"], ["a"])
+        splits = split_rows({"train": rows, "test": test}, "label")
+        assert splits["test"] is test
+        assert {s: len(r) for s, r in splits.items()} == {"train": 317, "valid": 36, "test": 1}
+        named = {"train": rows, "valid": test, "test": test}
+        assert split_rows(named, "label") == named
+
+    def test_numbers_are_not_classes(self) -> None:
+        splits = split_rows({"train": table(self.texts, list(range(353)))})
+        assert {s: len(r) for s, r in splits.items()} == {"train": 283, "valid": 35, "test": 35}
+
+    def test_series_are_content_too(self) -> None:
+        rows = datasets.Dataset.from_dict({"input_values": [[[float(i % 20)]] * 3 for i in range(40)]})
+        splits = split_rows({"train": rows})
+        seen = [{row[0][0] for row in part["input_values"]} for part in splits.values()]
+        assert list(map(len, seen)) == [16, 2, 2]
+
+    def test_a_class_too_small_is_named(self) -> None:
+        rows = table([*self.texts[:9], "twice", "twice", "twice"], ["a"] * 9 + ["odd"] * 3)
+        with pytest.raises(ValueError, match=r"class 'odd' has 1 different row.* valid, test and train; 3 are needed"):
+            split_rows({"train": rows}, "label")
+        with pytest.raises(ValueError, match=r"the table has 2 different row"):
+            split_rows({"train": table(["a", "b"], [1, 2])})
+
+
+def test_a_source_names_its_splits_in_order() -> None:
+    assert RowSource("x", {"test": [], "train": []}).split_names == ("train", "test")
