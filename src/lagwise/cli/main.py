@@ -12,6 +12,7 @@ import typer
 
 from lagwise.cli.bench import bench
 from lagwise.cli.parsing import whole_numbers
+from lagwise.cli.predict import predict
 from lagwise.process import keep_freed_memory, share_cores
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(bench, name="bench")
+app.command()(predict)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 
@@ -29,11 +31,15 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained ru
 def train(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe, such as `training.steps=5000`."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Changes to the recipe, such as `training.steps=5000` or `model=fd-tnn`."
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A text file or folder (.txt, .jsonl, .parquet, .xz), `stdlib`, or `hub:NAME`."),
+        typer.Option(
+            help="Text (.txt, .jsonl, .parquet), labelled rows (also .csv, .tsv, .npz), a folder, `stdlib`, or `hub:NAME`."
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -44,13 +50,17 @@ def train(
         Path | None, typer.Option(help="Go on with a run that was stopped; takes no other options.")
     ] = None,
 ) -> None:
-    """Train a model on text, or on a task that needs none.
+    """Train a model: on text, on labelled rows, or on a task that generates its data.
 
     Each run leaves a folder with the model, its tokenizer, the resolved recipe, metrics and checkpoints:
 
         lagwise train --data my.txt
 
         lagwise train --data my.txt --out runs/long training.steps=5000 data.length=1024
+
+        lagwise train --recipe classify --data reviews.csv task.text=review task.label=stars
+
+        lagwise train --recipe classify --data reviews.csv model=ski-tnn
 
         lagwise train --recipe associative-recall
 
@@ -73,15 +83,17 @@ def train(
         folder = out or Path("runs") / Path(recipe).stem
         with _resumable(folder):
             training.train(settings, folder)
+    task = training.make_task(training.load_recipe(str(folder / "recipe.yaml")))
     typer.echo(
-        f"\nTrained: {folder}\nNext:    lagwise evaluate {folder}\n         lagwise generate {folder} --prompt ..."
+        f"\nTrained: {folder}\nNext:    lagwise evaluate {folder}\n         {task.next_command.format(run=folder)}"
     )
 
 
 @app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
     """List the recipes, or show one with every key that can be overridden and what the keys mean."""
-    from lagwise.training.recipe import DataOptions, TrainingOptions, load_recipe, recipe_names
+    from lagwise.data.options import DataOptions
+    from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:
         for each in recipe_names():
@@ -108,7 +120,7 @@ def evaluate(
             show_default="512,1024,2048,4096,8192,14336; of a task, the trained length",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Other text than the run's own data, as for `train`.")] = None,
+    data: Annotated[str | None, typer.Option(help="Other data than the run's own, as for `train`.")] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -117,8 +129,9 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors; of a run
-    of associative recall, the accuracy at the trained length or others.
+    """Scores on held-out data, as the run's task defines them. Of text: bits per byte and perplexity at several context
+    lengths, beside general compressors. Of classes: accuracy, F1 and the confusion matrix; of numbers: correlations and
+    the mean squared error. Of associative recall: the accuracy at the trained length or others.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
 
@@ -129,10 +142,10 @@ def evaluate(
     lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
     from lagwise.cli.tables import print_evaluation
-    from lagwise.evaluation import evaluate_run
+    from lagwise.runs import evaluate_run
 
     wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
-    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
+    print_evaluation(run, evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
 
 
 @app.command()
@@ -157,12 +170,13 @@ def generate(
 
     lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
     """
-    from lagwise.models import generate_text, load_model
+    from lagwise.models import generate_text
+    from lagwise.models.loading import load_language_model
 
     if prompt and prompt_file is not None:
         raise typer.BadParameter("--prompt and --prompt-file are two ways to say the same; give one")
     text = prompt if prompt_file is None else _read(prompt_file)
-    model, tokenizer = load_model(run)
+    model, tokenizer = load_language_model(run)
     lines: list[str] = []
     try:
         generate_text(
@@ -209,7 +223,7 @@ def convert(
     lagwise generate runs/tnn-lm-recurrent --prompt "def "
     """
     from lagwise.cli.tables import print_conversion
-    from lagwise.evaluation import convert_run
+    from lagwise.runs import convert_run
 
     print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
 

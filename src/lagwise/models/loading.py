@@ -13,6 +13,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.classification import LagwiseForSequenceClassification
+from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.tables import known
 
 _WEIGHTS = "model.safetensors"
 
@@ -29,8 +33,14 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
-    """The model (in evaluation mode) and tokenizer saved in a run or checkpoint folder.
+HEADS: dict[str, type[LagwisePreTrainedModel]] = {
+    head.__name__: head for head in (LagwiseForCausalLM, LagwiseForSequenceClassification, LagwiseModel)
+}
+
+
+def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedTokenizerBase | None]:
+    """The model (in evaluation mode), of the head that it was saved with, and the tokenizer of a run or checkpoint
+    folder; None for a tokenizer where the model reads no tokens.
 
     changes: fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
     with a finer grid of a frequency kernel.
@@ -49,7 +59,9 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, 
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     check_weights(folder)
     with quiet():
-        model, info = LagwiseForCausalLM.from_pretrained(folder, output_loading_info=True, **changes)
+        config = LagwiseConfig.from_pretrained(folder)
+        head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
+        model, info = head.from_pretrained(folder, output_loading_info=True, **changes)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         what = "; ".join(f"{kind.removesuffix('_keys')}: {', '.join(keys[:3])}" for kind, keys in wrong.items() if keys)
@@ -57,8 +69,18 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, 
             f"the weights in {str(folder)!r} do not fit its config.json ({what}); "
             + ("the changes asked for need other weights" if changes else "another lagwise version?")
         )
+    if config.input_name != "tokens":
+        return model.eval(), None
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     return model.eval(), tokenizer
+
+
+def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
+    """`load_model` for what a language model is needed for. ValueError if the folder holds another head."""
+    model, tokenizer = load_model(folder, **changes)
+    if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
+        raise ValueError(f"{str(folder)!r} is no language model but a {type(model).__name__}; see 'lagwise predict'")
+    return model, tokenizer
 
 
 def check_weights(folder: Path, model: nn.Module | None = None) -> None:

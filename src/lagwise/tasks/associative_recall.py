@@ -50,11 +50,14 @@ class AssociativeRecallTask(Task):
     def identity(self) -> str:
         return self.generator.identity
 
-    def open(self, *, run: Path | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        require_none("associative_recall, which generates its data", **{"--data": source})
         self.tokenizer = self.generator.tokenizer
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        raise ValueError("training.epochs means nothing to associative_recall, whose data have no end; give training.steps")
+        raise ValueError(
+            "training.epochs means nothing to associative_recall, whose data have no end; give training.steps"
+        )
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.generator, self._lengths, batch_size, steps, seed)
@@ -95,6 +98,11 @@ class AssociativeRecallTask(Task):
             self.generator.test_examples(length, 1)  # a length that cannot be is found before any is evaluated
         usable = [n for n in lengths if limit is None or n <= limit]
         return {"test": [recall(model, self.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        counts = [max(1, min(DEFAULT_SEQUENCES, max_tokens // n)) for n in lengths]
+        scores = (recall(model, self.generator, n, c, progress=progress) for n, c in zip(lengths, counts, strict=True))
+        return [score.accuracy for score in scores]
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]

@@ -37,6 +37,9 @@ class Task:
     headline_label: ClassVar[str]
     greater_is_better: ClassVar[bool]
 
+    #: the command that uses a trained run, for people
+    next_command: ClassVar[str] = "lagwise predict {run} --text ..."
+
     tokenizer: PreTrainedTokenizerBase | None = None
 
     def __init__(self, data: DataOptions):
@@ -59,10 +62,11 @@ class Task:
         """A hash of the data, of how they are split, and of what decides how they are encoded. Encodes nothing."""
         raise NotImplementedError
 
-    def open(self, *, run: Path | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
         """Read the data and encode them, or find the result of having done so; ValueError if they do not serve.
 
-        run: the folder of a trained run, whose tokenizer must be the one that encodes.
+        run: the folder of a trained run, whose tokenizer and labels the data must have. source: other data to evaluate
+        it on.
         """
         raise NotImplementedError
 
@@ -75,6 +79,10 @@ class Task:
             return {}
         special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
         return {"vocab_size": len(tokenizer), **special}
+
+    def resolved(self) -> dict[str, Any]:
+        """The task's options with what the data have decided, to be saved with a run: it predicts without its data."""
+        return {}
 
     def notes(self) -> Sequence[str]:
         """What a person should know about the data before a long training, a line each."""
@@ -129,6 +137,10 @@ class Task:
         progress: bool = True,
     ) -> dict[str, Any]:
         """Scores on held-out data, to be saved as JSON. ValueError for an option that means nothing to the task."""
+        raise NotImplementedError
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        """The headline metric of a language model on test data of about ``max_tokens`` tokens at each length."""
         raise NotImplementedError
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:

@@ -70,7 +70,7 @@ def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, 
     right.set_ylabel(f"validation {label}", color="C0")
     if chance is not None:
         right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="the commonest class")
-    handles, labels = (a + b for a, b in zip(axes.get_legend_handles_labels(), right.get_legend_handles_labels()))
+    handles, labels = (a + b for a, b in zip(*(a.get_legend_handles_labels() for a in (axes, right)), strict=True))
     axes.legend(handles, labels, loc="center right")
     return figure
 
@@ -91,7 +91,9 @@ def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, m
     axes.set(xlabel="predicted", ylabel="true", title="Test rows by true and predicted class")
     if len(chosen) <= 12:
         for i, j in np.ndindex(matrix.shape):
-            axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color="white" if shares[i, j] > 0.5 else "0.2")
+            axes.text(
+                j, i, f"{matrix[i, j]:,}", ha="center", va="center", color="white" if shares[i, j] > 0.5 else "0.2"
+            )
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
     return figure
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data import ScheduledExamples, TokenData, content_key, open_source, prepare, token_bytes
+from lagwise.data import ScheduledExamples, TokenData, content_key, load_tokenizer, open_source, prepare, token_bytes
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
@@ -35,6 +35,7 @@ class LanguageModelling(Task):
     headline: ClassVar[str] = "bits_per_byte"
     headline_label: ClassVar[str] = "bits/byte"
     greater_is_better: ClassVar[bool] = False
+    next_command: ClassVar[str] = "lagwise generate {run} --prompt ..."
 
     def __init__(self, data: DataOptions):
         super().__init__(data)
@@ -54,14 +55,13 @@ class LanguageModelling(Task):
     def identity(self) -> str:
         return content_key(open_source(self._source), self.data.tokenizer, self.data.vocab_size)
 
-    def open(self, *, run: Path | None = None, progress: bool = True) -> None:
-        options = self.data
-        tokenizer = options.tokenizer
-        self.text = prepare(self._source, tokenizer, vocab_size=options.vocab_size, progress=progress)
-        if run is not None:
-            from lagwise.data import load_tokenizer
-
-            if self.text.tokenizer.get_vocab() != load_tokenizer(str(run)).get_vocab():
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            self.text = prepare(source, str(run), progress=progress)
+        else:
+            options = self.data
+            self.text = prepare(self._source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+            if run is not None and self.text.tokenizer.get_vocab() != load_tokenizer(str(run)).get_vocab():
                 self.text = prepare(self._source, str(run), progress=progress)
         self.tokenizer = self.text.tokenizer
 
@@ -113,10 +113,18 @@ class LanguageModelling(Task):
             "compressors": compressor_bits_per_byte(text, window=window),
         }
 
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        sizes = token_bytes(self.text.tokenizer, self.text.bytes_per_token("test"))
+        test = self.text.splits["test"][:max_tokens]
+        return [evaluate(model, test, n, sizes, progress=progress).bits_per_byte for n in lengths]
+
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, test = evaluation["valid"], evaluation["test"]
         compared = [(f"this model, length {test[0]['length']}", test[0]["bits_per_byte"])]
-        compared += [*evaluation["compressors"].items(), (f"(validation, length {valid['length']})", valid["bits_per_byte"])]
+        compared += [
+            *evaluation["compressors"].items(),
+            (f"(validation, length {valid['length']})", valid["bits_per_byte"]),
+        ]
         title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
         if test[-1]["length"] > test[-1]["tokens"]:
             title += f" (the test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once)"
@@ -148,7 +156,9 @@ class LanguageModelling(Task):
         for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
             ids = self.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
             stream = np.asarray([end, *ids, end])
-            score = evaluate(model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(self.tokenizer)))
+            score = evaluate(
+                model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(self.tokenizer))
+            )
             size = max(1, len(str(row["text"]).encode()))
             found.append({"bits_per_byte": score.nats / math.log(2) / size})
         return found

@@ -20,10 +20,12 @@ from lagwise.data import (
     PaddingCollator,
     RowEncoder,
     labelled_key,
+    load_tokenizer,
+    open_rows,
     prepare_labelled,
 )
 from lagwise.data.labelled import INPUTS
-from lagwise.data.labels import KINDS
+from lagwise.data.labels import KINDS, known_labels
 from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
 from lagwise.tables import known
@@ -88,6 +90,8 @@ class SequenceClassification(Task):
         self.text, self.label = text, label
         self.label_smoothing, self.packing = float(label_smoothing), packing
         self.rows: LabelledData
+        self.label_names: tuple[str, ...] | None
+        self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
 
     @property
     def headline(self) -> str:  # type: ignore[override]
@@ -110,14 +114,41 @@ class SequenceClassification(Task):
     def identity(self) -> str:
         return labelled_key(self._source, **self._reading)
 
-    def open(self, *, run: Path | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            assert run is not None
+            self._open_other(run, source)
+            return
         self.rows = prepare_labelled(self._source, **self._reading, progress=progress)
-        if run is not None and self.rows.tokenizer is not None:
-            from lagwise.data import load_tokenizer
-
-            if self.rows.tokenizer.get_vocab() != load_tokenizer(str(run)).get_vocab():
-                self.rows = prepare_labelled(self._source, **{**self._reading, "tokenizer": str(run)}, progress=progress)
         self.tokenizer = self.rows.tokenizer
+        if run is not None and self.tokenizer is not None:
+            own = load_tokenizer(str(run))
+            if own.get_vocab() != self.tokenizer.get_vocab():
+                reading = {**self._reading, "tokenizer": str(run)}
+                self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
+        self.label_names = self.rows.label_names
+        self.scored = {
+            split: (self.rows.splits[split], self.rows.splits[split]["label"][:]) for split in ("valid", "test")
+        }
+
+    def _open_other(self, run: Path, source: str) -> None:
+        """Rows of another table, all of them or those it calls test, with the labels of a run."""
+        from lagwise.models import LagwiseConfig
+
+        config = LagwiseConfig.from_pretrained(run)
+        if config.input_name == "tokens":
+            self.tokenizer = load_tokenizer(str(run))
+        self.label_names = (
+            None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
+        )
+        tables = open_rows(source).read()
+        rows = tables.get("test") or next(iter(tables.values()))
+        for column in (*self.columns(), self.label):
+            if column not in rows.column_names:
+                raise ValueError(f"{source!r} has no column {column!r} (it has {', '.join(rows.column_names)})")
+        labels = known_labels(rows[self.label][:], self.label_names, lambda i: f"row {i + 1} of {source!r}")
+        features = config.inputs["features"] if config.input_name == "values" else None
+        self.scored = {"test": (self._encoder(features)(rows), labels)}
 
     def fields(self) -> dict[str, Any]:
         names = self.rows.label_names
@@ -135,6 +166,10 @@ class SequenceClassification(Task):
             "label2id": {name: i for i, name in labels.items()},
             "problem_type": "single_label_classification",
         }
+
+    def resolved(self) -> dict[str, Any]:
+        columns = self.rows.encoder.columns
+        return {"text": columns[0] if len(columns) == 1 else list(columns), "kind": self.rows.kind}
 
     def notes(self) -> Sequence[str]:
         return self.rows.describe().splitlines()
@@ -191,16 +226,15 @@ class SequenceClassification(Task):
     ) -> dict[str, Any]:
         """Scores of the valid and test rows; of classes also the confusion matrix and figures by class."""
         require_none("sequence_classification", **{"--lengths": lengths, "--tokens": max_tokens})
-        result: dict[str, Any] = {"kind": self.rows.kind, "labels": self.rows.label_names}
-        for split in ("valid", "test"):
-            rows = self.rows.splits[split]
-            logits = self._logits(model, rows, progress)
-            scores, details = self._scores(logits, np.asarray(rows["label"][:]))
-            result[split] = {**scores, "rows": len(rows)}
-        return result | details
+        kind = "regression" if self.label_names is None else "classification"
+        result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
+        for split, (rows, labels) in self.scored.items():
+            scores, details = self._scores(self._logits(model, rows, progress), np.asarray(labels))
+            result |= {split: {**scores, "rows": len(rows)}, **details}  # the details of the last, the test rows
+        return result
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        splits = [(split, evaluation[split]) for split in ("valid", "test")]
+        splits = [(split, evaluation[split]) for split in ("valid", "test") if split in evaluation]
         names = [name for name in splits[0][1] if name != "rows"]
         rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
         tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), "rows"), rows)]
@@ -236,16 +270,21 @@ class SequenceClassification(Task):
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
         features = getattr(model.model.embed_tokens, "in_features", None) if self.inputs == "values" else None
-        encoder = RowEncoder(self.columns(), self.data.length, self.tokenizer, self.data.tokenizer == "bytes", features)
-        logits = self._logits(model, encoder(rows), progress)
+        logits = self._logits(model, self._encoder(features)(rows), progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
         shares = torch.tensor(logits).softmax(-1).numpy()
         names = [model.config.id2label[i] for i in range(model.config.num_labels)]
         return [
-            {"predicted": names[int(row.argmax())], **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)}}
+            {
+                "predicted": names[int(row.argmax())],
+                **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
+            }
             for row in shares
         ]
+
+    def _encoder(self, features: int | None) -> RowEncoder:
+        return RowEncoder(self.columns(), self.data.length, self.tokenizer, self.data.tokenizer == "bytes", features)
 
     @torch.inference_mode()
     def _logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
@@ -267,9 +306,9 @@ class SequenceClassification(Task):
         return finite(result, "logits")
 
     def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
-        if self.rows.label_names is None:
+        if self.label_names is None:
             return regression_scores(logits[:, 0], labels)
-        return classification_scores(logits.argmax(-1), labels, self.rows.label_names)
+        return classification_scores(logits.argmax(-1), labels, self.label_names)
 
     @property
     def _source(self) -> str:
