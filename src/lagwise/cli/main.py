@@ -38,7 +38,7 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Text (.txt, .jsonl, .parquet), labelled rows (also .csv, .tsv, .npz), a folder, `stdlib`, or `hub:NAME`."
+            help="Text (.txt, .jsonl, .parquet), labelled rows (.csv, .tsv, .npz too), a folder, `stdlib`, `hub:NAME`."
         ),
     ] = None,
     recipe: Annotated[
