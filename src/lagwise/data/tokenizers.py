@@ -37,7 +37,7 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"no tokenizer in folder {name!r}: {error}") from error
     if tokenizer.eos_token_id is None:

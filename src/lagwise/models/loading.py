@@ -56,7 +56,7 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, 
             f"the weights in {str(folder)!r} do not fit its config.json ({what}); "
             + ("the changes asked for need other weights" if changes else "another lagwise version?")
         )
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return model.eval(), tokenizer
 
 
