@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 ROOMS = (
     *("ops", "kernels", "mixers", "blocks", "models", "data", "training", "evaluation", "analysis", "bench", "cli"),
 )
-TOP = {"_lazy", "_registration", "cache", "compiler", "process", "progress", "tables", "text"}
+TOP = {"_lazy", "_registration", "cache", "compiler", "files", "process", "progress", "tables", "text"}
 
 
 def imported_rooms(path: Path) -> set[str]:

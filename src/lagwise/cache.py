@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import stat
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from lagwise.files import PARTIAL, first_line, is_full_disk, lock
+
+_META = "meta.json"
 
 
 def default_cache() -> Path:
@@ -43,3 +54,71 @@ def require_private(path: Path, root: Path) -> None:
             raise PermissionError(f"others may write to {str(each)!r} (forbid it with 'chmod go-w')")
         if each == root:
             return
+
+
+def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``make`` returned when it filled a folder of the cache: now, or earlier if its files are still the same.
+
+    ``make`` writes into the folder it is given, and returns what else is to be known (JSON). The result is complete or
+    absent; files that have changed since are made again, with a warning. One process makes it, others wait. OSError
+    with advice when the disk is full.
+    """
+    meta = _read_meta(folder)
+    if meta is None:
+        _fill(folder, make)
+        meta = _read_meta(folder)
+    assert meta is not None
+    return meta
+
+
+def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
+    """Fill a folder, unless another process does so first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{PARTIAL}-*"):  # by a process that was killed, unless its lock is held
+        with suppress(BlockingIOError), lock(_lock_of(folder.with_name(left.name.removeprefix(f"{PARTIAL}-")))):
+            shutil.rmtree(left, ignore_errors=True)
+    with lock(_lock_of(folder), wait=True):
+        if _read_meta(folder) is not None:
+            return
+        if folder.exists():
+            warnings.warn(f"{folder} is damaged or of an earlier version; making it again", stacklevel=4)
+        partial = folder.with_name(f"{PARTIAL}-{folder.name}")
+        try:
+            partial.mkdir()
+            meta = make(partial)
+            (partial / _META).write_text(json.dumps({**meta, "digest": _digest(partial, meta)}, indent=1))
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+        except Exception as error:
+            if not is_full_disk(error):
+                raise
+            raise OSError(
+                f"cannot write to the cache in {folder.parent} ({first_line(error)}); free space, or set LAGWISE_CACHE "
+                "to a folder on another disk"
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    """What is known of a folder; None if it is absent, or any of its files has changed."""
+    try:
+        meta = json.loads((folder / _META).read_text())
+        digest = meta.pop("digest")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return None
+    return meta if digest == _digest(folder, meta) else None
+
+
+def _digest(folder: Path, meta: dict[str, Any]) -> str:
+    """Hash of a folder's files and of what is known of it. It is taken whenever the folder is opened, which reads about
+    as many bytes as the fingerprint of the data themselves has by then."""
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for path in sorted(f for f in folder.rglob("*") if f.is_file() and f.name != _META):
+        with open(path, "rb") as f:
+            digest.update(f"{path.relative_to(folder)}:".encode() + hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from poison import check_poisoned_padding
 from torch import Tensor, nn
 
 from lagwise.blocks import BLOCKS, GLU, MLP, ChainBlock, MegaBlock, PreNormBlock, QueryKey
@@ -193,20 +194,10 @@ def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
     torch.testing.assert_close(packed, torch.cat([whole, whole], 1), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["MEGA", "MEGA, Laplace, simple bias", "TCNCA", "TCN-MLP", "EMA-MLP"])
+@every_block
 @pytest.mark.parametrize("causal", [True, False])
-def test_nothing_of_padding_reaches_a_token(name: str, causal: bool) -> None:
-    """Not even NaN, which zero times is NaN."""
-    block: Any = make(EVERY_BLOCK[name], causal=causal)
-    x = torch.randn(2, 25, 6, dtype=torch.float64)
-    nothing = torch.full((2, 4, 6), float("nan"), dtype=torch.float64)
-    mask = torch.arange(33).expand(2, 33)
-    mask = (mask >= 4) & (mask < 29)
-    y = block(torch.cat([nothing, x, nothing], 1), mask=mask)[:, 4:29]
-    torch.testing.assert_close(y, block(x), rtol=0, atol=1e-9)
-    if causal:
-        y, _ = block.prefill(torch.cat([nothing, x], 1), block.init_state(2), mask=mask[:, :29])
-        torch.testing.assert_close(y[:, 4:], block(x), rtol=0, atol=1e-9)
+def test_nan_and_infinity_at_padding_reach_nothing(spec: dict, causal: bool) -> None:
+    check_poisoned_padding(make(spec, causal=causal), 6, causal=causal)
 
 
 @every_block

@@ -7,6 +7,10 @@ import json
 import lzma
 import math
 import os
+import random
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,8 @@ import pytest
 
 from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare, read_documents, token_bytes
 from lagwise.data import tokens as tokens_module
+from lagwise.data.tokenizers import pieces
+from lagwise.files import lock
 
 TEXT = "A line of text, with ünïcödé in it.\n" * 200
 
@@ -221,15 +227,75 @@ class TestTokenFiles:
 
     def test_long_documents_are_cut_for_the_tokenizer_without_loss(self) -> None:
         text = "\n\n".join(f"Paragraph {i}.\n  indented\n" for i in range(20000))
-        pieces = list(tokens_module._pieces(text))
-        assert len(pieces) > 5
-        assert "".join(pieces) == text
-        assert "".join(tokens_module._pieces("x" * 200_000)) == "x" * 200_000
+        found = list(pieces(text, 1 << 16))
+        assert len(found) > 5
+        assert "".join(found) == text
+        assert max(map(len, pieces("x" * 200_000, 1000))) <= 2000
+        assert "".join(pieces("x" * 200_000, 1000)) == "x" * 200_000
+
+    @pytest.mark.parametrize("space", [" ", "\n", "  ", " \n", "\n  ", "\t "])
+    def test_pieces_have_the_words_of_the_whole(self, space: str) -> None:
+        tokenizer = load_tokenizer("bytes").backend_tokenizer.pre_tokenizer
+        text = space.join(["word", "it's", "x2", "...", "ü"] * 50)
+        whole = [word for word, _ in tokenizer.pre_tokenize_str(text)]
+        cut = [[word for word, _ in tokenizer.pre_tokenize_str(piece)] for piece in pieces(text, 20)]
+        assert len(cut) > 20
+        assert [word for piece in cut for word in piece] == whole
+
+    def test_a_long_line_trains_a_bpe_in_time(self) -> None:
+        """As one word, these letters take a minute and more."""
+        text = "".join(random.Random(0).choices("abcdefgh", k=300_000))
+        tokenizer = load_tokenizer("bpe", vocab_size=2000, texts=iter([text]))
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
     def test_second_time_nothing_is_encoded(self, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = prepare(str(text_file), "bytes", progress=False)
         monkeypatch.setattr(tokens_module, "_encode", lambda *a: pytest.fail("encoded again"))
         assert prepare(str(text_file), "bytes", progress=False).folder == first.folder
+
+    @pytest.mark.parametrize("damage", ["a token", "half of the file", "text_bytes", "meta", "the tokenizer"])
+    def test_damaged_token_files_are_made_again(self, tmp_path: Path, text_file: Path, damage: str) -> None:
+        whole = prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        expected = {split: ids.tolist() for split, ids in whole.splits.items()}
+        tokens, meta = whole.folder / "train.bin", whole.folder / "meta.json"
+        if damage == "a token":
+            ids = np.fromfile(tokens, dtype=np.uint16)
+            ids[100] ^= 1
+            ids.tofile(tokens)
+        elif damage == "half of the file":
+            tokens.write_bytes(tokens.read_bytes()[: tokens.stat().st_size // 4 * 2])
+        elif damage == "text_bytes":
+            meta.write_text(meta.read_text().replace(str(whole.text_bytes["train"]), "0"))
+        elif damage == "meta":
+            meta.write_text("[1]")
+        else:
+            (whole.folder / "tokenizer" / "tokenizer.json").unlink()
+        with pytest.warns(UserWarning, match="damaged"):
+            again = prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        assert again.folder == whole.folder
+        assert again.text_bytes == whole.text_bytes
+        assert {split: ids.tolist() for split, ids in again.splits.items()} == expected
+
+    def test_token_files_that_a_killed_process_left_are_removed(self, tmp_path: Path, text_file: Path) -> None:
+        dead, alive = (tmp_path / "tokens" / f".saving-{name}" for name in ("dead", "alive"))
+        for folder in (dead, alive):
+            folder.mkdir(parents=True)
+        with lock(tmp_path / "tokens" / "alive.lock"):
+            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        assert alive.is_dir()
+        assert not dead.exists()
+
+    def test_two_processes_encode_a_text_once(
+        self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        encode, calls = tokens_module._encode, []
+        monkeypatch.setattr(tokens_module, "_encode", lambda *a: (calls.append(a), time.sleep(0.2), encode(*a)))
+        with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
+            warnings.simplefilter("ignore")  # that one waits for the other
+            tasks = [pool.submit(prepare, str(text_file), "bytes", cache=tmp_path, progress=False) for _ in range(2)]
+            one, other = (task.result() for task in tasks)
+        assert one.folder == other.folder
+        assert len(calls) == 1
 
     def test_changed_text_is_encoded_anew(self, tmp_path: Path) -> None:
         path = tmp_path / "a.txt"
@@ -247,7 +313,7 @@ class TestTokenFiles:
         monkeypatch.setattr(tokens_module, "_encode", full)
         with pytest.raises(OSError, match="LAGWISE_CACHE"):
             prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
-        assert not list((tmp_path / "tokens").iterdir())
+        assert not [path for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"]
 
     def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("ab")

@@ -72,6 +72,29 @@ def test_every_parameter_gets_a_gradient(spec: dict) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_fast_warp_does_not_cut_the_filter(decay: float, causal: bool) -> None:
+    kernel = WarpedKernel(5, causal=causal, decay=decay)
+    assert kernel.filter is not None
+    taps = kernel.taps(200)
+    taps.square().sum().backward()
+    assert kernel.filter.grad is not None
+    assert (kernel.filter.grad != 0).all()
+
+
+def test_shrunken_weights_are_the_same_kernel_in_float32_and_float64() -> None:
+    """As weight decay leaves them: the norm must not see an epsilon."""
+    kernel = RPEKernel(5, decay=1.0)
+    with torch.no_grad():
+        for name, parameter in kernel.named_parameters():
+            if "last" not in name:
+                parameter.mul_(0.03)
+    single = kernel.taps(50).double()
+    exact = kernel.double().taps(50)
+    assert (single - exact).abs().max() < 2e-6 * exact.abs().max()
+
+
 @every_kernel
 def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict) -> None:
     """Lag 257 does not exist in bfloat16; neighbouring taps of a long kernel would come out equal."""
@@ -91,7 +114,7 @@ def test_rpe_is_the_published_formula() -> None:
     def tap(lag: int) -> torch.Tensor:
         h = kernel.network.first.weight[:, 0] * lag + kernel.network.first.bias
         for layer in (*kernel.network.hidden, kernel.network.last):
-            h = torch.relu(h / (h.square().mean() + torch.finfo(h.dtype).eps).sqrt())
+            h = torch.relu(h / (h.square().mean() + 1e-20).sqrt())
             h = layer.weight @ h + layer.bias
         return 0.9**lag * h
 
@@ -256,6 +279,19 @@ def test_modal_is_a_sum_of_damped_oscillations(causal: bool) -> None:
         before = sides.sum(2)[1]
         expected = torch.cat([before.flip(1)[:, :-1], before[:, :1] + expected[:, :1], expected[:, 1:]], dim=1)
     torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_modal_gradients_are_finite_for_any_rate(causal: bool) -> None:
+    """Where a pole is less than float32 can hold with full precision; few, for vectorised loops are another code."""
+    kernel = ModalKernel(1, causal=causal, modes=3)
+    for rate in (-12.0, 0.0, 4.4, 4.5, 4.55, 4.6, 4.7, 6.0):
+        nn.init.constant_(kernel.rate, rate)
+        kernel.zero_grad()
+        kernel.taps(20).sum().backward()
+        for name, parameter in kernel.named_parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.isfinite().all(), (name, rate)
 
 
 def test_modal_taps_have_the_size_of_other_kernels() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -204,6 +205,24 @@ def test_positions_are_what_they_say(heads: int) -> None:
     a, b = (rotary(t[:, None].expand(heads, 5, 4), torch.arange(5)) for t in additive.rotary_pair)
     bias = a @ b.transpose(1, 2)
     torch.testing.assert_close(additive(q, k, v), chunked_attention(q, k, v, chunk=5, bias=bias), rtol=0, atol=1e-10)
+
+
+def test_weights_may_lie_at_any_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped from a file they are not aligned to complex numbers, which compiled code may rely on."""
+    view = torch.view_as_complex
+
+    def checked(x: Tensor) -> Tensor:
+        assert x.data_ptr() % (2 * x.element_size()) == 0
+        return view(x)
+
+    monkeypatch.setattr(torch, "view_as_complex", checked)
+    memory = np.zeros(256, dtype=np.uint8)
+    start = -memory.ctypes.data % 64 + 8
+    weights = torch.from_numpy(np.frombuffer(memory.data, dtype=np.float64, count=16, offset=start))
+    attention = ChunkedAttention(4, heads=2, chunk=5, position="rotary").double()
+    attention.rotary_pair = torch.nn.Parameter(weights.view(2, 2, 4))
+    q, k, v = torch.randn(3, 2, 2, 13, 4, dtype=torch.float64)
+    attention(q, k, v).sum().backward()
 
 
 def test_parameters_are_only_those_of_the_position() -> None:

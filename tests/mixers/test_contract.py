@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from every_mixer import CHANNELS, every_mixer, make, noise
+from poison import check_poisoned_padding
 
 from lagwise.mixers import Mixer
 
@@ -47,6 +48,12 @@ def test_padding_leaves_no_trace(name: str, options: dict, causal: bool) -> None
         y = mixer(padded, mask=mask)
         assert y.isfinite().all()
         torch.testing.assert_close(y[:, left : left + 30], alone, rtol=0, atol=1e-9)
+
+
+@every_mixer
+@pytest.mark.parametrize("causal", [True, False])
+def test_nan_and_infinity_at_padding_reach_nothing(name: str, options: dict, causal: bool) -> None:
+    check_poisoned_padding(make(name, options, causal=causal), CHANNELS, causal=causal)
 
 
 @every_mixer

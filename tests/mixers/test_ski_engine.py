@@ -51,6 +51,18 @@ def test_rank_brings_the_exact_kernel() -> None:
     assert errors[-1] < 1e-10  # a node on every token
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_all_of_the_filter_is_applied_however_fast_the_warp(decay: float, causal: bool) -> None:
+    kernel = {"name": "warped", "decay": decay}
+    exact = ToeplitzMixer(4, causal=causal, kernel=kernel).double()
+    ski = {"name": "ski", **({"spacing": 1} if causal else {"rank": 200})}  # a node on every token
+    approximate = ToeplitzMixer(4, causal=causal, kernel=kernel, engine=ski).double()
+    approximate.load_state_dict(exact.state_dict())
+    x = torch.randn(2, 200, 4, dtype=torch.float64)
+    torch.testing.assert_close(approximate(x), exact(x), rtol=0, atol=1e-9)
+
+
 def test_causal_is_the_split_kernel() -> None:
     m = mixer()
     assert m.ski is not None
@@ -133,6 +145,18 @@ def test_rows_out_of_step_stream_together() -> None:
         y, state = m.step(token, state)
         expected = torch.cat([each[:, n + t] for each, n in zip(alone, lengths, strict=True)])
         torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("lengths", [(3, 1), (3, 0), (0, 0), (8, 2)])
+def test_prompts_shorter_than_a_cell_behind_longer_padding(lengths: tuple[int, int]) -> None:
+    m = mixer()
+    rows = [torch.randn(1, n + 20, 4, dtype=torch.float64) for n in lengths]
+    prompt = torch.cat([F.pad(row[:, :n], (0, 0, 16 - n, 0)) for row, n in zip(rows, lengths, strict=True)])
+    mask = torch.arange(16) >= torch.tensor([[16 - n] for n in lengths])
+    y, state = m.prefill(prompt, m.init_state(2), mask=mask)
+    rest, _ = m.prefill(torch.cat([row[:, n:] for row, n in zip(rows, lengths, strict=True)]), state)
+    for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
+        torch.testing.assert_close(torch.cat([y[i, 16 - n :], rest[i]]), m(row)[0], rtol=0, atol=1e-10)
 
 
 def test_memory_of_a_stream() -> None:

@@ -58,6 +58,43 @@ def test_save_and_load(block: dict, tmp_path: Path) -> None:
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
+@every_block
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_packed_documents_are_classified_as_if_alone(block: dict, pooling: str) -> None:
+    model = make(block, pooling=pooling)
+    documents = [torch.randint(0, 256, (1, n)) for n in (9, 30, 1)]
+    alone = torch.cat([model(ids).logits for ids in documents])
+    ids = torch.cat([*documents, torch.full((1, 3), 257)], dim=1)
+    seq_idx = torch.tensor([[0] * 9 + [1] * 30 + [2] + [-1] * 3])
+    packed = model(ids, seq_idx=seq_idx, attention_mask=(seq_idx >= 0).long(), labels=torch.tensor([0, 1, 2]))
+    torch.testing.assert_close(packed.logits, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(packed.loss, torch.nn.functional.cross_entropy(alone, torch.tensor([0, 1, 2])))
+
+
+@pytest.mark.parametrize("pooling", ["first", "last"])
+def test_pooling_takes_a_real_token(pooling: str) -> None:
+    model = make(BLOCKS["tnn"], pooling=pooling)
+    ids = torch.randint(0, 256, (2, 30))
+    hidden = model.model(ids).last_hidden_state[:, 0 if pooling == "first" else -1]
+    torch.testing.assert_close(model(ids).logits, model.classifier(hidden))
+    padded = torch.cat([torch.full((2, 4), 257), ids, torch.full((2, 3), 257)], dim=1)
+    mask = torch.tensor([[0] * 4 + [1] * 30 + [0] * 3] * 2)
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_what_tokenizers_and_pipelines_pass_is_accepted() -> None:
+    model = make(BLOCKS["tnn"], type_vocab_size=2)
+    ids, types = torch.randint(0, 256, (2, 9)), torch.tensor([[0] * 4 + [1] * 5] * 2)
+    plain = model(ids, use_cache=True).logits
+    assert not torch.allclose(model(ids, token_type_ids=types).logits, plain)
+    torch.testing.assert_close(make(BLOCKS["tnn"])(ids, token_type_ids=types).logits.shape, plain.shape)
+    logits, loss = model(ids, return_dict=False)[0], model(ids, labels=torch.tensor([0, 1]), return_dict=False)[0]
+    assert torch.equal(logits, plain)
+    assert loss.shape == ()
+    with pytest.raises(ValueError, match="output_attentions=True has no answer"):
+        model(ids, output_attentions=True)
+
+
 @both_ways
 def test_it_learns_where_a_token_stands(causal: bool) -> None:
     """Whether the one 7 of a text is in its first half: nothing that a bag of tokens could tell."""
@@ -85,7 +122,9 @@ def test_what_cannot_be_is_refused() -> None:
     model = make(BLOCKS["mega"])
     with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\) = \(2, 4\), got \(2, 5\)"):
         model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 5))
-    with pytest.raises(ValueError, match="unknown argument of forward: 'seq_idx'"):
-        model(torch.ones(2, 4, dtype=torch.long), seq_idx=torch.zeros(2, 4))
+    with pytest.raises(ValueError, match="unknown argument of forward: 'seq_ids'"):
+        model(torch.ones(2, 4, dtype=torch.long), seq_ids=torch.zeros(2, 4))
+    with pytest.raises(ValueError, match="a language model reads tokens"):
+        LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs="values"))
     with pytest.raises(ValueError, match="a row without any token"):
         model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))

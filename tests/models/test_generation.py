@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from transformers import TextStreamer, pipeline
 from lagwise.data import load_tokenizer
 from lagwise.data.tokenizers import word_tokenizer
 from lagwise.models import LagwiseForCausalLM, StreamingCache, generate_text, generation, load_model
-from lagwise.text import pieces
 
 every_recipe = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 NEW = 8
@@ -198,7 +196,7 @@ class TestText:
         options: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0}
         model.generation_config.suppress_tokens = list(range(4, 258)) if words else None
         whole = [generate_text(model, tokenizer, prompt, echo=echo, **options) for echo in (True, False)]
-        monkeypatch.setattr(generation, "pieces", partial(pieces, size=30))
+        monkeypatch.setattr(generation, "_PIECE", 30)
         cut: list[str] = []
         text = generate_text(model, tokenizer, prompt, write=cut.append, **options)
         assert [text, generate_text(model, tokenizer, prompt, echo=False, **options)] == whole

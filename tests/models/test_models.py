@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -237,7 +238,7 @@ class TestBadInput:
         [
             ({"hidden_size": 0}, "hidden_size"),
             ({"vocab_size": "many"}, "vocab_size"),
-            ({"norm": "batch"}, "norm"),
+            ({"norm": "group"}, "norm"),
             ({"block": {"name": "prenrm"}}, "did you mean 'prenorm'"),
             ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernels": {}}}}, "did you mean 'kernel'"),
             ({"block": "tnn"}, "mapping"),
@@ -286,3 +287,21 @@ class TestDamagedFolders:
     def test_whole_folder_loads(self, folder: Path) -> None:
         copy = shutil.copytree(folder, folder / "copy")
         assert load_model(copy)[0].config.hidden_size == 16
+
+
+def test_a_changed_copy_refuses_the_originals_cache() -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, **TNN)).eval()
+    cache = model(torch.randint(0, 256, (1, 5)), use_cache=True).past_key_values
+    changed = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="filled by another model"):
+        changed(torch.randint(0, 256, (1, 1)), past_key_values=cache)
+    model(torch.randint(0, 256, (1, 1)), past_key_values=copy.deepcopy(cache))  # a branch of its own cache is fine
+
+
+def test_return_dict_is_honoured() -> None:
+    model, ids = (
+        LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, **TNN)).eval(),
+        torch.randint(0, 256, (1, 5)),
+    )
+    assert torch.equal(model(ids, return_dict=False)[0], model(ids).logits)
+    assert torch.equal(model.model(ids, return_dict=False)[0], model.model(ids).last_hidden_state)

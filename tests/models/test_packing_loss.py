@@ -84,6 +84,17 @@ def test_the_mean_is_over_what_is_predicted() -> None:
         torch.testing.assert_close(model(**batch, **kwargs).loss, total / count, rtol=1e-5, atol=0)
 
 
+def test_labels_that_the_trainer_has_counted_but_documents_leave_out() -> None:
+    """Raw seq_idx, without a collator that leaves out documents' first tokens: the loss is a mean all the same."""
+    model = tiny("tnn-lm")
+    ids = torch.randint(0, 256, (2, 12))
+    seq_idx = torch.arange(12)[None].expand(2, 12) // 2
+    counted = (ids[:, 1:] != -100).sum()
+    expected = model(ids, labels=ids, seq_idx=seq_idx).loss
+    found = model(ids, labels=ids, seq_idx=seq_idx, num_items_in_batch=counted).loss
+    torch.testing.assert_close(found, expected)
+
+
 def test_of_documents_that_count_for_a_limit() -> None:
     """A row may be longer than learned positions reach; a document may not."""
     model = tiny("transformer-learned-lm")

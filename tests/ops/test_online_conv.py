@@ -152,6 +152,23 @@ def test_memory_and_work_end_where_the_taps_end(monkeypatch: pytest.MonkeyPatch)
     assert works[2] == works[4] == works[7]
 
 
+@pytest.mark.parametrize("reach", [None, 10_000_000])
+def test_no_more_taps_are_made_than_the_text_can_meet(reach: int | None) -> None:
+    """A kernel that decays slowly costs what one without end costs."""
+    asked: list[int] = []
+
+    def make(n: int) -> Tensor:
+        asked.append(n)
+        return torch.randn(CHANNELS, 1, dtype=torch.float64).expand(-1, n)
+
+    state = OnlineState.start(1, OnlineTaps(make, reach))
+    with torch.no_grad():
+        _, state = walk(torch.randn(1, 100, CHANNELS), state, lambda: 1)
+        assert sum(asked) <= 2048
+        walk(torch.randn(1, 8000, CHANNELS), state, lambda: 500)
+    assert sum(asked) <= 4 * 8 * 8192
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The multiplications of every transform from here on, about."""
     work: list[float] = []

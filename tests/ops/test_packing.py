@@ -2,23 +2,65 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from lagwise.ops import per_document, seq_idx_from_cu_seqlens
+from lagwise.ops import Layout, per_document, seq_idx_from_cu_seqlens
+
+
+def running_sum(x: Tensor, layout: Layout) -> Tensor:
+    return (x if layout.mask is None else x * layout.mask[..., None]).cumsum(1)
 
 
 def test_documents_are_mixed_apart() -> None:
     """A running sum starts again with every document, also where two rows' neighbours have the same number."""
     x = torch.arange(12, dtype=torch.float64).reshape(2, 6, 1)
     seq_idx = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 2, 2, 2, 2, 0]])
-    y = per_document(lambda padded, mask: (padded * mask[..., None]).cumsum(1), x, seq_idx)
+    y = per_document(running_sum, x, Layout(seq_idx=seq_idx))
     assert y.flatten().tolist() == [0, 1, 3, 3, 7, 12, 6, 7, 15, 24, 34, 11]
 
 
 def test_a_mask_reaches_the_mixer() -> None:
     x = torch.ones(1, 4, 1)
     mask = torch.tensor([[True, False, True, True]])
-    y = per_document(lambda padded, m: (padded * m[..., None]).cumsum(1), x, torch.zeros(1, 4, dtype=torch.long), mask)
+    y = per_document(running_sum, x, Layout(mask, torch.zeros(1, 4, dtype=torch.long)))
     assert y.flatten().tolist() == [1, 1, 2, 3]
+
+
+def test_a_document_of_padding_alone_gives_zeros() -> None:
+    layout = Layout(torch.tensor([[1, 1, 0, 0]]), torch.tensor([[0, 0, -1, -1]]))
+    assert per_document(lambda x, _: x + 1, torch.ones(1, 4, 1), layout).flatten().tolist() == [2, 2, 0, 0]
+    nothing = Layout(torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.long))
+    assert per_document(lambda x, _: x + 1, torch.ones(1, 4, 1), nothing).flatten().tolist() == [0, 0, 0, 0]
+
+
+def test_gradients_reach_each_token_once() -> None:
+    x = torch.randn(1, 9, 2, dtype=torch.float64, requires_grad=True)
+    layout = Layout(seq_idx=torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]]))
+    assert torch.autograd.gradcheck(lambda a: per_document(running_sum, a, layout), x)
+
+
+def test_compact_keeps_what_stands_between_the_first_token_and_the_last() -> None:
+    mask = torch.tensor([[0, 1, 0, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
+    kept, layout = Layout(mask).compact or pytest.fail("much of this batch is padding")
+    assert kept.tolist() == [1, 2, 3, 6, 7]
+    assert layout.seq_idx is not None
+    assert layout.mask is not None
+    assert layout.seq_idx.tolist() == [[0, 0, 0, 1, 1]]
+    assert layout.mask.tolist() == [[True, False, True, True, True]]
+
+
+def test_compact_keeps_documents_of_packed_rows_apart() -> None:
+    seq_idx = torch.tensor([[0, 0, 1, -1, -1, -1], [1, 1, -1, -1, -1, -1]])
+    kept, layout = Layout(seq_idx >= 0, seq_idx).compact or pytest.fail("much of this batch is padding")
+    assert kept.tolist() == [0, 1, 2, 6, 7]
+    assert layout.seq_idx is not None
+    assert layout.seq_idx.tolist() == [[0, 0, 1, 2, 2]]
+    assert layout.mask is None
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(torch.ones(2, 5)), Layout(torch.ones(2, 4), grid=(2, 2))])
+def test_nothing_is_compacted_where_nothing_is_gained(layout: Layout) -> None:
+    assert layout.compact is None
 
 
 def test_cumulative_lengths() -> None:
@@ -30,4 +72,8 @@ def test_cumulative_lengths() -> None:
 
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(ValueError, match="seq_idx"):
-        per_document(lambda a, m: a, torch.ones(1, 4, 1), torch.zeros(1, 3))
+        per_document(running_sum, torch.ones(1, 4, 1), Layout(seq_idx=torch.zeros(1, 3)))
+    with pytest.raises(ValueError, match="mask must be like seq_idx"):
+        Layout(torch.ones(1, 4), torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="a grid of 2 x 3 does not hold 7 tokens"):
+        Layout(grid=(2, 3)).check(1, 7)

@@ -38,7 +38,7 @@ class RingBuffer(Mixer):
         taps = self.mixer.kernel.taps(256).t().flip(0)
         return RingState(Window.empty(batch_size, self.channels, self.mixer.kernel.horizon(), like=taps), taps)
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         window, taps = state
         window = window.append(x)
         length = window.size
@@ -70,7 +70,7 @@ class NStates(Mixer):
     def init_state(self, batch_size: int) -> Any:
         return self.modes.poles.new_zeros(batch_size, *self.modes.poles.shape)
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         y, state = modal_prefill(x, self.modes, state)
         return y, state
 

@@ -1,12 +1,11 @@
 """Residual blocks, one a file."""
 
-from torch import nn
-
+from lagwise.blocks.base import Block
 from lagwise.blocks.chain import LINKS, ChainBlock
 from lagwise.blocks.channel import CHANNEL_MIXERS, GLU, MLP
 from lagwise.blocks.mega import MegaBlock, QueryKey
 from lagwise.blocks.prenorm import PreNormBlock
 
-BLOCKS: dict[str, type[nn.Module]] = {**LINKS, "chain": ChainBlock}
+BLOCKS: dict[str, type[Block]] = {**LINKS, "chain": ChainBlock}
 
-__all__ = ["BLOCKS", "CHANNEL_MIXERS", "GLU", "MLP", "ChainBlock", "MegaBlock", "PreNormBlock", "QueryKey"]
+__all__ = ["BLOCKS", "CHANNEL_MIXERS", "GLU", "MLP", "Block", "ChainBlock", "MegaBlock", "PreNormBlock", "QueryKey"]

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from lagwise.blocks.base import Block
 from lagwise.blocks.mega import MegaBlock
 from lagwise.blocks.prenorm import PreNormBlock
+from lagwise.ops import Layout
 from lagwise.tables import build
 
 # What a chain may be made of.
-LINKS: dict[str, type[nn.Module]] = {"prenorm": PreNormBlock, "mega": MegaBlock}
+LINKS: dict[str, type[Block]] = {"prenorm": PreNormBlock, "mega": MegaBlock}
 
 
 class ChainState(NamedTuple):
@@ -28,7 +30,7 @@ class ChainState(NamedTuple):
         return ChainState(tuple(each[0].join(each) for each in zip(*(state.states for state in states), strict=True)))
 
 
-class ChainBlock(nn.Module):
+class ChainBlock(Block):
     """Blocks one after the other: hybrids of any mixers.
 
     Options: blocks, a list of specs. TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each
@@ -50,9 +52,9 @@ class ChainBlock(nn.Module):
             for number, spec in enumerate(blocks)
         )
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, layout: Layout) -> Tensor:
         for block in self.blocks:
-            x = block(x, mask=mask, seq_idx=seq_idx)
+            x = block(x, layout=layout)
         return x
 
     def init_state(self, batch_size: int) -> ChainState:
@@ -64,10 +66,6 @@ class ChainBlock(nn.Module):
             x, reached = block.prefill(x, before, mask=mask)
             after.append(reached)
         return x, ChainState(tuple(after))
-
-    def step(self, x: Tensor, state: ChainState) -> tuple[Tensor, ChainState]:
-        y, state = self.prefill(x[:, None], state)
-        return y[:, 0], state
 
     def _links(self) -> list[Any]:
         return list(self.blocks)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm
-from lagwise.tables import Spec, build
+from lagwise.tables import Spec, build, known
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
 
 
 class GLU(nn.Module):
@@ -29,19 +32,21 @@ class GLU(nn.Module):
 
 
 class MLP(nn.Module):
-    """The Transformer's feed-forward layer: ``W_2 gelu(W_1 x)`` (Vaswani et al. 2017).
+    """The Transformer's feed-forward layer: ``W_2 act(W_1 x)`` (Vaswani et al. 2017).
 
-    Shapes: ``(..., channels)`` to the same. Options: expansion, the inner width over the channels.
+    Shapes: ``(..., channels)`` to the same. Options: expansion, the inner width over the channels; activation,
+    ``gelu``, ``silu`` (MEGA's) or ``relu``.
     """
 
-    def __init__(self, channels: int, *, expansion: float = 4):
+    def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu"):
         super().__init__()
         width = _width(channels, expansion)
+        self.activation = _ACTIVATIONS[known(activation, _ACTIVATIONS, "activation")]
         self.up = nn.Linear(channels, width)
         self.down = nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return self.down(self.activation(self.up(x)))
 
 
 def _width(channels: int, expansion: float) -> int:
@@ -57,7 +62,7 @@ CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}
 class ChannelLayer(nn.Module):
     """``x + dropout(mix_channels(norm x))``: the second half of a block, or nothing for ``{"name": "none"}``."""
 
-    def __init__(self, channels: int, spec: Spec, norm: str, dropout: float):
+    def __init__(self, channels: int, spec: Spec, norm: str | Mapping[str, Any], dropout: float):
         super().__init__()
         self.norm: nn.Module | None = None
         self.mixer: Any = None
@@ -66,5 +71,5 @@ class ChannelLayer(nn.Module):
             self.mixer = build(CHANNEL_MIXERS, spec, channels, what="channel mixer")
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x if self.norm is None else x + self.dropout(self.mixer(self.norm(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x if self.norm is None else x + self.dropout(self.mixer(self.norm(x, mask)))

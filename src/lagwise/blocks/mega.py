@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.base import masked
 from lagwise.mixers.chunked_attention import ChunkState
-from lagwise.ops import per_document
+from lagwise.ops import Layout, per_document
 from lagwise.tables import build, whole_number
 
 
@@ -35,7 +36,7 @@ class MegaState(NamedTuple):
         )
 
 
-class MegaBlock(nn.Module):
+class MegaBlock(Block):
     """Attention in chunks from a memory that reaches beyond them, gated, then a channel mixer.
 
     Formula, with ``x̂ = norm(x)`` and ``m = memory(x̂)``::
@@ -50,8 +51,8 @@ class MegaBlock(nn.Module):
             other works too.
         query_size, value_size: width of queries and keys (MEGA: 128), and of values (twice the channels).
         chunk, evaluation_chunk, function, position: the attention's, as in `ChunkedAttention`.
-        channel_mixer: spec from its table (MEGA: an MLP of twice the width).
-        norm: ``layer`` or ``rms`` (no parameters).
+        channel_mixer: spec from its table (MEGA: an MLP of twice the width with SiLU).
+        norm: ``layer``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
         dropout: share of values, gated candidates and channel mixer outputs that are dropped in training.
 
     ValueError for options out of range. Streams as its two parts do: in constant memory with either of the memories.
@@ -72,7 +73,7 @@ class MegaBlock(nn.Module):
         function: str = "softmax",
         position: str = "rope",
         channel_mixer: Mapping[str, Any] | None = None,
-        norm: str = "layer",
+        norm: str | Mapping[str, Any] = "layer",
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -95,35 +96,38 @@ class MegaBlock(nn.Module):
             position=position,
         )
         self.out = nn.Linear(value_size, channels)
-        mixer = {"name": "mlp", "expansion": 2} if channel_mixer is None else channel_mixer
+        mixer = {"name": "mlp", "expansion": 2, "activation": "silu"} if channel_mixer is None else channel_mixer
         self.channels = ChannelLayer(channels, mixer, norm, dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
-        if seq_idx is not None:
-            return self.channels(per_document(self._gated, x, seq_idx, mask))
-        return self.channels(self._gated(x, mask))
+    def run(self, x: Tensor, layout: Layout) -> Tensor:
+        mask = layout.mask
+        normed = self.norm(x, mask)
+        update, query, key, reset, candidate = self._project(self.memory(normed, layout=layout))
+        value = self._value(normed)
+        if layout.seq_idx is None:
+            attended = self.attention(query, key, value, mask)
+        else:
+            attended = per_document(self._attend, torch.cat([query, key, value], dim=-1)[:, 0], layout)[:, None]
+        return self.channels(self._update(x, attended, update, reset, candidate), mask)
 
     def init_state(self, batch_size: int) -> MegaState:
         return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
 
     def prefill(self, x: Tensor, state: MegaState, *, mask: Tensor | None = None) -> tuple[Tensor, MegaState]:
-        normed = masked(self.norm(x), mask)
+        x = masked(x, mask)
+        normed = self.norm(x)
         memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)
         attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
         y = self.channels(self._update(x, attended, update, reset, candidate))
         return y, MegaState(memory_state, attention_state)
 
-    def step(self, x: Tensor, state: MegaState) -> tuple[Tensor, MegaState]:
-        y, state = self.prefill(x[:, None], state)
-        return y[:, 0], state
-
-    def _gated(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        normed = masked(self.norm(x), mask)
-        update, query, key, reset, candidate = self._project(self.memory(normed, mask=mask))
-        attended = self.attention(query, key, self._value(normed), mask)
-        return self._update(x, attended, update, reset, candidate)
+    def _attend(self, joined: Tensor, layout: Layout) -> Tensor:
+        """Attention of whole rows, queries, keys and values being joined along the channels."""
+        _, size, value_size, _ = self.sizes
+        query, key, value = joined[:, None].split([size, size, value_size], dim=-1)
+        return self.attention(query, key, value, layout.mask)[:, 0]
 
     def _project(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         update, shared, reset, candidate = self.gates(memory).split(self.sizes, dim=2)
@@ -140,6 +144,8 @@ class MegaBlock(nn.Module):
 
 class QueryKey(nn.Module):
     """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β (TCNCA fig. 3)."""
+
+    undecayed = ("scale", "shift")
 
     def __init__(self, size: int):
         super().__init__()

@@ -2,16 +2,87 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+from typing import Any
 
-from lagwise.tables import known
+import torch
+from torch import Tensor, nn
 
-NORMS = {
-    "rms": lambda channels: nn.RMSNorm(channels, eps=1e-6, elementwise_affine=False),
-    "layer": lambda channels: nn.LayerNorm(channels),
-}
+from lagwise.tables import build
 
 
-def make_norm(name: str, channels: int) -> nn.Module:
-    """``rms`` (no parameters, as TNN's published size requires) or ``layer``. ValueError for another name."""
-    return NORMS[known(name, NORMS, "norm")](channels)
+class RMSNorm(nn.RMSNorm):
+    """``x / sqrt(mean(x²) + epsilon)`` over the channels, without parameters (TNN's SimpleRMSNorm).
+
+    Options: epsilon, inside the root (1e-6). TNN's released code adds 1e-8 outside the root; an epsilon of 1e-16 is
+    equal to that within rounding, but for vectors whose root mean square is itself near 1e-8.
+    """
+
+    def __init__(self, channels: int, *, epsilon: float = 1e-6):
+        super().__init__(channels, eps=_positive(epsilon), elementwise_affine=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm over the channels. Options: epsilon (1e-5); affine, whether it has a scale and a shift to learn."""
+
+    def __init__(self, channels: int, *, epsilon: float = 1e-5, affine: bool = True):
+        super().__init__(channels, eps=_positive(epsilon), elementwise_affine=affine)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm of each channel over the real tokens of a batch: padding never enters the statistics.
+
+    In evaluation mode the running statistics are used, so that a token's output depends on no other token and
+    streaming is exact. In training mode every token sees statistics of the whole batch, the future included, as in the
+    published models for the Long Range Arena; language models should take another norm. Under several processes each
+    has statistics of its own share of the batch.
+
+    Options: epsilon (1e-5); momentum of the running statistics (0.1).
+    """
+
+    def __init__(self, channels: int, *, epsilon: float = 1e-5, momentum: float = 0.1):
+        super().__init__(channels, eps=_positive(epsilon), momentum=momentum)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        tokens = x.flatten(0, -2)
+        if mask is None or not self.training:
+            return super().forward(tokens).view(x.shape)
+        real = mask.flatten().nonzero()[:, 0]
+        if len(real) < 2:
+            raise ValueError("batch norm needs at least 2 real tokens in a training batch to take statistics of")
+        normed = super().forward(tokens[real])
+        return torch.zeros_like(tokens, dtype=normed.dtype).index_copy(0, real, normed).view(x.shape)
+
+
+class NoNorm(nn.Module):
+    """Leaves the residual stream as it is."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+NORMS: dict[str, type[nn.Module]] = {"rms": RMSNorm, "layer": LayerNorm, "batch": BatchNorm, "none": NoNorm}
+
+
+def make_norm(spec: str | Mapping[str, Any], channels: int) -> nn.Module:
+    """A norm by its name, or by name and options such as ``{"name": "layer", "affine": False}``.
+
+    Its forward takes x ``(batch, length, channels)`` and a mask ``(batch, length)``, true where a token is real.
+    ValueError for an unknown name or option.
+    """
+    return build(NORMS, {"name": spec} if isinstance(spec, str) else spec, channels, what="norm")
+
+
+def _positive(epsilon: float) -> float:
+    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not epsilon > 0:
+        raise ValueError(f"epsilon of a norm must be a positive number, got {epsilon!r}")
+    return epsilon

@@ -7,17 +7,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS
+from lagwise.mixers.base import masked
+from lagwise.ops import Layout
 from lagwise.tables import build
 
 
-class PreNormBlock(nn.Module):
+class PreNormBlock(Block):
     """``x + mix_tokens(norm x)``, then ``x + mix_channels(norm x)`` (TNN §3.1 and fig. 2).
 
-    Options: token_mixer and channel_mixer, specs from their tables; norm, ``rms`` (no parameters, as TNN's published
-    size requires) or ``layer``; dropout, of both mixers' outputs in training. The structures of TNN table 7 are three
+    Options: token_mixer and channel_mixer, specs from their tables; norm, by name or
+    name and options: ``rms`` (no parameters, as TNN's published size requires), ``layer``, ``batch`` or ``none``;
+    dropout, of both mixers' outputs in training. The structures of TNN table 7 are three
     choices of the two specs::
 
         GTU + GLU        token_mixer={"name": "gtu"},       channel_mixer={"name": "glu"}      (the default)
@@ -35,7 +39,7 @@ class PreNormBlock(nn.Module):
         causal: bool = True,
         token_mixer: Mapping[str, Any] | None = None,
         channel_mixer: Mapping[str, Any] | None = None,
-        norm: str = "rms",
+        norm: str | Mapping[str, Any] = "rms",
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -47,16 +51,14 @@ class PreNormBlock(nn.Module):
             channels, {"name": "glu"} if channel_mixer is None else channel_mixer, norm, dropout
         )
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
-        return self.channels(x + self.dropout(self.token_mixer(self.token_norm(x), mask=mask, seq_idx=seq_idx)))
+    def run(self, x: Tensor, layout: Layout) -> Tensor:
+        mixed = self.token_mixer(self.token_norm(x, layout.mask), layout=layout)
+        return self.channels(x + self.dropout(mixed), layout.mask)
 
     def init_state(self, batch_size: int) -> Any:
         return self.token_mixer.init_state(batch_size)
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        x = masked(x, mask)
         mixed, state = self.token_mixer.prefill(self.token_norm(x), state, mask=mask)
-        return self.channels(x + self.dropout(mixed)), state
-
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        mixed, state = self.token_mixer.step(self.token_norm(x), state)
         return self.channels(x + self.dropout(mixed)), state

@@ -35,28 +35,85 @@ class PackingCollator:
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         documents = [_document(number, example) for number, example in enumerate(examples)]
-        sizes = [len(ids) for ids, _ in documents]
-        for number, size in enumerate(sizes):
-            if size > self.length:
-                raise ValueError(
-                    f"document {number} of the batch has {size} tokens, more than a row of {self.length}; cut it into "
-                    "pieces, or make the rows longer"
-                )
-        if not any(sizes):
-            raise ValueError(f"none of the {len(sizes)} documents of the batch has a token")
-        rows = first_fit_decreasing(sizes, self.length)
-        shape = (len(rows), max(sum(sizes[i] for i in row) for row in rows))
-        input_ids = torch.zeros(shape, dtype=torch.long)
-        labels, seq_idx = torch.full(shape, IGNORED), torch.full(shape, NO_DOCUMENT)
-        for r, row in enumerate(rows):
-            start = 0
-            for number, i in enumerate(i for i in row if sizes[i]):
-                place = slice(start, start + sizes[i])
-                input_ids[r, place], labels[r, place] = documents[i]
-                labels[r, start], seq_idx[r, place] = IGNORED, number
-                start += sizes[i]
+        seq_idx, places = pack([len(ids) for ids, _ in documents], self.length)
+        input_ids, labels = torch.zeros_like(seq_idx), torch.full_like(seq_idx, IGNORED)
+        for i, row, place in places:
+            input_ids[row, place], labels[row, place] = documents[i]
+            labels[row, place.start] = IGNORED
         mask = (seq_idx != NO_DOCUMENT).long()
         return {"input_ids": input_ids, "labels": labels, "seq_idx": seq_idx, "attention_mask": mask}
+
+
+class DocumentPackingCollator:
+    """Packs the examples of a batch into rows of at most ``length`` positions, with one label a document.
+
+    Takes mappings with input_ids ``(tokens,)`` and perhaps token_type_ids, or input_values ``(vectors, features)``, and
+    perhaps ``label``. Gives those, zero at padding, with seq_idx and attention_mask ``(rows, longest row)`` as
+    `PackingCollator`, and labels ``(documents,)`` in the order of the documents: row by row, in a row by their number.
+
+    Rows are made as in `PackingCollator`. ValueError for a document longer than ``length`` or of no position at all.
+    """
+
+    def __init__(self, length: int):
+        self.length = whole_number("length", length)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        inputs = input_tensors(examples)
+        sizes = [len(each) for each in next(iter(inputs.values()))]
+        if 0 in sizes:
+            raise ValueError(f"document {sizes.index(0)} of the batch is empty, so it cannot be classified")
+        seq_idx, places = pack(sizes, self.length)
+        batch = {}
+        for name, documents in inputs.items():
+            batch[name] = documents[0].new_zeros(*seq_idx.shape, *documents[0].shape[1:])
+            for i, row, place in places:
+                batch[name][row, place] = documents[i]
+        batch |= {"seq_idx": seq_idx, "attention_mask": (seq_idx != NO_DOCUMENT).long()}
+        return batch | label_tensor([examples[i] for i, _, _ in places])
+
+
+def input_tensors(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
+    """The inputs that examples have: input_ids and token_type_ids as int64, input_values as float32."""
+    kinds = {"input_ids": torch.long, "token_type_ids": torch.long, "input_values": torch.float32}
+    return {
+        name: [torch.as_tensor(example[name], dtype=kind) for example in examples]
+        for name, kind in kinds.items()
+        if name in examples[0]
+    }
+
+
+def label_tensor(examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """``labels (examples,)``, int64 for classes and float32 for numbers; nothing if the examples have none."""
+    if "label" not in examples[0]:
+        return {}
+    labels = torch.as_tensor([example["label"] for example in examples])
+    return {"labels": labels.float() if labels.is_floating_point() else labels}
+
+
+def pack(sizes: Sequence[int], length: int) -> tuple[Tensor, list[tuple[int, int, slice]]]:
+    """Where documents of these sizes go in rows of at most ``length``.
+
+    Returns seq_idx ``(rows, longest row)`` and (document, row, its place in it), row by row, in order of their numbers;
+    empty documents are left out. ValueError if a document does not fit a row, or all are empty.
+    """
+    for number, size in enumerate(sizes):
+        if size > length:
+            raise ValueError(
+                f"document {number} of the batch has {size} tokens, more than a row of {length}; cut it into "
+                "pieces, or make the rows longer"
+            )
+    if not any(sizes):
+        raise ValueError(f"none of the {len(sizes)} documents of the batch has a token")
+    rows = first_fit_decreasing(sizes, length)
+    seq_idx = torch.full((len(rows), max(sum(sizes[i] for i in row) for row in rows)), NO_DOCUMENT)
+    places = []
+    for r, row in enumerate(rows):
+        start = 0
+        for number, i in enumerate(i for i in row if sizes[i]):
+            places.append((i, r, slice(start, start + sizes[i])))
+            seq_idx[r, start : start + sizes[i]] = number
+            start += sizes[i]
+    return seq_idx, places
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:

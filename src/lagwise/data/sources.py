@@ -63,12 +63,7 @@ class Source:
         digest = hashlib.sha256(json.dumps(self.ranges, sort_keys=True).encode())
         if self.dataset is not None:
             digest.update("".join(self.dataset[s]._fingerprint for s in SPLITS).encode())
-        for split in SPLITS:
-            for path in self.files.get(split, []):
-                digest.update(f"{split}:{path.name}:".encode())
-                with open(path, "rb") as f:
-                    digest.update(hashlib.file_digest(f, "sha256").digest())
-        return digest.hexdigest()
+        return hash_files(self.files, digest)
 
 
 def open_source(name: str) -> Source:
@@ -87,7 +82,7 @@ def open_source(name: str) -> Source:
         return _hub(name)
     path = Path(name).expanduser()
     if path.is_file():
-        _check_file(path)
+        check_file(path)
         return Source(name, {s: [path] for s in SPLITS}, _ranges())
     if not path.is_dir():
         raise FileNotFoundError(
@@ -97,10 +92,10 @@ def open_source(name: str) -> Source:
     if not files:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz) in folder {name!r}")
     for file in files:
-        _check_file(file)
-    named = {s: [f for f in files if _split_word(f.relative_to(path)) == s] for s in SPLITS}
+        check_file(file)
+    named = {s: [f for f in files if split_word(f.relative_to(path)) == s] for s in SPLITS}
     if named["train"] and (named["valid"] or named["test"]):
-        stray = [f for f in files if _split_word(f.relative_to(path)) is None]
+        stray = [f for f in files if split_word(f.relative_to(path)) is None]
         if stray:
             raise ValueError(
                 f"the names in {name!r} say which files are train, valid and test, but {stray[0].name!r} does not; "
@@ -112,6 +107,16 @@ def open_source(name: str) -> Source:
     if len(files) < len(SPLITS):
         return Source(name, dict.fromkeys(SPLITS, files), _ranges())
     return _by_file(name, files)
+
+
+def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
+    """Hexadecimal hash of the files of each split, of their names and content, added to a hashlib ``digest``."""
+    for split in SPLITS:
+        for path in files.get(split, []):
+            digest.update(f"{split}:{path.name}:".encode())
+            with open(path, "rb") as f:
+                digest.update(hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -130,7 +135,7 @@ def read_documents(path: Path) -> Iterator[str]:
                     if line.strip():
                         yield _record(line, path, number)
             else:
-                yield _decoded(f.read(), path)
+                yield decoded(f.read(), path)
     except (lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
 
@@ -164,7 +169,7 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _decoded(data: bytes, path: Path) -> str:
+def decoded(data: bytes, path: Path) -> str:
     if b"\0" in data:
         raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
     try:
@@ -220,12 +225,12 @@ def _is_data(path: Path) -> bool:
     return path.is_file() and (path.suffix in SUFFIXES or path.suffix == ".xz")
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty")
 
 
-def _split_word(path: Path) -> str | None:
+def split_word(path: Path) -> str | None:
     """The split that a file's name says, or else that of the folders above it."""
     for part in reversed(path.parts):
         words = part.lower().replace("-", ".").replace("_", ".").split(".")
@@ -264,14 +269,19 @@ def _stdlib_files() -> list[Path]:
     return sorted(f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata"))
 
 
-def _hub(name: str) -> Source:
+def load_hub(name: str) -> Any:
+    """The splits of ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict. ValueError if it cannot be loaded."""
     from datasets import load_dataset
 
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
-        splits: Any = load_dataset(path, config or None)
+        return load_dataset(path, config or None)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
+
+
+def _hub(name: str) -> Source:
+    splits, path = load_hub(name), name.removeprefix("hub:").partition(":")[0]
     if "train" not in splits:
         raise ValueError(f"data set {path!r} has no train split (it has {', '.join(splits)})")
     train = splits["train"]

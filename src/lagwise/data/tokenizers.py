@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from lagwise.text import pieces
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 
@@ -106,7 +109,7 @@ def _trained(vocab_size: int, texts: Iterator[str] | None):
     tokenizer = _byte_level({}, [])
     alphabet = _byte_alphabet()
     trainer = BpeTrainer(vocab_size=vocab_size - 2, initial_alphabet=alphabet, show_progress=True)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text, _LONGEST_WORD)), trainer)
     return tokenizer
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lagwise.cache import default_cache
+from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
-from lagwise.data.tokenizers import load_tokenizer
+from lagwise.data.tokenizers import load_tokenizer, pieces
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
-_PIECE = 1 << 16  # characters given to the tokenizer at a time
+_PIECE = 1 << 16  # characters given to the tokenizer at a time, about
 _BATCH = 64  # pieces encoded in parallel
 
 
@@ -67,24 +63,12 @@ def prepare(
     """Encode a source with a tokenizer, or find the result of having done so.
 
     name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
-    are written beside their place and renamed. Raises what those raise, and OSError with advice when the disk is full.
+    are written beside their place and renamed. Files that have changed since are made again, with a warning. Raises
+    what those raise, and OSError with advice when the disk is full.
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
-    if not (folder / "meta.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-        try:
-            _encode(source, tokenizer, vocab_size, partial, progress)
-            _publish(partial, folder)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                message = f"no space for token files in {folder.parent}; free some or set LAGWISE_CACHE to another disk"
-                raise OSError(errno.ENOSPC, message) from error
-            raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
 
@@ -134,7 +118,7 @@ def content_key(source: Source, tokenizer: str, vocab_size: int) -> str:
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
 
 
-def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> None:
+def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
     tokenizer = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
     text_bytes = {}
@@ -157,8 +141,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
             )
         text_bytes[split] = size
     tokenizer.save_pretrained(folder / "tokenizer")
-    meta = {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+    return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
 
 
 def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
@@ -170,7 +153,7 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
     batch: list[str] = []
     # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
     options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-    for piece in (*_pieces(text), None):
+    for piece in (*pieces(text, _PIECE), None):
         if piece is not None:
             batch.append(piece)
         if batch and (piece is None or len(batch) == _BATCH):
@@ -180,26 +163,3 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
                 sum(len(p.encode()) for p in batch),
             )
             batch = []
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cut long documents before a line that starts with a word, where tokenizers of words cut too."""
-    start = 0
-    while len(text) - start > _PIECE:
-        end = start + _PIECE
-        while 0 < (end := text.find("\n", end) + 1) < len(text) and text[end].isspace():
-            pass
-        if end == 0:
-            break
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not (folder / "meta.json").is_file():  # else another process has published the same
-            raise

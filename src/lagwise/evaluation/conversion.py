@@ -14,6 +14,7 @@ import torch
 from lagwise.data import RECALL, token_bytes
 from lagwise.evaluation.perplexity import evaluate
 from lagwise.evaluation.run import own_data
+from lagwise.files import is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, StreamingCache, load_model, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
@@ -48,7 +49,7 @@ def convert_run(
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     run = run.resolve()
     out = out or run.with_name(run.name + "-recurrent")
-    if out.exists() and not (out / CONVERSION_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is no earlier conversion; choose another --out")
     model, tokenizer = load_model(run)
     converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
@@ -64,16 +65,15 @@ def convert_run(
     if recipe is not None:
         length = recipe.data.length
         recipe.model["block"] = converted.config.block
-    out.mkdir(parents=True, exist_ok=True)
-    with quiet():
-        converted.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    if recipe is not None:
-        (out / "recipe.yaml").write_text(recipe.to_yaml())
-        if (run / "run.json").is_file():
-            shutil.copyfile(run / "run.json", out / "run.json")
     # Now, when the model is there, and again below with the figures: measuring may be stopped.
-    (out / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
+    with quiet(), saved_whole(out, "the conversion", last="config.json") as partial:
+        (partial / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
+        converted.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        if recipe is not None:
+            (partial / "recipe.yaml").write_text(recipe.to_yaml())
+            if (run / "run.json").is_file():
+                shutil.copyfile(run / "run.json", partial / "run.json")
     if recipe is not None and recipe.data.source != RECALL:
         try:
             data = own_data(run, recipe, tokenizer, progress)
@@ -93,7 +93,7 @@ def convert_run(
     room = (model.length_limit or length + _TIMED) - _TIMED
     speeds = tokens_per_second({"before": model, "after": converted}, max(1, min(length, room)))
     result["tokens_per_second"] = speeds
-    (out / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
+    write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from lagwise.data import RECALL, AssociativeRecall, TokenData, prepare, token_by
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.perplexity import evaluate, extrapolation
 from lagwise.evaluation.recall import recall
+from lagwise.files import write_whole
 from lagwise.models import LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, data_unchanged, load_recipe
 
@@ -83,9 +83,7 @@ def evaluate_run(
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)
     name = f"{Path(EVALUATION_FILE).stem}{changes}.json"
-    partial = run / f".{name}"
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(partial, run / name)
+    write_whole(run / name, json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,8 @@ class LagKernel(nn.Module):
     see another kernel than a whole one.
     """
 
+    #: parameters of two axes or more that weight decay must leave alone, such as decay rates; any module may name some
+    undecayed: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous = False
     #: whether `recurrence` gives the kernel as a state space, to stream by

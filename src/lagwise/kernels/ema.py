@@ -26,6 +26,7 @@ class EMAKernel(LagKernel):
     """
 
     continuous = True
+    undecayed = ("delta", "alpha")
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16, truncation: int | None = None):
         super().__init__(channels, causal)

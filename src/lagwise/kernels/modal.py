@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_taps
+from lagwise.ops import Modes, modal_poles, modal_taps
 from lagwise.tables import whole_number
 
 _SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
@@ -30,6 +30,7 @@ class ModalKernel(LagKernel):
     """
 
     recurrent = True
+    undecayed = ("rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
         super().__init__(channels, causal)
@@ -79,7 +80,7 @@ class ModalKernel(LagKernel):
     def _sides(self) -> list[Modes]:
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
-        poles = torch.polar((-rate.exp()).exp(), angle)
+        poles = modal_poles(rate, angle)
         weights = torch.view_as_complex(weight.contiguous())
         return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
 

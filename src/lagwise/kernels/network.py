@@ -8,6 +8,10 @@ from torch import Tensor, nn
 
 from lagwise.tables import known
 
+# Of the norm, inside the root. PyTorch's own default depends on the dtype, and in float32 it is not small against the
+# mean square of features that weight decay has shrunk: the same weights would be two kernels.
+_EPSILON = 1e-20
+
 ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}
 
 
@@ -32,7 +36,8 @@ class KernelNetwork(nn.Module):
 
     Shapes: `features` maps ``(n, inputs)`` to ``(n, hidden)``; ``last`` maps these to ``outputs``. It is kept apart
     because a linear map of the features over n, such as a Fourier transform, may be done before it, on few features
-    rather than on many channels. The norm is the root mean square without parameters, or none (``normalize=False``).
+    rather than on many channels. The norm is the root mean square without parameters, to whose square 1e-20 is added
+    in every dtype, or none (``normalize=False``).
     """
 
     def __init__(self, inputs: int, outputs: int, *, hidden: int, layers: int, activation: str, normalize: bool = True):
@@ -55,4 +60,4 @@ class KernelNetwork(nn.Module):
         return self.last(self.features(x))
 
     def _activated(self, h: Tensor) -> Tensor:
-        return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:]) if self.normalize else h)
+        return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

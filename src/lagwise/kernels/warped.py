@@ -56,8 +56,9 @@ class WarpedKernel(LagKernel):
             nn.init.normal_(self.filter, std=self.filter_size**-0.5)
 
     def horizon(self) -> int | None:
-        """Where the warp falls below rounding."""
-        return truncation_length(self.decay, negligible(self.precision(self.values)))
+        """Where the warp falls below rounding, but not before the filter ends."""
+        warp = truncation_length(self.decay, negligible(self.precision(self.values))) or 1
+        return max(warp, self.filter_size if self.causal else self.filter_size // 2 + 1)
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""

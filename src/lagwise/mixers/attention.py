@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer
-from lagwise.ops import Window, alibi_slopes, attention
+from lagwise.ops import Layout, Window, alibi_slopes, attention
 from lagwise.tables import known
 
 POSITIONS = ("alibi", "none")
@@ -60,9 +60,9 @@ class AttentionMixer(Mixer):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
         query, key, value = self._project(x)
-        return self._attend(query, key, value, mask)
+        return self._attend(query, key, value, layout.mask)
 
     def init_state(self, batch_size: int) -> AttentionState:
         self.require_causal()
@@ -70,7 +70,7 @@ class AttentionMixer(Mixer):
         key = Window.empty(batch_size * self.heads, self.channels // self.heads, None, like=weight)
         return AttentionState(key, key, Window(weight.new_zeros((batch_size, 0, 1), dtype=torch.bool), None))
 
-    def prefill(self, x: Tensor, state: AttentionState, *, mask: Tensor | None = None) -> tuple[Tensor, AttentionState]:
+    def mix_next(self, x: Tensor, state: AttentionState, mask: Tensor | None) -> tuple[Tensor, AttentionState]:
         query, *new = self._project(x)
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
         if state.key.size == 0:  # the first tokens decide the dtype, under autocast that of projections

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from lagwise.ops import per_document
+from lagwise.ops import Layout, per_document
 
 
 class State(Protocol):
@@ -30,7 +30,7 @@ class State(Protocol):
 class Mixer(nn.Module):
     """A token mixer on ``(batch, length, channels)``.
 
-    Abstract: subclasses give `mix` and, if causal, `init_state` and `prefill`.
+    Abstract: subclasses give `mix` and, if causal, `init_state` and `mix_next`.
     Whatever the mixer, these agree: the whole sequence at once (`forward`), any cutting of it into chunks (`prefill`),
     and one token at a time (`step`). Padding and neighbours in a packed row leave no trace. Bidirectional mixers have
     only `forward`. The contract tests in ``tests/mixers`` hold every entry of the table to this.
@@ -43,23 +43,29 @@ class Mixer(nn.Module):
         self.channels = channels
         self.causal = causal
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        layout: Layout | None = None,
+    ) -> Tensor:
         """Mix whole sequences.
 
         Shapes: x ``(batch, length, channels)``; mask ``(batch, length)``, true where a token is real; seq_idx
         ``(batch, length)``, the document a token of a packed row belongs to. Result like x; outputs at padding are
-        finite and mean nothing. ValueError if a shape is wrong.
+        finite and mean nothing. layout: mask and seq_idx in one, which models make once for all layers; it takes their
+        place. ValueError if a shape is wrong.
         """
-        if x.dim() != 3 or x.shape[2] != self.channels or x.shape[1] == 0:
-            raise ValueError(f"x must be (batch, length >= 1, channels={self.channels}), got {tuple(x.shape)}")
-        if mask is not None and mask.shape != x.shape[:2]:
-            raise ValueError(f"mask must be (batch, length) = {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
-        if seq_idx is not None:
-            return per_document(self.mix, x, seq_idx, mask)
-        return self.mix(x, mask)
+        layout = Layout(mask, seq_idx) if layout is None else layout
+        x = self._checked(x, layout)
+        if layout.seq_idx is not None:
+            return per_document(self.mix, x, layout)
+        return self.mix(x, layout)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """`forward` for checked arguments and rows of one document."""
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        """`forward` for checked arguments, rows of one document, and x zero at padding."""
         raise NotImplementedError
 
     def init_state(self, batch_size: int) -> Any:
@@ -68,7 +74,11 @@ class Mixer(nn.Module):
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix the next ``length >= 1`` tokens; return their outputs and the state after them. The old state stays
-        valid: generation may branch from it."""
+        valid: generation may branch from it. Shapes and errors as in `forward`."""
+        return self.mix_next(self._checked(x, Layout(mask)), state, mask)
+
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        """`prefill` for checked arguments, and x zero at padding."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -78,6 +88,13 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters that the mixer holds directly; its layers and kernels draw their own."""
+
+    def _checked(self, x: Tensor, layout: Layout) -> Tensor:
+        """x with its padding zeroed, so that whatever stands there reaches no weight, output or gradient."""
+        if x.dim() != 3 or x.shape[2] != self.channels or x.shape[1] == 0:
+            raise ValueError(f"x must be (batch, length >= 1, channels={self.channels}), got {tuple(x.shape)}")
+        layout.check(*x.shape[:2])
+        return masked(x, layout.mask)
 
     def require_causal(self) -> None:
         if not self.causal:

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer
 from lagwise.ops import (
     ATTENTION_FUNCTIONS,
+    Layout,
     Window,
     chunked_attention,
     first_real,
@@ -77,6 +78,8 @@ class ChunkedAttention(nn.Module):
     A stream keeps the window that it began with. ValueError for widths below 1, unknown names, or an odd query_size
     with ``rope`` or ``rotary``.
     """
+
+    undecayed = ("lag_table", "rotary_pair")
 
     def __init__(
         self,
@@ -212,7 +215,8 @@ class ChunkedAttention(nn.Module):
             return _nearest(self.lag_table, reach)
         if self.rotary_pair is None:
             return None
-        a, b = self.rotary_pair[:, :, None]
+        # A copy: weights that are mapped from a file may lie at any address, and complex numbers need an aligned one.
+        a, b = self.rotary_pair[:, :, None].clone()
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 
@@ -265,19 +269,19 @@ class ChunkedAttentionMixer(Mixer):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self._joined(self.attention(*self._project(x, mask), mask))
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._joined(self.attention(*self._project(x), layout.mask))
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()
         return self.attention.init_state(batch_size, self.channels // self.attention.heads)
 
-    def prefill(self, x: Tensor, state: ChunkState, *, mask: Tensor | None = None) -> tuple[Tensor, ChunkState]:
-        y, state = self.attention.prefill(*self._project(x, mask), state, mask)
+    def mix_next(self, x: Tensor, state: ChunkState, mask: Tensor | None) -> tuple[Tensor, ChunkState]:
+        y, state = self.attention.prefill(*self._project(x), state, mask)
         return self._joined(y), state
 
-    def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(masked(x, mask)).unflatten(2, (3, self.attention.heads, -1)).permute(2, 0, 3, 1, 4)
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.attention.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def _joined(self, y: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
-from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import EXACT_ENGINES, Window, ema_prefill, ema_scan, toeplitz_product
+from lagwise.mixers.base import Mixer
+from lagwise.ops import EXACT_ENGINES, Layout, Window, ema_prefill, ema_scan, toeplitz_product
 from lagwise.tables import known
 
 EMA_ENGINES = ("scan", *EXACT_ENGINES)
@@ -73,8 +73,7 @@ class EMAMixer(Mixer):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.omega)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = masked(x, mask)
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self.engine == "scan":
             weight, log_decay = self.kernel.exponentials()
             backward = None if self.causal else (weight[1], log_decay[1])
@@ -93,9 +92,9 @@ class EMAMixer(Mixer):
         recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=weight)
         return EMAState(average, average, recent)
 
-    def prefill(self, x: Tensor, state: EMAState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, Any]:
         weight, log_decay = (part[0] for part in self.kernel.exponentials())
-        given, x = x.dtype, masked(x, mask).to(weight.dtype)
+        given, x = x.dtype, x.to(weight.dtype)
         y, average = ema_prefill(x, weight, log_decay, state.average)
         left, recent = state.left, state.recent
         if recent is not None and self.kernel.truncation is not None:

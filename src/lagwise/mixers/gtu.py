@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.ops import Layout
 
 
 class GTU(Mixer):
@@ -37,13 +38,13 @@ class GTU(Mixer):
         self.toeplitz = ToeplitzMixer(width, causal=causal, kernel=kernel, engine=engine)
         self.out = nn.Linear(width, channels)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        mixed = self.toeplitz(F.silu(self.value(x)), mask=mask)
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
         return self.out(F.silu(self.gate(x)) * mixed)
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
         return self.out(F.silu(self.gate(x)) * mixed), state

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.mixers.base import masked
 from lagwise.ops import (
     SKIPlan,
     best_plan,
@@ -134,10 +133,8 @@ class SKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if mask is not None:
-            x = masked(x, mask)
-            if not (mask[:, 0].all() and (self.causal or mask[:, -1].all())):
-                return self._without_padding(kernel, x, mask.bool())
+        if mask is not None and not (mask[:, 0].all() and (self.causal or mask[:, -1].all())):
+            return self._without_padding(kernel, x, mask.bool())
         if kernel.max_length is not None and x.shape[1] > kernel.max_length:
             kernel.taps(x.shape[1])  # says why not
         if not self.causal:
@@ -186,11 +183,11 @@ class SKI:
         )
 
     def prefill(self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
-        """`Mixer.prefill` with this kernel."""
+        """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
         if kernel.max_length is not None and int(state.seen.max()) + length > kernel.max_length:
             kernel.taps(int(state.seen.max()) + length)  # says why not
-        signal = torch.cat([state.tail, masked(x, mask).to(state.tail.dtype)], dim=1)
+        signal = torch.cat([state.tail, x.to(state.tail.dtype)], dim=1)
         new = signal[:, plan.width - 1 :]
         if length == 1:
             near = (signal * state.short).sum(1, keepdim=True)
@@ -203,18 +200,19 @@ class SKI:
             cell = state.cell + weight * new
             return y.to(x.dtype), state._replace(tail=signal[:, 1:], cell=cell, seen=state.seen + 1)
         # Rows are shifted so that each begins where its current cell does: padding before a row's first token falls
-        # out, and a row in the middle of a cell is moved on into it.
+        # out, and a row in the middle of a cell is moved on into it. The grid ends where the last row does.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
             skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
         shift = phase - skipped
-        grid = plan.grid(length + int(phase.max()))
+        ends = phase + length - skipped
+        furthest = int(ends.max())
+        grid = plan.grid(max(1, furthest))
         count, before = plan.degree + 1, state.nodes.shape[1]
         cell = F.pad(restrict(_moved(new, shift, grid.length), grid), (0, 0, 0, 1))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
         seen = state.seen + length - skipped
-        cells = torch.div(phase + length - skipped, plan.spacing, rounding_mode="floor")
-        most = int(cells.max())
+        cells, most = ends // plan.spacing, furthest // plan.spacing
         tail = signal[:, length:]
         if length > plan.width:
             tail = tail.clone()  # or it would hold on to all of the signal

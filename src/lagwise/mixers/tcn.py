@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import Window, centre_tap, dilated_convolution, dilated_prefill, receptive_field
+from lagwise.ops import Layout, Window, centre_tap, dilated_convolution, dilated_prefill, receptive_field
 from lagwise.tables import known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -83,18 +83,18 @@ class TCNMixer(Mixer):
         """Normal, of variance 1/K: a convolution keeps the scale."""
         nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
         def convolve(index: int, h: Tensor) -> Tensor:
             return dilated_convolution(h, self.taps[index], self.dilations[index], causal=self.causal)
 
-        return self._blocks(x, mask, convolve)
+        return self._blocks(x, layout.mask, convolve)
 
     def init_state(self, batch_size: int) -> TCNState:
         self.require_causal()
         reaches = [(self.taps.shape[2] - 1) * f + 1 for f in self.dilations]
         return TCNState(tuple(Window.empty(batch_size, self.channels, reach, like=self.taps) for reach in reaches))
 
-    def prefill(self, x: Tensor, state: TCNState, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: TCNState, mask: Tensor | None) -> tuple[Tensor, Any]:
         windows = list(state.windows)
 
         def convolve(index: int, h: Tensor) -> Tensor:
@@ -105,7 +105,6 @@ class TCNMixer(Mixer):
 
     def _blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given how to convolve. Padding is silenced before every convolution, whose output fills it."""
-        x = masked(x, mask)
         for start in range(0, len(self.dilations), self.convolutions):
             h = x
             for index in range(start, start + self.convolutions):

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels import KERNELS
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer
 from lagwise.mixers.ski import SKI, SKIState
 from lagwise.ops import (
     ENGINES,
+    Layout,
     Modes,
     OnlineState,
     OnlineTaps,
@@ -70,11 +71,10 @@ class ToeplitzMixer(Mixer):
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
         self.engine: str = known(spec.get("name"), ENGINES, "engine")
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self.ski is not None:
-            return self.ski.mix(self.kernel, x, mask)
+            return self.ski.mix(self.kernel, x, layout.mask)
         length = x.shape[1]
-        x = masked(x, mask)
         if self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1):
             return spectral_product(x, self.kernel.spectrum())
         return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
@@ -89,15 +89,14 @@ class ToeplitzMixer(Mixer):
         reach = self.kernel.horizon() or self.kernel.max_length
         return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         if self.ski is not None:
             return self.ski.prefill(self.kernel, x, state, mask)
         if self.kernel.recurrent:
-            signal = masked(x, mask).to(state.modes.direct.dtype)
-            y, memory = modal_prefill(signal, state.modes, state.memory)
+            y, memory = modal_prefill(x.to(state.modes.direct.dtype), state.modes, state.memory)
             return y.to(x.dtype), state._replace(memory=memory)
         longest = self.kernel.max_length
         if longest is not None and state.seen + x.shape[1] > longest:
             self.kernel.taps(state.seen + x.shape[1])  # says why not
-        y, state = online_prefill(masked(x, mask), state)
+        y, state = online_prefill(x, state)
         return y.to(x.dtype), state

@@ -6,12 +6,13 @@ from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
     from lagwise.models.cache import StreamingCache
+    from lagwise.models.causal_lm import LagwiseForCausalLM
     from lagwise.models.classification import LagwiseForSequenceClassification
     from lagwise.models.configuration import LagwiseConfig
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
     from lagwise.models.loading import load_model
-    from lagwise.models.modeling import LagwiseForCausalLM, LagwiseModel
+    from lagwise.models.modeling import LagwiseModel
     from lagwise.models.session import StreamingSession
 
 __all__ = [
@@ -30,7 +31,7 @@ __getattr__ = lazy(
     __name__,
     {
         "LagwiseConfig": "lagwise.models.configuration",
-        "LagwiseForCausalLM": "lagwise.models.modeling",
+        "LagwiseForCausalLM": "lagwise.models.causal_lm",
         "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",

@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from lagwise import __version__
 from lagwise.tables import known, whole_number
 
-POSITION_EMBEDDINGS = ("none", "learned")
+POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal")
+POOLINGS = ("mean", "first", "last")
 
 
 class LagwiseConfig(PreTrainedConfig):
@@ -20,9 +22,18 @@ class LagwiseConfig(PreTrainedConfig):
     block: spec of the block with its mixers and kernel, by name; ``{"name": "prenorm"}`` is TNN as published. Options
         are those of the constructors (`lagwise.blocks`, `lagwise.mixers`, `lagwise.kernels`).
     causal: whether a token sees only those before it. Language models must; encoders for classification need not.
-    norm: norm before the output layer, ``rms`` (no parameters) or ``layer``.
-    position_embedding: ``none`` or ``learned`` (a table added to the embeddings, for Transformers).
+    inputs: what the model reads, by name and options: ``tokens`` (input_ids), ``values`` (input_values, with
+        ``features``) or ``patches`` of pictures (pixel_values, with ``channels`` and ``size``).
+    norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch``
+        or ``none``.
+    position_embedding: added to the embeddings: ``none``, ``sinusoidal``, or ``learned`` (a table).
     max_position_embeddings: longest sequence accepted; None for any. Learned positions need one.
+    scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as fairseq's models do.
+    embedding_dropout: share of the embeddings' values (positions included) that are dropped in training.
+    type_vocab_size: kinds of token_type_ids that have an embedding, added to that of the token; with 0 they are
+        accepted and ignored.
+    pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``.
+    classifier_dropout: share of the pooled values that are dropped in training.
     initializer_range: standard deviation of linear and embedding weights at the start.
 
     ValueError for a wrong type or an unknown name, at construction rather than at the first forward.
@@ -36,9 +47,15 @@ class LagwiseConfig(PreTrainedConfig):
     num_hidden_layers: int = 6
     block: dict[str, Any] | None = None
     causal: bool = True
-    norm: str = "rms"
+    inputs: str | dict[str, Any] = "tokens"
+    norm: str | dict[str, Any] = "rms"
     position_embedding: str = "none"
     max_position_embeddings: int | None = None
+    scale_embeddings: bool = False
+    embedding_dropout: float = 0.0
+    type_vocab_size: int = 0
+    pooling: str = "mean"
+    classifier_dropout: float = 0.0
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -58,12 +75,41 @@ class LagwiseConfig(PreTrainedConfig):
         self.block = self.block or {"name": "prenorm"}
         if not isinstance(self.block, dict) or "name" not in self.block:
             raise ValueError(f"block must be a mapping with a 'name', got {self.block!r}")
-        if not isinstance(self.causal, bool):
-            raise ValueError(f"causal must be true or false, got {self.causal!r}")
-        known(self.norm, ("rms", "layer"), "norm")
+        for name in ("causal", "scale_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        for name in ("embedding_dropout", "classifier_dropout"):
+            if not isinstance(getattr(self, name), int | float) or not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
+        whole_number("type_vocab_size", self.type_vocab_size, least=0)
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
+        known(self.pooling, POOLINGS, "pooling")
         if self.position_embedding == "learned" and self.max_position_embeddings is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        config_dict = dict(config_dict)
+        if config_dict.pop("lagwise_version", None) is None:  # written by lagwise 0.1
+            config_dict["block"] = _since_0_2(config_dict.get("block"))
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return {**super().to_diff_dict(), "lagwise_version": __version__}
+
+    @property
+    def input_name(self) -> str:
+        """Name of `inputs`, whichever way it is given."""
+        return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
+
+
+def _since_0_2(block: Any) -> Any:
+    """The block of a configuration of lagwise 0.1, when the default feed-forward layer of MEGA had GELU."""
+    if isinstance(block, dict) and block.get("name") == "chain":
+        return {**block, "blocks": [_since_0_2(each) for each in block.get("blocks", [])]}
+    if isinstance(block, dict) and block.get("name") == "mega" and block.get("channel_mixer") is None:
+        return {**block, "channel_mixer": {"name": "mlp", "expansion": 2, "activation": "gelu"}}
+    return block
 
 
 AutoConfig.register(LagwiseConfig.model_type, LagwiseConfig, exist_ok=True)

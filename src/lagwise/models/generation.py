@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
-from lagwise.models.modeling import LagwiseForCausalLM
+from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.tables import whole_number
 from lagwise.text import pieces
 
 PREFILL = 4096  # tokens of a prompt that are processed at a time, so that memory does not grow with the prompt
+_PIECE = 1 << 16  # characters of a prompt that are encoded at a time: an encoding takes hundreds of bytes a token
 _CONTEXT = 8  # tokens before a new one that are decoded with it: whether a space stands between depends on them
 _LONGEST_CHARACTER = 8  # tokens: what is still incomplete then will not become one
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for the first bytes of a character
@@ -85,7 +86,7 @@ def generate_text(
 def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
     """Ids of a prompt, or of the beginning of a document, in parts that begin and end with whole characters."""
     parts = []
-    for piece in pieces(prompt):
+    for piece in pieces(prompt, _PIECE):
         try:
             encoded: Any = tokenizer(piece, add_special_tokens=False, return_attention_mask=False)
         except Exception as error:  # tokenizers raises nothing narrower

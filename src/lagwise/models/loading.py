@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from lagwise.models.modeling import LagwiseForCausalLM
+from lagwise.models.causal_lm import LagwiseForCausalLM
 
 _WEIGHTS = "model.safetensors"
 
@@ -60,15 +61,30 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, 
     return model.eval(), tokenizer
 
 
-def check_weights(folder: Path) -> None:
-    """Raise unless the folder's weights are a whole safetensors file. A pickle is named, and not opened."""
+def check_weights(folder: Path, model: nn.Module | None = None) -> None:
+    """Raise unless the folder's weights are a whole safetensors file, with the keys, shapes and kind of numbers of
+    ``model`` if one is given. A pickle is named, and not opened."""
     path = folder / _WEIGHTS
     if not path.is_file():
         pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(pattern)]
         found = f"; {pickles[0]} is a pickle, which lagwise never opens: convert it to safetensors" if pickles else ""
         raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{found}")
     try:
-        with safe_open(path, "pt"):
-            pass
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            found = {name: (list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"{str(path)!r} is cut short or damaged ({error}); use another checkpoint") from error
+    if model is None:
+        return
+    own = {name: list(value.shape) for name, value in model.state_dict().items()}
+    tied = getattr(model, "_tied_weights_keys", None) or ()  # saved once
+    wrong = {
+        "missing": own.keys() - found.keys() - set(tied),
+        "unexpected": found.keys() - own.keys(),
+        "of another shape": {name for name in own.keys() & found.keys() if own[name] != found[name][0]},
+        "not floating point": {name for name, (_, dtype) in found.items() if dtype[0] not in "FB" or dtype == "BOOL"},
+    }
+    if any(wrong.values()):
+        what = "; ".join(f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in wrong.items() if names)
+        raise ValueError(f"the weights in {str(folder)!r} do not fit its configuration ({what})")

@@ -7,10 +7,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import BLOCKS, QueryKey
 from lagwise.blocks.norm import make_norm
@@ -18,22 +19,26 @@ from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.inputs import (
-    check_prompt_length,
-    check_prompts,
-    check_vocabulary,
-    current_mask,
-    document_numbers,
-    token_positions,
-)
-from lagwise.ops import document_starts
+from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
+from lagwise.models.inputs import current_mask, document_numbers, token_positions
+from lagwise.ops import Layout
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
-IGNORED = ("cache_position", "output_attentions", "return_dict", "num_items_in_batch", "logits_to_keep")
+IGNORED = ("cache_position", "num_items_in_batch", "logits_to_keep")
 IGNORED += ("max_length_q", "max_length_k")  # what cu_seq_lens say already
 IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` hands on what its stopping criteria were made with
 _numbers = itertools.count()
+
+
+class _Number:
+    """By which a cache knows whose it is: another one for every model, copies included."""
+
+    def __init__(self) -> None:
+        self.value = next(_numbers)
+
+    def __deepcopy__(self, memo: Any) -> _Number:
+        return _Number()
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
@@ -47,12 +52,13 @@ class LagwiseLayer(GradientCheckpointingLayer):
     def forward(
         self,
         x: Tensor,
-        mask: Tensor | None = None,
-        seq_idx: Tensor | None = None,
+        layout: Layout | None = None,
         cached: StateLayer | None = None,
     ) -> Tensor:
+        layout = layout or Layout()
         if cached is None:
-            return self.block(x, mask=mask, seq_idx=seq_idx)
+            return self.block(x, layout=layout)
+        mask = layout.mask
         state = self.block.init_state(x.shape[0]) if cached.state is None else cached.state
         if x.shape[1] == 1 and mask is None:
             y, state = self.block.step(x[:, 0], state)
@@ -89,51 +95,71 @@ class LagwisePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey):
             module.reset_parameters()
-        elif isinstance(module, nn.Linear | nn.Embedding):
+        elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
             init.normal_(module.weight, std=self.config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if not isinstance(module, nn.Embedding) and module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.BatchNorm1d):
+            if module.weight is not None:
+                init.ones_(module.weight)
+                init.zeros_(module.bias)
+            if isinstance(module, nn.BatchNorm1d):
+                init.zeros_(module.running_mean)
+                init.ones_(module.running_var)
+                init.zeros_(module.num_batches_tracked)
 
 
 class LagwiseModel(LagwisePreTrainedModel):
     """Embeddings, blocks, final norm (TNN fig. 2): causal, or a bidirectional encoder if ``config.causal`` is false.
 
-    Inputs: input_ids ``(batch, length)`` or inputs_embeds ``(batch, length, hidden_size)``; attention_mask
-    ``(batch, length so far)``, zero at padding on either side; past_key_values, a `StreamingCache` to continue from
-    (after padding on the left only). Packed rows are told by one of seq_idx ``(batch, length)`` and cu_seqlens
+    Inputs: what ``config.inputs`` names, input_ids ``(batch, length)``, input_values ``(batch, length, features)`` or
+    pixel_values ``(batch, channels, height, width)``; or inputs_embeds ``(batch, length, hidden_size)``.
+    attention_mask ``(batch, length so far)``, zero at padding on either side; past_key_values, a `StreamingCache` to
+    continue from (after padding on the left only). token_type_ids ``(batch, length)`` count if
+    ``config.type_vocab_size`` says so. Packed rows are told by one of seq_idx ``(batch, length)`` and cu_seqlens
     ``(documents + 1,)``, the boundaries in a batch of one row; or, as padding-free collators do, by cu_seq_lens_q and
     cu_seq_lens_k, or position_ids that start again inside a row. Other positions are the model's own affair.
     ValueError names what is wrong with an input.
+
+    Layers compute on real tokens alone where a batch has much padding: hidden states at padding are then zero.
     """
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        inputs = {"name": config.inputs} if isinstance(config.inputs, str) else config.inputs
+        self.embed_tokens = build(INPUTS, inputs, config.hidden_size, what="model.inputs", vocab_size=config.vocab_size)
+        self.input_type = type(self.embed_tokens)
+        self.embed_types = None
+        if config.type_vocab_size:
+            self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.embed_positions = None
         if config.position_embedding == "learned":
             assert config.max_position_embeddings is not None
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = make_norm(config.norm, config.hidden_size)
         self.gradient_checkpointing = False
-        self._number = next(_numbers)  # by which a cache knows whose it is
+        self._number = _Number()
         limits = [config.max_position_embeddings]
         limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
         # Longest sequence that the configuration and every kernel can serve; None for any.
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        pixel_values: Tensor | None = None,
         past_key_values: StreamingCache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         seq_idx: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
@@ -143,7 +169,11 @@ class LagwiseModel(LagwisePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
-        h = self._embed(input_ids, inputs_embeds)
+        if output_attentions:
+            raise ValueError("output_attentions=True has no answer: lagwise models keep no attention weights")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
         batch, length, _ = h.shape
         seq_idx = document_numbers(
             batch,
@@ -168,35 +198,56 @@ class LagwiseModel(LagwisePreTrainedModel):
         if past_key_values is not None:
             self._check_cache(past_key_values, batch, seq_idx)
             past_key_values.note_padding(mask)
-        if self.embed_positions is not None:
-            h = h + self.embed_positions(token_positions(batch, length, mask, past_key_values, seq_idx, h.device))
+        h = self._with_positions(h, mask, past_key_values, seq_idx)
+        if self.embed_types is not None and token_type_ids is not None:
+            h = h + self.embed_types(token_type_ids)
+        h = self.dropout(h)
+        layout, kept = Layout(mask, seq_idx, grid=grid), None
+        if past_key_values is None and not _traced() and layout.compact is not None:
+            kept, layout = layout.compact
+            h = h.flatten(0, 1).index_select(0, kept)[None]
         states = []
         for i, layer in enumerate(self.layers):
             states.append(h)
-            h = layer(h, mask, seq_idx, None if past_key_values is None else past_key_values.layers[i])
-        h = self.norm(h)
+            h = layer(h, layout, None if past_key_values is None else past_key_values.layers[i])
+        states.append(self.norm(h, layout.mask))
+        if kept is not None:
+            wanted = states if output_hidden_states else states[-1:]
+            states = [h.new_zeros(batch * length, h.shape[2]).index_copy(0, kept, h[0]) for h in wanted]
+            states = [h.unflatten(0, (batch, length)) for h in states]
         return BaseModelOutputWithPast(
-            last_hidden_state=h,
+            last_hidden_state=states[-1],
             past_key_values=past_key_values,
-            hidden_states=(*states, h) if output_hidden_states else None,
+            hidden_states=tuple(states) if output_hidden_states else None,
         )
 
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if inputs_embeds is not None:
-            if not torch.compiler.is_compiling() and not inputs_embeds.isfinite().all():
-                raise ValueError("inputs_embeds has NaN or infinite values; one would spread over its whole row")
-            return inputs_embeds
-        assert input_ids is not None
-        if input_ids.dim() != 2 or 0 in input_ids.shape:
-            raise ValueError(
-                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun "
-                "with the end-of-text token"
-            )
-        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            check_vocabulary(input_ids, self.config.vocab_size)
-        return self.embed_tokens(input_ids)
+    def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
+        """One vector for each token ``(batch, length, hidden_size)``, and the grid if they are of a picture."""
+        expected = self.input_type.argument
+        names = [name for name, value in given.items() if value is not None]
+        if (names or ["inputs_embeds"]) != ([expected] if embeds is None else ["inputs_embeds"]):
+            got = [*names, *(["inputs_embeds"] if embeds is not None else [])]
+            raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(got) or 'none'}")
+        if embeds is not None:
+            check_finite("inputs_embeds", embeds)
+            return embeds, None
+        x = given[expected]
+        assert x is not None
+        self.input_type.check(x, self.embed_tokens)
+        h = self.embed_tokens(x)
+        if self.config.scale_embeddings:
+            h = h * self.config.hidden_size**0.5
+        return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
+
+    def _with_positions(
+        self, h: Tensor, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
+    ) -> Tensor:
+        if self.config.position_embedding == "none":
+            return h
+        positions = token_positions(h.shape[0], h.shape[1], mask, cache, seq_idx, h.device)
+        if self.embed_positions is not None:
+            return h + self.embed_positions(positions)
+        return h + sinusoids(positions, h.shape[2], h.dtype)
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
         if seq_idx is not None:
@@ -206,9 +257,9 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
         if cache.rows not in (None, batch):
             raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
-        if cache.model not in (None, self._number):
+        if cache.model not in (None, self._number.value):
             raise ValueError("past_key_values was filled by another model; begin a new cache")
-        cache.rows, cache.model = batch, self._number
+        cache.rows, cache.model = batch, self._number.value
 
     def _check_length(
         self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
@@ -223,99 +274,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 
 
-class LagwiseForCausalLM(LagwisePreTrainedModel, GenerationMixin):
-    """Causal language model with tied embeddings.
-
-    Inputs as `LagwiseModel`, and labels ``(batch, length)`` for the loss (shifted inside; -100 is ignored, and so is
-    the first token of every packed document),
-    logits_to_keep to compute only the last logits. Generates through `generate` with a `StreamingCache`.
-    """
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: LagwiseConfig):
-        super().__init__(config)
-        if not config.causal:
-            raise ValueError(
-                "a language model must be causal, got causal=False; that is for LagwiseModel and classifiers"
-            )
-        self.model = LagwiseModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @property
-    def length_limit(self) -> int | None:
-        """As `LagwiseModel.length_limit`."""
-        return self.model.length_limit
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
-    def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
-        check_prompt_length(self.length_limit, input_ids_length, generation_config.max_length - input_ids_length)
-        parent: Any = super()
-        parent._validate_generated_length(generation_config, input_ids_length, *args)
-
-    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
-        check_prompts(self.length_limit, generation_config, model_kwargs)
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        past_key_values: StreamingCache | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        seq_idx: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        cu_seq_lens_q: Tensor | None = None,
-        cu_seq_lens_k: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if tokens is not None:
-            seq_idx = document_numbers(
-                *tokens.shape[:2],
-                seq_idx=seq_idx,
-                cu_seqlens=cu_seqlens,
-                cu_seq_lens_q=cu_seq_lens_q,
-                cu_seq_lens_k=cu_seq_lens_k,
-                position_ids=position_ids if past_key_values is None else None,
-                attention_mask=attention_mask,
-            )
-        if labels is not None and use_cache is None:
-            use_cache = False  # a loss is taken over whole sequences; nothing is streamed after it
-        out = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            seq_idx=seq_idx,
-            **{name: value for name, value in kwargs.items() if name not in ("num_items_in_batch", "shift_labels")},
-        )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, keep])
-        loss = None
-        if labels is not None:
-            if seq_idx is not None:  # the first token of a document is not the next of the one before
-                labels = labels.masked_fill(document_starts(seq_idx), -100)
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
-        )
+def _traced() -> bool:
+    """Whether a graph is being recorded, which must hold for other padding than this batch's too."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
-AutoModelForCausalLM.register(LagwiseConfig, LagwiseForCausalLM, exist_ok=True)
 
-# The other heads register themselves too. Last, because they are made of what is above.
+# The heads register themselves too. Last, because they are made of what is above.
+import lagwise.models.causal_lm  # noqa: E402
 import lagwise.models.classification  # noqa: E402, F401

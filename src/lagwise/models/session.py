@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache
+from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.modeling import LagwiseForCausalLM
 from lagwise.tables import whole_number
 
 

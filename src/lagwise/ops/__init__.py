@@ -40,9 +40,9 @@ from lagwise.ops.interpolation import (
     spaced_grid,
 )
 from lagwise.ops.local import direct_product
-from lagwise.ops.modal import Modes, modal_prefill, modal_step, modal_taps
+from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
 from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
-from lagwise.ops.packing import document_starts, per_document, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import Layout, document_starts, per_document, seq_idx_from_cu_seqlens
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
@@ -63,6 +63,7 @@ __all__ = [
     "ATTENTION_FUNCTIONS",
     "ENGINES",
     "EXACT_ENGINES",
+    "Layout",
     "Modes",
     "NodeGrid",
     "OnlineState",
@@ -97,6 +98,7 @@ __all__ = [
     "inducing_grid",
     "interpolation_matrix",
     "lag_matrix",
+    "modal_poles",
     "modal_prefill",
     "modal_step",
     "modal_taps",

@@ -33,6 +33,17 @@ class Modes(NamedTuple):
         return Modes(poles, weights, self.direct.to(device, dtype))
 
 
+def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
+    """Poles ``exp(-exp(rate) + j angle)``: inside the unit circle for any finite rate.
+
+    Shapes: alike, real; result complex, in their precision. rate is the logarithm of the decay per token, in nepers;
+    angle in radians per token. Source: S4D (Gu et al. 2022), in discrete time.
+    """
+    radius = (-rate.exp()).exp()
+    # Not `torch.polar`: its gradient divides by a radius whose square may underflow.
+    return torch.complex(radius * angle.cos(), radius * angle.sin())
+
+
 def modal_taps(modes: Modes, length: int) -> Tensor:
     """The kernel of a diagonal state space as taps.
 

@@ -14,7 +14,7 @@ from lagwise.ops.window import Window, may_write
 
 # Tokens of the smallest block: the last one to two blocks meet the taps directly (docs/log.md, "online convolution").
 _BLOCK = 64
-_FIRST_CAPACITY = 256
+_FIRST_CAPACITY = 2048  # taps that a stream begins with, if there are as many; twice as many whenever it outgrows them
 # Real elements of the padded inputs of channels that are transformed together when nothing hurries.
 _GROUP_ELEMENTS = 1 << 19
 
@@ -23,15 +23,16 @@ class OnlineTaps:
     """Causal taps in the forms that a stream meets them, made when first needed and shared by the states of a stream.
 
     ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on; ``reach`` is the number of lags after which there is
-    nothing, None if there is no end: taps are then made anew for twice as many lags whenever the text outgrows them.
+    nothing, None if there is no end. Only as many taps are made as the text can meet, so that a kernel which decays
+    slowly costs no more than one without end.
     """
 
     def __init__(self, make: Callable[[int], Tensor], reach: int | None):
         self.make, self.reach = make, reach
-        self._taps = make(_FIRST_CAPACITY if reach is None else reach)
+        self._taps = make(self._within_reach(_FIRST_CAPACITY))
         self._spectra: dict[tuple[int, int], tuple[Tensor, int]] = {}
-        near = 2 * _BLOCK if reach is None else min(reach, 2 * _BLOCK)
-        self.near = self.upto(near).t().flip(0).contiguous()  # lag 0 last, beside the end of a window
+        near = self.upto(self._within_reach(2 * _BLOCK))
+        self.near = near.t().flip(0).contiguous()  # lag 0 last, beside the end of a window
 
     def __deepcopy__(self, memo: dict) -> OnlineTaps:
         return self  # what it remembers is true for every copy of a state
@@ -43,9 +44,12 @@ class OnlineTaps:
 
     def upto(self, lags: int) -> Tensor:
         """Taps ``(channels, lags)``, zeros from the end on."""
-        if lags > self.made and self.reach is None:
-            self._taps = self.make(1 << (lags - 1).bit_length())
+        if self.made < self._within_reach(lags):
+            self._taps = self.make(self._within_reach(1 << (lags - 1).bit_length()))
         return F.pad(self._taps, (0, lags - self.made)) if lags > self.made else self._taps[:, :lags]
+
+    def _within_reach(self, lags: int) -> int:
+        return lags if self.reach is None else min(lags, self.reach)
 
     def meets(self, size: int, distance: int = 2) -> bool:
         """Whether any tap lies between blocks of this size at this distance."""
@@ -195,7 +199,7 @@ def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     blocks later, and that long the FFT may take: its channels are shared out over the tokens between.
 
     Cost of a token: O(log² n) operations a channel, at no token more than about b times the average, but where taps
-    without an end are made for twice as many lags. Memory: O(n), or O(reach) for taps that end.
+    are made for twice as many lags. Memory: O(n), or O(reach) for taps that end.
 
     Shapes: x ``(batch, length >= 1, channels)``; result like x, in the taps' dtype, and the state after x. The old
     state stays valid. ValueError if x does not fit the state.

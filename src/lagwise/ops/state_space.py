@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.modal import Modes, modal_taps
+from lagwise.ops.modal import Modes, modal_poles, modal_taps
 from lagwise.ops.spectral import fast_length
 
 _FIRST_SUBSPACE = 64  # doubled where singular values left outside could matter
@@ -236,8 +236,8 @@ def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
     what is measured must be what will run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
     angle = poles.angle().float()
-    kept = torch.polar((-rate.double().exp()).exp(), angle.double())
-    return kept, torch.polar((-rate.exp()).exp(), angle).to(kept.dtype)
+    kept = modal_poles(rate.double(), angle.double())
+    return kept, modal_poles(rate, angle).to(kept.dtype)
 
 
 def _measure(k: Tensor, poles: Tensor, weights: Tensor) -> tuple[float, float, float]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,16 @@ import torch
 from transformers import TrainingArguments, default_data_collator, set_seed
 
 from lagwise.data import RECALL, AssociativeRecall, Data, ScheduledExamples, content_key, open_source, prepare
+from lagwise.files import is_unused, locked, remove_partial, saved_whole, write_whole
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
 from lagwise.tables import known
+from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.recipe import DataOptions, Recipe, load_recipe
-from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, newest_whole_checkpoint, parameter_groups
+from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, parameter_groups
 
 RECIPE_FILE = "recipe.yaml"
 RUN_FILE = "run.json"
@@ -33,28 +34,27 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True, data: Data | None
     Everything that can be wrong is found before the first step: data, lengths, names, the folder. FileExistsError if
     ``out`` holds a run already. Under ``torchrun`` every process calls this; the batch is shared among them.
     """
-    if out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(
-            f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
-        )
+    _check_unused(out)
     recipe = _rooted(recipe)
     arguments = _arguments(recipe, out)
     check_model(recipe)
     data = data or _prepare(recipe, arguments, progress)
     trainer = _trainer(recipe, data, arguments, progress)
     trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
-    if trainer.is_world_process_zero():
-        out.mkdir(parents=True, exist_ok=True)
-        (out / RECIPE_FILE).write_text(recipe.to_yaml())
-        identity = {
-            "data": data.identity,
-            "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
-            "processes": arguments.world_size,
-        }
-        (out / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
-    with quiet():
-        trainer.train()
-    return _finish(trainer, data, out)
+    with _sole_trainer(out, arguments):
+        if trainer.is_world_process_zero():
+            _check_unused(out)  # another process may have trained in it in the meantime
+            identity = {
+                "data": data.identity,
+                "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
+                "processes": arguments.world_size,
+            }
+            with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
+                (partial / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
+                (partial / RECIPE_FILE).write_text(recipe.to_yaml())
+        with quiet():
+            trainer.train()
+        return _finish(trainer, data, out)
 
 
 def resume(out: Path, *, progress: bool = True) -> Path:
@@ -67,23 +67,24 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
     if (out / CONVERSION_FILE).is_file():
         raise ValueError(f"{str(out)!r} is a conversion, not a run to resume; resume the run that it was made of")
-    checkpoint = newest_whole_checkpoint(out)
     recipe = load_recipe(str(out / RECIPE_FILE))
-    reached = 0 if checkpoint is None else int(checkpoint.name.split("-")[1])
-    if reached >= recipe.training.steps and (out / "config.json").is_file():
-        return out
     arguments = _arguments(recipe, out)
-    if not data_unchanged(out, recipe):
-        raise ValueError(
-            f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
-        )
-    data = _prepare(recipe, arguments, progress)
-    trainer = _trainer(recipe, data, arguments, progress)
-    if trainer.is_world_process_zero():
-        _rewind_metrics(out, reached)
-    with quiet():
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    return _finish(trainer, data, out)
+    with _sole_trainer(out, arguments):
+        checkpoint = newest_whole_checkpoint(out)
+        if checkpoint and step_of(checkpoint) >= recipe.training.steps and (out / "config.json").is_file():
+            return out
+        if not data_unchanged(out, recipe):
+            raise ValueError(
+                f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
+            )
+        data = _prepare(recipe, arguments, progress)
+        trainer = _trainer(recipe, data, arguments, progress)
+        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer)
+        if trainer.is_world_process_zero():
+            _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
+        with quiet():
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return _finish(trainer, data, out)
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
@@ -137,6 +138,19 @@ def _model_config(recipe: Recipe, vocab_size: int) -> LagwiseConfig:
         known(name, allowed, "key in model")
     fields: dict[str, Any] = {"vocab_size": vocab_size, **recipe.model}
     return LagwiseConfig(**fields)
+
+
+def _check_unused(out: Path) -> None:
+    # A lone run.json is what a process leaves that dies before it has written the recipe.
+    if not is_unused(out, RUN_FILE):
+        raise FileExistsError(
+            f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
+        )
+
+
+def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextManager[None]:
+    """The lock on a run, taken by the first process for all."""
+    return locked(out, "training") if arguments.process_index == 0 else nullcontext()
 
 
 def _rooted(recipe: Recipe) -> Recipe:
@@ -235,15 +249,13 @@ def _tensorboard(out: Path) -> list[str]:
 
 
 def _finish(trainer: LagwiseTrainer, data: Data, out: Path) -> Path:
-    """Put the final model at the top of the run folder: written beside it first, then moved file by file."""
+    """Put the final model at the top of the run folder, config.json last: it is what makes the folder a model."""
     if trainer.is_world_process_zero():
-        with quiet(), tempfile.TemporaryDirectory(dir=out, prefix=".saving-") as partial:
+        with quiet(), saved_whole(out, "the model", last="config.json") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
             data.tokenizer.save_pretrained(partial)
-            for file in sorted(Path(partial).iterdir(), key=lambda f: f.name == "config.json"):
-                os.replace(file, out / file.name)  # config.json last: it is what makes the folder a model
-        shutil.rmtree(out / ".saving", ignore_errors=True)
+        remove_partial(out)
     trainer.accelerator.wait_for_everyone()
     return out
 
@@ -254,9 +266,7 @@ def _rewind_metrics(out: Path, step: int) -> None:
     if not path.is_file():  # stopped before the first line
         return
     kept = [line for line in _logged(path) if line["step"] <= step]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    os.replace(partial, path)
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _logged(path: Path) -> list[dict[str, float]]:

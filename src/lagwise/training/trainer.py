@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from lagwise.models.loading import check_weights
+from lagwise.files import PARTIAL, first_line
 from lagwise.progress import progress_bar
+from lagwise.training.checkpoints import checkpoints
 
 METRICS_FILE = "metrics.jsonl"
-_PARTIAL = ".saving"
 
 
 class LagwiseTrainer(Trainer):
@@ -48,6 +45,8 @@ class LagwiseTrainer(Trainer):
                 )
         if "eval_loss" in logs and self.valid_bytes_per_token:
             logs["eval_bits_per_byte"] = logs["eval_loss"] / math.log(2) / self.valid_bytes_per_token
+        if "train_loss" in logs:
+            logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's leaves out earlier processes
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
             with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:
@@ -62,7 +61,7 @@ class LagwiseTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
-        return os.path.join(run, _PARTIAL) if self._saving else run
+        return os.path.join(run, PARTIAL) if self._saving else run
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Tied weights are saved once; that their second name is missing is no news."""
@@ -83,18 +82,18 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
-        except (OSError, RuntimeError, SafetensorError) as error:  # what the three writers raise on a full disk
-            shutil.rmtree(run / _PARTIAL, ignore_errors=True)
+        except Exception as error:  # on a full disk each of the libraries that write raises a type of its own
+            shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
-                f"cannot save {name} in {str(run)!r} ({error}); earlier checkpoints are whole: free space, then go on "
-                f"with 'lagwise train --resume {run}'"
+                f"cannot save {name} in {str(run)!r} ({first_line(error)}); earlier checkpoints are whole: free space, "
+                f"then go on with 'lagwise train --resume {run}'"
             ) from error
         finally:
             self._saving = False
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             shutil.rmtree(run / name, ignore_errors=True)
-            os.replace(run / _PARTIAL / name, run / name)
+            os.replace(run / PARTIAL / name, run / name)
             for old in checkpoints(run)[: -self.keep_checkpoints]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
@@ -115,6 +114,8 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar.update(state.global_step - self.bar.n)
+        if control.should_save:
+            control.should_log = True  # the losses of a resumed run are then averaged over the same steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
@@ -132,47 +133,29 @@ class Progress(TrainerCallback):
         self.bar.close()
 
 
+def _mean_loss(history: list[dict[str, float]]) -> float:
+    """Mean training loss of all steps, from lines that each hold the mean since the line before."""
+    total, step = 0.0, 0.0
+    for line in history:
+        if "loss" in line:
+            total, step = total + line["loss"] * (line["step"] - step), line["step"]
+    return total / max(step, 1)
+
+
 def _accuracy(outputs: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(np.mean(outputs.predictions == outputs.label_ids))}
 
 
-# Parameters of two axes and more that are no matrices: rates of moving averages, MEGA's queries and keys, positions.
-_SPARED = ("delta", "alpha", "scale", "shift", "lag_table", "rotary_pair")
-
-
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: matrices and taps decay; biases, norms, decay rates, position biases and embeddings do not."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """AdamW groups: matrices and taps decay; biases, norms, embeddings and what a module names ``undecayed`` do not.
+
+    A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    spared = {id(p) for name, p in model.named_parameters() if name.rpartition(".")[2] in _SPARED} | embeddings
+    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
+    spared |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed = [p for p in trained if p.dim() >= 2 and id(p) not in spared]
     chosen = {id(p) for p in decayed}
     rest = [p for p in trained if id(p) not in chosen]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first."""
-    found = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdigit())
-    return sorted(found, key=lambda f: int(f.name.split("-")[1]))
-
-
-def newest_whole_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint that can be resumed; None if the run has none yet. ValueError says what is wrong with each
-    if it has some and none can."""
-    complaints = []
-    for folder in reversed(checkpoints(run)):
-        try:
-            check_weights(folder)
-            json.loads((folder / "trainer_state.json").read_text())
-            for name in ("optimizer.pt", "scheduler.pt"):
-                torch.load(folder / name, map_location="meta", weights_only=True)
-            if not any(folder.glob("rng_state*.pth")):
-                raise ValueError("no rng_state.pth")
-            return folder
-        except (OSError, ValueError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-            complaints.append(f"{folder.name}: {error}")
-    if not complaints:
-        return None
-    raise ValueError(f"no checkpoint to resume in {str(run)!r}" + "".join(f"\n  {c}" for c in complaints))

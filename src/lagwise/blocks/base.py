@@ -1,0 +1,47 @@
+"""What every block is: a residual layer that streams as its mixers do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lagwise.mixers.base import masked
+from lagwise.ops import Layout
+
+
+class Block(nn.Module):
+    """A residual layer on ``(batch, length, channels)``. Abstract: subclasses give `run`, `init_state` and `prefill`.
+
+    As for mixers, the whole sequence at once, any cutting of it into chunks, and one token at a time agree.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        layout: Layout | None = None,
+    ) -> Tensor:
+        """Whole sequences; arguments as in `lagwise.mixers.Mixer.forward`. ValueError if a shape is wrong."""
+        layout = Layout(mask, seq_idx) if layout is None else layout
+        layout.check(*x.shape[:2])
+        return self.run(masked(x, layout.mask), layout)
+
+    def run(self, x: Tensor, layout: Layout) -> Tensor:
+        """`forward` for checked arguments, and x zero at padding."""
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int) -> Any:
+        """State before the first token. ValueError for a bidirectional block."""
+        raise NotImplementedError
+
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """The next ``length >= 1`` tokens; their outputs and the state after them. The old state stays valid."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token, ``(batch, channels)``."""
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state

@@ -1,0 +1,113 @@
+"""Batches of rows of different lengths: rows of like lengths together, padded to the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.packing import input_tensors, label_tensor
+from lagwise.data.row_files import row_arrays
+from lagwise.tables import whole_number
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+
+_POOL = 50  # batches that are sorted by length together
+_SCALARS = ("label", "length")  # the columns of encoded rows that are no inputs
+
+
+class BucketedExamples(Dataset):
+    """Training examples of encoded rows: every row at least once an epoch, rows of like lengths in one batch.
+
+    An epoch shuffles the rows, sorts pools of 50 batches by length, cuts them into batches of ``batch_size`` (the rows
+    of an optimiser step, of all processes) and shuffles the batches. The last batch is filled up with rows that come
+    twice. The order is that of a sequential sampler; example i depends only on (rows, batch_size, seed, i), so a
+    resumed run and any number of processes see the same examples. ``steps_per_epoch`` batches are an epoch.
+
+    Give either the steps or the epochs, which may be a fraction. ValueError otherwise.
+    """
+
+    def __init__(
+        self, rows: Rows, batch_size: int, *, epochs: float | None = None, steps: int | None = None, seed: int = 0
+    ):
+        self.batch_size = whole_number("batch_size", batch_size)
+        self.steps_per_epoch = -(-len(rows) // batch_size)
+        if (epochs is None) == (steps is None):
+            raise ValueError(f"give either epochs or steps, got epochs {epochs!r} and steps {steps!r}")
+        if epochs is not None:
+            if not epochs > 0:
+                raise ValueError(f"epochs must be positive, got {epochs!r}")
+            steps = max(1, round(epochs * self.steps_per_epoch))
+        self.steps = whole_number("steps", steps)
+        self.seed = seed
+        self.examples = EncodedExamples(rows)
+        self.lengths = np.asarray(rows["length"][:])
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.steps * self.batch_size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        epoch, place = divmod(index, self.steps_per_epoch * self.batch_size)
+        if epoch != self._epoch:
+            self._order, self._epoch = self._shuffled(epoch), epoch
+        return self.examples[int(self._order[place])]
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        random = np.random.default_rng((self.seed, epoch))
+        order = np.resize(random.permutation(len(self.lengths)), self.steps_per_epoch * self.batch_size)
+        for start in range(0, len(order), _POOL * self.batch_size):
+            pool = order[start : start + _POOL * self.batch_size]
+            pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
+        return random.permutation(order.reshape(-1, self.batch_size)).reshape(-1)
+
+
+class EncodedExamples(Dataset):
+    """Encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and ``label``."""
+
+    def __init__(self, rows: Rows):
+        self.rows = rows.with_format("arrow")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row: Any = self.rows[index]
+        names = [name for name in row.column_names if name not in _SCALARS]
+        example = input_tensors([{name: next(row_arrays(row.column(name))).copy() for name in names}])
+        label = {"label": torch.tensor(row.column("label")[0].as_py())} if "label" in row.column_names else {}
+        return {name: values[0] for name, values in example.items()} | label
+
+
+class PaddingCollator:
+    """Pads the examples of a batch on the right to the longest of them: a collator for DataLoader and Trainer.
+
+    Takes mappings with input_ids ``(tokens,)`` and perhaps token_type_ids, or input_values ``(vectors, features)``, and
+    perhaps ``label`` (tensors, arrays, lists or numbers). Gives those ``(batch, longest, ...)``, padded with
+    ``pad_token_id`` or zero, and labels ``(batch,)``. attention_mask is there only if something is padded.
+
+    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur.
+    """
+
+    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1):
+        self.pad_token_id = 0 if pad_token_id is None else pad_token_id
+        self.multiple_of = whole_number("multiple_of", multiple_of)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        inputs = input_tensors(examples)
+        sizes = torch.tensor([len(each) for each in next(iter(inputs.values()))])
+        longest = -(-int(sizes.max()) // self.multiple_of) * self.multiple_of
+        batch = {}
+        for name, rows in inputs.items():
+            padding = self.pad_token_id if name == "input_ids" else 0
+            batch[name] = rows[0].new_full((len(rows), longest, *rows[0].shape[1:]), padding)
+            for own, row in zip(batch[name], rows, strict=True):
+                own[: len(row)] = row
+        if bool((sizes < longest).any()):
+            batch["attention_mask"] = (torch.arange(longest) < sizes[:, None]).long()
+        return batch | label_tensor(examples)

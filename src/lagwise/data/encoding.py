@@ -1,0 +1,184 @@
+"""Rows as the inputs of a model: texts or pairs of texts as token ids, series as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.data.row_files import row_arrays
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+_ROWS = 1000  # of a batch at most
+_ELEMENTS = 1 << 24  # of a batch of full length
+
+
+@dataclass(frozen=True)
+class RowEncoder:
+    """Makes inputs of at most ``length`` positions from the columns ``columns`` of rows.
+
+    tokenizer: encodes a text, or a pair as ``first <end of text> second`` with token_type_ids 0 and 1 (the end of text
+    belongs to the first); the longer of a pair is cut first. Nothing else is added: an empty text is the lone end of
+    text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features: of each position
+    of a series.
+    """
+
+    columns: tuple[str, ...]
+    length: int
+    tokenizer: PreTrainedTokenizerBase | None = None
+    is_bytes: bool = False
+    features: int | None = None
+
+    def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
+        """input_ids (and token_type_ids) or input_values, and length, of rows as mappings; other fields are ignored.
+
+        ValueError names a row without one of the columns, a text that is no string, or a series that is not
+        ``(length, features)`` or has NaN or inf.
+        """
+        import pyarrow as pa
+        from datasets import Dataset
+
+        rows = list(rows)
+        for number, row in enumerate(rows, 1):
+            for column in self.columns:
+                if column not in row:
+                    raise ValueError(f"row {number} has no {column!r} (it has {', '.join(map(str, row)) or 'nothing'})")
+        try:
+            table = pa.table({c: [self._cell(c, row[c], n) for n, row in enumerate(rows, 1)] for c in self.columns})
+        except (pa.ArrowException, UnicodeEncodeError) as error:
+            raise ValueError(f"cannot read the rows: {error}") from error
+        batches = [batch for batch, _ in self.batches(table, lambda i: f"row {i + 1}")]
+        return Dataset(pa.Table.from_batches(batches, schema=self.schema()))
+
+    def schema(self) -> pa.Schema:
+        """The columns that `batches` gives."""
+        import pyarrow as pa
+
+        if self.tokenizer is None:
+            assert self.features is not None
+            fields = {"input_values": pa.list_(pa.list_(pa.float32(), self.features))}
+        else:
+            kind = pa.uint16() if len(self.tokenizer) <= 1 << 16 else pa.uint32()
+            fields = {"input_ids": pa.list_(kind)}
+            if len(self.columns) == 2:
+                fields["token_type_ids"] = pa.list_(pa.uint8())
+        return pa.schema([*fields.items(), ("length", pa.int32())])
+
+    def batches(self, table: pa.Table, where: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Encoded rows of a table in order, and how many of each batch were cut to ``length``.
+
+        where: how messages name row i of the table.
+        """
+        size = max(1, min(_ROWS, _ELEMENTS // (self.length * (self.features or 1))))
+        for start in range(0, table.num_rows, size):
+            part = table.slice(start, size)
+            if self.tokenizer is None:
+                yield self._series(part, lambda i, start=start: where(start + i))
+            else:
+                yield self._texts([part.column(c).to_pylist() for c in self.columns])
+
+    def _cell(self, column: str, value: Any, number: int) -> Any:
+        """A value of row ``number`` as Arrow takes it."""
+        if self.tokenizer is not None:
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"row {number}: {column!r} must be text, got {type(value).__name__}")
+            return value
+        try:
+            return np.asarray(value, dtype=np.float32).tolist()
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"row {number}: {column!r} is no series of numbers: {error}") from error
+
+    def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
+        import pyarrow as pa
+
+        assert self.tokenizer is not None
+        end: Any = self.tokenizer.eos_token_id
+        encoded = [self._ids([text or "" for text in column]) for column in texts]
+        cut = sum(sum(map(len, row)) + len(row) - 1 > self.length for row in zip(*encoded, strict=True))
+        if len(encoded) == 1:
+            ids = [row[: self.length] if len(row) else np.asarray([end]) for row in encoded[0]]
+            types = None
+        else:
+            ids, types = [], []
+            for first, second in zip(*encoded, strict=True):
+                room = self.length - 1
+                keep = max(room - len(second), (room + 1) // 2)
+                first = first[:keep]
+                second = second[: room - len(first)]
+                ids.append(np.concatenate([first, [end], second]))
+                types.append(np.repeat(np.asarray([0, 1], dtype=np.uint8), [len(first) + 1, len(second)]))
+        schema = self.schema()
+        columns = [_lists(ids, schema.field("input_ids").type)]
+        if types is not None:
+            columns.append(_lists(types, schema.field("token_type_ids").type))
+        columns.append(pa.array([len(row) for row in ids], pa.int32()))
+        return pa.RecordBatch.from_arrays(columns, schema=schema), cut
+
+    def _ids(self, texts: list[str]) -> list[np.ndarray]:
+        if self.is_bytes:
+            return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+        assert self.tokenizer is not None
+        # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
+        options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
+        return [np.asarray(ids, dtype=np.int64) for ids in self.tokenizer(texts, **options)["input_ids"]]
+
+    def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
+        import pyarrow as pa
+
+        rows = list(read_series(part.column(self.columns[0]), self.columns[0], where))
+        for i, row in enumerate(rows):
+            if row.shape[1] != self.features:
+                raise ValueError(
+                    f"{self.columns[0]!r} of {where(i)} has {row.shape[1]} features, but the first row of train has "
+                    f"{self.features}"
+                )
+        cut = sum(len(row) > self.length for row in rows)
+        rows = [row[: self.length] for row in rows]
+        schema = self.schema()
+        lengths = [len(row) for row in rows]
+        columns = [_lists(rows, schema.field("input_values").type), pa.array(lengths, pa.int32())]
+        return pa.RecordBatch.from_arrays(columns, schema=schema), cut
+
+
+def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
+    """The rows of a column as float32 arrays ``(length, features)``; a row of numbers has one feature.
+
+    ValueError for rows that are not series, are empty, or have NaN or inf; ``where`` names row i in it.
+    """
+    i = 0
+    try:
+        for row in row_arrays(column):
+            if not len(row):
+                raise ValueError("it is empty")
+            values = row.astype(np.float32).reshape(len(row), -1)
+            if not np.isfinite(values).all():
+                place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
+                raise ValueError(f"it has NaN or inf at position {place}")
+            yield values
+            i += 1
+    except TypeError as error:
+        raise ValueError(
+            f"{name!r} must hold series, lists of numbers or of equally long vectors, but it is {error}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{name!r} of {where(i)} is no series of finite numbers: {error}") from error
+
+
+def _lists(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
+    """A column of lists, of numbers or of vectors of one size."""
+    import pyarrow as pa
+
+    offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
+    inner = kind.value_type
+    flat = np.concatenate(rows).reshape(-1)
+    if pa.types.is_fixed_size_list(inner):
+        values: Any = pa.FixedSizeListArray.from_arrays(pa.array(flat, inner.value_type), inner.list_size)
+    else:
+        values = pa.array(flat.astype(inner.to_pandas_dtype()))
+    return pa.ListArray.from_arrays(offsets, values)

@@ -1,0 +1,187 @@
+"""Labelled rows, encoded for a model: text, pairs of texts or series, with a class or a number each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lagwise.cache import cached_folder, default_cache
+from lagwise.data.encoding import RowEncoder
+from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
+from lagwise.data.labels import KINDS
+from lagwise.data.rows import RowSource, open_rows
+from lagwise.data.sources import SPLITS
+from lagwise.data.tokenizers import load_tokenizer
+from lagwise.data.tokens import content_key
+from lagwise.progress import progress_bar
+from lagwise.tables import known, whole_number
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+_FORMAT = 1  # raise when the meaning of the files changes
+INPUTS = ("tokens", "values")
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Encoded rows in three splits.
+
+    splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
+    (lists of ``features`` float32 each), label (the id of a class, or a number) and length (of the inputs).
+    label_names: of the classes, by id; None in regression. reason: why it is of this kind. cut: rows of each split that
+    were longer than the limit. counts: rows of each class in each split; empty in regression. notes: what else a reader
+    should know, a line each. encoder: what makes inputs of other rows.
+    """
+
+    folder: Path
+    splits: dict[str, Dataset]
+    encoder: RowEncoder
+    kind: str
+    reason: str
+    label_names: tuple[str, ...] | None
+    cut: dict[str, int]
+    counts: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        """Hash of the rows and of all that decides how they are encoded."""
+        return self.folder.name
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.encoder.tokenizer
+
+    @property
+    def features(self) -> int | None:
+        return self.encoder.features
+
+    def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
+        """Inputs of rows that need no labels, in order; an empty text is the lone end of text (see `RowEncoder`)."""
+        return self.encoder(rows)
+
+    def describe(self) -> str:
+        """Kind, classes and sizes in one line, then a line for everything unusual."""
+        classes = f" of {len(self.label_names)} classes" if self.label_names else ""
+        sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
+        lines = [f"{self.kind}{classes} ({self.reason}); rows: {sizes}", *self.notes]
+        for split, count in self.cut.items():
+            if count:
+                share = count / len(self.splits[split])
+                lines.append(f"{count:,} rows of {split} ({share:.1%}) are cut to length {self.encoder.length}")
+        return "\n".join(lines)
+
+
+def prepare_labelled(
+    source: str | RowSource,
+    *,
+    text: str | Sequence[str] = "text",
+    label: str = "label",
+    kind: str = "auto",
+    inputs: str = "tokens",
+    tokenizer: str = "bytes",
+    vocab_size: int = 8192,
+    length: int = 1024,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> LabelledData:
+    """Encode a table of labelled rows, or find the result of having done so.
+
+    source as in `open_rows`. text: the column of the inputs, or two for pairs; if there is no column ``text``, the
+    only column of text serves. With ``inputs="values"`` it is a column of series, ``input_values`` if not named. label:
+    the column of the labels; kind as in `read_labels`. tokenizer and vocab_size as in `load_tokenizer`. length: rows
+    are cut to so many tokens or vectors. Missing splits are made as in `split_rows`. In valid and test, rows without a
+    label are left out, and a split without any label is left out as a whole; notes of the result say so.
+
+    ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
+    `read_labels`) and classes too small to split; OSError with advice when the disk is full.
+    """
+    known(kind, KINDS, "task.kind")
+    known(inputs, INPUTS, "task.inputs")
+    columns = (text,) if isinstance(text, str) else tuple(text)
+    if inputs == "values" and columns == ("text",):
+        columns = ("input_values",)
+    most = 2 if inputs == "tokens" else 1
+    if not 1 <= len(columns) <= most or len({*columns, label}) <= len(columns):
+        raise ValueError(
+            f"task.text must name one column, or two for a pair of texts, other than the label's, got {text!r} and "
+            f"label {label!r}"
+        )
+    whole_number("data.length", length, 2 * len(columns) - 1)
+    source = open_rows(source) if isinstance(source, str) else source
+    options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
+    key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+    folder = (cache or default_cache()) / "labelled" / key
+
+    def make(partial: Path) -> dict[str, Any]:
+        rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
+        return _write(rows, tokenizer, vocab_size, length, partial, progress)
+
+    return _load(folder, cached_folder(folder, make))
+
+
+def _write(
+    rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, folder: Path, progress: bool
+) -> dict[str, Any]:
+    import pyarrow as pa
+
+    if rows.features is None:
+        texts = (text for batch in rows.splits["train"].iter(1000) for c in rows.columns for text in batch[c])
+        made = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
+        made.save_pretrained(folder / "tokenizer")
+        encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes")
+    else:
+        encoder = RowEncoder(rows.columns, length, features=rows.features)
+    labels = pa.field("label", pa.float32() if rows.label_names is None else pa.int64())
+    cut = dict.fromkeys(SPLITS, 0)
+    for split in SPLITS:
+        table: Any = rows.splits[split].with_format("arrow")[:]
+        values = table.column(LABEL).combine_chunks().cast(labels.type)
+        schema, start = encoder.schema().append(labels), 0
+        with (
+            pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file,
+            pa.ipc.new_stream(file, schema) as writer,
+            progress_bar(desc=f"encoding {split}", unit=" rows", total=len(values), show=progress) as bar,
+        ):
+            for batch, too_long in encoder.batches(table, lambda i, split=split: f"{split} row {i + 1}"):
+                own = values.slice(start, batch.num_rows)
+                writer.write_batch(pa.RecordBatch.from_arrays([*batch.columns, own], schema=schema))
+                start, cut[split] = start + batch.num_rows, cut[split] + too_long
+                bar.update(batch.num_rows)
+    return {
+        "source": rows.name,
+        "columns": rows.columns,
+        "length": length,
+        "features": rows.features,
+        "is_bytes": encoder.is_bytes,
+        "kind": rows.kind,
+        "reason": rows.reason,
+        "label_names": rows.label_names,
+        "cut": cut,
+        "counts": rows.counts(),
+        "notes": rows.notes,
+    }
+
+
+def _load(folder: Path, meta: dict[str, Any]) -> LabelledData:
+    from datasets import Dataset
+
+    tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
+    encoder = RowEncoder(tuple(meta["columns"]), meta["length"], tokenizer, meta["is_bytes"], meta["features"])
+    return LabelledData(
+        folder=folder,
+        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        encoder=encoder,
+        kind=meta["kind"],
+        reason=meta["reason"],
+        label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
+        cut=meta["cut"],
+        counts=meta["counts"],
+        notes=tuple(meta["notes"]),
+    )

@@ -1,0 +1,175 @@
+"""Labelled rows as they stand in the data: found, checked, and dealt out to three splits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lagwise.data.encoding import read_series
+from lagwise.data.labels import Labels, read_labels
+from lagwise.data.rows import RowSource, split_rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
+_SAMPLE = 100  # rows that tell a column of text from one of numbers
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """splits: the columns of the inputs, and LABEL. features: of a position of a series, None for text. The others as
+    in `LabelledData`."""
+
+    name: str
+    columns: tuple[str, ...]
+    splits: dict[str, Dataset]
+    kind: str
+    reason: str
+    label_names: tuple[str, ...] | None
+    features: int | None
+    notes: tuple[str, ...]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Rows of each class in each split; nothing for numbers."""
+        names = self.label_names or ()
+        ids = {split: rows[LABEL][:] for split, rows in self.splits.items()}
+        return {split: {name: ids[split].count(i) for i, name in enumerate(names)} for split in ids}
+
+
+def read_labelled(
+    source: RowSource, columns: tuple[str, ...], label: str, *, kind: str = "auto", values: bool = False
+) -> LabelledRows:
+    """Read, check and split labelled rows. values: the inputs are series, not text. Errors as `prepare_labelled`."""
+    wanted = (*columns, label)
+    tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
+    named = tuple(tables)
+    for split, rows in tables.items():
+        if not len(rows):
+            raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
+    columns = _input_columns(tables["train"], columns, label)
+    for split, rows in tables.items():
+        for column, what in (*((c, "text") for c in columns), (label, "label")):
+            if column not in rows.column_names:
+                raise ValueError(_no_column(column, what, rows.column_names, f"{_of(split, named)}{source.name!r}"))
+
+    def where(split: str, row: int) -> str:
+        return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
+
+    labels = _labels(tables, label, kind, where)
+    features = _check_inputs(tables, columns, values, where)
+    kept, notes = _with_labels(tables, columns, labels)
+    splits = split_rows(kept, None if labels.names is None else LABEL, names=labels.names)
+    made = [split for split in splits if split not in kept]
+    if made:
+        notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
+    rows = LabelledRows(source.name, columns, splits, labels.kind, labels.reason, labels.names, features, ())
+    for split, counts in rows.counts().items():
+        absent = [name for name, count in counts.items() if not count]
+        if absent:
+            notes.append(f"{split} has no row of {', '.join(map(repr, absent))}")
+    return LabelledRows(**{**vars(rows), "notes": tuple(notes)})
+
+
+def _of(split: str, named: Sequence[str]) -> str:
+    return "" if tuple(named) == ("train",) else f"{split} of "
+
+
+def _no_column(name: str, what: str, columns: Sequence[str], where: str) -> str:
+    near = difflib.get_close_matches(name, columns, n=1)
+    hint = f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN"
+    return f"{where} has no column {name!r}; {hint} (columns: {', '.join(columns)})"
+
+
+def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str) -> tuple[str, ...]:
+    """The columns asked for, or if that is ``text`` and there is none, the only one that holds text."""
+    if columns != ("text",) or "text" in rows.column_names:
+        return columns
+    texts = [name for name in rows.column_names if name != label and _is_text(rows, name)]
+    return (texts[0],) if len(texts) == 1 else columns
+
+
+def _is_text(rows: Dataset, column: str) -> bool:
+    """Whether a column holds strings that are not all numbers, as those of an identifier are."""
+    feature: Any = rows.features[column]
+    if getattr(feature, "dtype", None) not in ("string", "large_string"):
+        return False
+    return not all(_is_number(value) for value in rows[column][:_SAMPLE])
+
+
+def _is_number(value: str | None) -> bool:
+    try:
+        float(value or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:
+    from datasets import ClassLabel
+
+    cells, order = {}, ()
+    for split, rows in tables.items():
+        feature = rows.features[label]
+        cells[split] = rows[label][:]
+        if isinstance(feature, ClassLabel):  # ids, and -1 where there is no label
+            order = tuple(feature.names)
+            cells[split] = [None if i is None or i < 0 else order[i] for i in cells[split]]
+    return read_labels(cells, kind, where, order)
+
+
+def _check_inputs(
+    tables: dict[str, Dataset], columns: Sequence[str], values: bool, where: Callable[[str, int], str]
+) -> int | None:
+    """Refuse empty texts and faulty series; returns the features of series, None for text."""
+    features: int | None = None
+    for split, rows in tables.items():
+        for column in columns:
+            if values:
+                table: Any = rows.with_format("arrow")[:]
+                for i, row in enumerate(read_series(table.column(column), column, lambda i, s=split: where(s, i))):
+                    features = features or row.shape[1]
+                    if row.shape[1] != features:
+                        raise ValueError(
+                            f"{column!r} of {where(split, i)} has {row.shape[1]} features, those before it {features}"
+                        )
+                continue
+            cells = rows[column][:]
+            other = next((i for i, v in enumerate(cells) if not isinstance(v, str | None)), None)
+            if other is not None:
+                raise ValueError(
+                    f"{column!r} of {where(split, other)} is {type(cells[other]).__name__}, not text; name another "
+                    "column with task.text=COLUMN, or set task.inputs=values for series of numbers"
+                )
+            empty = [i for i, v in enumerate(cells) if not v]
+            if empty:
+                raise ValueError(
+                    f"{len(empty)} of {len(cells)} rows have an empty {column!r}, the first is "
+                    f"{where(split, empty[0])}; fill them in or remove them"
+                )
+    return features
+
+
+def _with_labels(
+    tables: dict[str, Dataset], columns: tuple[str, ...], labels: Labels
+) -> tuple[dict[str, Dataset], list[str]]:
+    """The inputs and LABEL of the rows that have a label, and notes of what is left out."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    kept, notes = {}, []
+    for split, rows in tables.items():
+        values = labels.values[split]
+        places = [i for i, value in enumerate(values) if value is not None]
+        if not places:
+            notes.append(f"{split} has no labels and is left out")
+            continue
+        if len(places) < len(rows):
+            notes.append(f"{len(rows) - len(places):,} rows of {split} have no label and are left out")
+            rows = rows.select(places)
+        table: Any = rows.with_format("arrow")[:]
+        own = pa.array([values[i] for i in places], pa.float64() if labels.names is None else pa.int64())
+        kept[split] = Dataset(table.select(list(columns)).append_column(LABEL, own))
+    return kept, notes

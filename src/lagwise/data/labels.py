@@ -1,0 +1,148 @@
+"""What the labels of a table are: names of classes or numbers, and which label each row has."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lagwise.tables import known
+
+KINDS = ("auto", "classification", "regression")
+_FEW = 50  # more different whole numbers are amounts, not classes
+
+Where = Callable[[str, int], str]  # how messages name a row of a split
+
+
+@dataclass(frozen=True)
+class Labels:
+    """kind: classification or regression, and the reason in words. names: of the classes, in the order of their ids.
+    values: of every split the id or the number of each row, None where the row has no label."""
+
+    kind: str
+    reason: str
+    names: tuple[str, ...] | None
+    values: dict[str, list[Any]]
+
+
+def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, order: Sequence[str] = ()) -> Labels:
+    """Labels from the values of the label column in every split; ``train`` must be one of them.
+
+    Strings that are all numbers count as numbers. kind ``auto``: text and at most 50 different whole numbers are
+    classes; fractions and more whole numbers are amounts. Class names are sorted, numbers in them by value, unless
+    ``order`` names them.
+
+    ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, fewer than two
+    classes, and classes that train lacks.
+    """
+    known(kind, KINDS, "task.kind")
+    cells = {s: [None if _missing(v) else v for v in column] for s, column in columns.items()}
+    absent = [i for i, value in enumerate(cells["train"]) if value is None]
+    if absent:
+        value = columns["train"][absent[0]]
+        raise ValueError(
+            f"{len(absent)} of {len(cells['train'])} rows have no label, the first is {where('train', absent[0])} "
+            f"({value!r}); fill them in or remove them"
+        )
+    numbers = _numbers(cells, where)
+    found, reason = _kind(numbers)
+    if kind == "auto":
+        kind = found
+    else:
+        reason = "as task.kind says"
+    if kind == "regression":
+        if numbers is None:
+            split, i = next(
+                (s, i) for s, c in cells.items() for i, v in enumerate(c) if v is not None and _number(v) is None
+            )
+            raise ValueError(f"label {cells[split][i]!r} of {where(split, i)} is not a number, so no regression")
+        return Labels(kind, reason, None, numbers)
+    named = {s: [None if v is None else _name(v) for v in column] for s, column in cells.items()}
+    classes = set(named["train"])
+    names = [n for n in order if n in classes] if order else sorted(classes, key=_natural)
+    if len(names) < 2:
+        raise ValueError(f"all {len(named['train'])} labels are {names[0]!r}; classification needs two classes or more")
+    ids = {name: i for i, name in enumerate(names)}
+    for split, column in named.items():
+        unknown = Counter(name for name in column if name is not None and name not in ids)
+        if unknown:
+            name, count = unknown.most_common(1)[0]
+            raise ValueError(
+                f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
+                "in train"
+            )
+    return Labels(kind, reason, tuple(names), {s: [ids.get(n) for n in column] for s, column in named.items()})
+
+
+def _missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "nan")
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list[float | None]] | None:
+    """The labels as numbers, or None if they are text."""
+    seen: dict[str, tuple[str, int]] = {}  # the first label of each sort
+    for split, column in cells.items():
+        for i, value in enumerate(column):
+            if value is None:
+                continue
+            if not isinstance(value, str | int | float):
+                raise ValueError(f"the label of {where(split, i)} is {type(value).__name__}, not text or a number")
+            number = _number(value)
+            if isinstance(value, str):
+                sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
+            else:
+                sort = "number" if number is not None else "true or false"
+            seen.setdefault(sort, (split, i))
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"the label of {where(split, i)} is {value!r}, not a finite number")
+    from_text = {sort for sort in seen if "text" in sort}
+    mixed = (from_text and len(from_text) < len(seen)) or {"number", "true or false"} <= set(seen)
+    if mixed or {"text", "fractional text"} <= set(seen):
+        examples = ", ".join(f"{cells[s][i]!r} ({where(s, i)})" for s, i in seen.values())
+        raise ValueError(f"labels of mixed types: {examples}; make all of them text or all of them numbers")
+    if "text" in seen or "true or false" in seen:
+        return None
+    return {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
+
+
+def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, str]:
+    if numbers is None:
+        return "classification", "the labels are text"
+    different = {n for column in numbers.values() for n in column if n is not None}
+    if not all(n.is_integer() for n in different):
+        return "regression", "the labels are numbers with fractions"
+    if len(different) > _FEW:
+        return "regression", f"the labels are {len(different)} different whole numbers, more than {_FEW}"
+    return "classification", f"the labels are {len(different)} different whole numbers"
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or "_" in str(value):  # Python reads 1_000, other programs do not
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return None if isinstance(value, str) and not math.isfinite(number) else number
+
+
+def _name(value: Any) -> str:
+    """A label as the file has it: ``pos``, ``0``, ``true``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _natural(name: str) -> tuple[Any, ...]:
+    """Numbers by value, before text; in text the digits by value."""
+    number = _number(name)
+    if number is not None:
+        return (0, number, name)
+    return (1, [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)])

@@ -1,0 +1,280 @@
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet and .npz, each also compressed as .xz."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.data.sources import decoded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
+
+
+def file_kind(path: Path) -> str | None:
+    """The suffix of a file of rows, under any .xz; None for another file."""
+    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+    return suffix if suffix in READERS else None
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one file, of all columns or those named. ValueError names the file and the place of the fault."""
+    kind = file_kind(path)
+    assert kind is not None
+    try:
+        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+    return READERS[kind](data, path, columns)
+
+
+def read_columns(path: Path) -> tuple[str, ...]:
+    """The columns of one file: of .csv and .tsv the header, of .jsonl the fields of the first record."""
+    kind = file_kind(path)
+    if kind in (".csv", ".tsv", ".jsonl"):
+        try:
+            with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
+                line = next((line for line in f if line.strip()), b"")
+        except (lzma.LZMAError, EOFError) as error:
+            raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+        assert kind is not None
+        return tuple(READERS[kind](line, path, None).column_names)
+    if kind == ".parquet" and path.suffix != ".xz":
+        from pyarrow import ArrowException, parquet
+
+        try:
+            return tuple(parquet.read_schema(path).names)
+        except (ArrowException, OSError) as error:
+            raise ValueError(f"{path} is not a parquet file ({error})") from error
+    return tuple(read_table(path).column_names)
+
+
+def array_column(array: np.ndarray) -> pa.ChunkedArray:
+    """A column of an array ``(rows, ...)``; the size of the second axis may differ in other parts of the column."""
+    import pyarrow as pa
+
+    if array.ndim == 1:
+        return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind in "US" else array)])
+    chunks = []
+    rows = max(1, _ELEMENTS // max(1, array[0].size)) if len(array) else 1
+    for start in range(0, max(1, len(array)), rows):
+        part = array[start : start + rows]
+        values: Any = pa.array(np.ascontiguousarray(part).reshape(-1))
+        for size in reversed(part.shape[2:]):
+            values = pa.FixedSizeListArray.from_arrays(values, size)
+        offsets = pa.array(np.arange(len(part) + 1, dtype=np.int32) * part.shape[1])
+        chunks.append(pa.ListArray.from_arrays(offsets, values))
+    return pa.chunked_array(chunks)
+
+
+def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
+    """The rows of a column of lists as arrays ``(length,)`` or ``(length, size)``; a null number is NaN.
+
+    TypeError for a column of anything else, ValueError for a row whose lists are of different lengths.
+    """
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        for chunk in column.chunks:
+            yield from row_arrays(chunk)
+        return
+    if not _is_list(column.type):
+        raise TypeError(f"a column of {column.type}")
+    for row in column:
+        values: Any = row.values
+        if values is None:
+            yield np.empty(0, dtype=np.float32)
+            continue
+        shape = [len(values)]
+        if _is_list(values.type):
+            sizes = {len(v) if v is not None else 0 for v in values} if not _is_fixed(values.type) else set()
+            if len(sizes) > 1:
+                raise ValueError(f"its vectors have {min(sizes)} to {max(sizes)} numbers")
+            shape.append(values.type.list_size if _is_fixed(values.type) else next(iter(sizes), 1))
+            values = values.flatten()
+        if _is_list(values.type):
+            raise TypeError(f"a column of {column.type}")
+        numbers = values.to_numpy(zero_copy_only=False)
+        if numbers.dtype.kind not in "biuf":
+            raise TypeError(f"a column of {column.type}")
+        yield numbers.reshape(shape)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow.types as t
+
+    return t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    import pyarrow.types as t
+
+    return t.is_fixed_size_list(kind)
+
+
+def _csv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    text = decoded(data, path).removeprefix("\ufeff")
+    first = text[: text.find("\n") + 1 or len(text)]
+    delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    return _fields_table(_fields(text, path, delimiter, csv.QUOTE_MINIMAL), path, columns)
+
+
+def _tsv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """Fields between tabs. Where a quote is the first character of a field, tools differ: some mean it as in .csv,
+    some as any other character. Lines that are good rows as they stand are rows, whatever quotes they have."""
+    text = decoded(data, path).removeprefix("\ufeff")
+    try:
+        quoted = list(_fields(text, path, "\t", csv.QUOTE_MINIMAL))
+    except ValueError:
+        quoted = []
+    if '"' in text:
+        try:
+            plain = list(_fields(text, path, "\t", csv.QUOTE_NONE))
+            quoted = quoted if len(quoted) == len(plain) else plain
+        except ValueError:
+            if not quoted:
+                raise
+    return _fields_table(iter(quoted or _fields(text, path, "\t", csv.QUOTE_NONE)), path, columns)
+
+
+def _fields(text: str, path: Path, delimiter: str, quoting: Any) -> Iterator[list[str]]:
+    """The header, then rows of as many fields. ValueError names the line of a row that has more or fewer."""
+    limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process: it is put back
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    try:
+        rows, line, width = [], 1, None
+        for row in reader:
+            if row:
+                width = width or len(row)
+                if len(row) != width:
+                    raise ValueError(
+                        f"{path}, line {line}: {len(row)} fields, but the header has {width}; a field that contains "
+                        f"{'a tab' if delimiter == chr(9) else repr(delimiter)} or a line break must be quoted"
+                    )
+                rows.append(row)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {line}: {error}; check the quotes") from error
+    finally:
+        csv.field_size_limit(limit)
+    return iter(rows)
+
+
+def _fields_table(rows: Iterator[list[str]], path: Path, columns: Sequence[str] | None) -> pa.Table:
+    import pyarrow as pa
+
+    header = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(next(rows, []))]
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
+    values = list(zip(*rows, strict=True)) or [()] * len(header)
+    kept = {name: pa.array(v, pa.string()) for name, v in zip(header, values, strict=True) if _wanted(name, columns)}
+    return pa.table(kept)
+
+
+def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    import pyarrow as pa
+
+    records, lines = [], []
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+            records.append(record)
+            lines.append(number)
+    names = dict.fromkeys(name for record in records for name in record)
+    return pa.table(
+        {
+            name: _json_column(name, [record.get(name) for record in records], lines, path)
+            for name in names
+            if _wanted(name, columns)
+        }
+    )
+
+
+def _json_column(name: str, values: list[Any], lines: list[int], path: Path) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+        first: dict[str, int] = {}
+        for value, line in zip(values, lines, strict=True):
+            try:
+                pa.array([value])
+            except (pa.ArrowException, UnicodeEncodeError, OverflowError) as own:
+                raise ValueError(f"{path}, line {line}: {name!r} cannot be read ({own})") from error
+            if value is not None:
+                first.setdefault(type(value).__name__, line)
+        kinds = ", ".join(f"{kind} (line {line})" for kind, line in first.items())
+        raise ValueError(f"{path}: {name!r} mixes types: {kinds}; make them one") from error
+
+
+def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet, types
+
+    try:
+        table = parquet.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a parquet file ({error})") from error
+    for i, field in enumerate(table.schema):
+        if types.is_dictionary(field.type):  # what pandas calls a category
+            table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
+    return table.select([name for name in table.column_names if _wanted(name, columns)])
+
+
+def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    import pyarrow as pa
+
+    arrays: dict[str, np.ndarray] = {}
+    if not data.startswith(b"PK"):  # numpy would take it for a pickle
+        raise ValueError(f"{path} is not an .npz file")
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            for name in archive.files:
+                try:
+                    arrays[name] = archive[name]
+                except ValueError as error:
+                    raise ValueError(
+                        f"{path}: array {name!r} holds Python objects, which are never loaded; store series of "
+                        "different lengths as lists in .parquet or .jsonl"
+                    ) from error
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not an .npz file ({error})") from error
+    sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"{path}: the arrays must have one number of rows, their first axis, got "
+            + ", ".join(f"{name} {arrays[name].shape}" for name in arrays)
+        )
+    return pa.table({name: array_column(array) for name, array in arrays.items() if _wanted(name, columns)})
+
+
+def _wanted(name: str, columns: Sequence[str] | None) -> bool:
+    return columns is None or name in columns
+
+
+READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+    ".npz": _npz,
+}

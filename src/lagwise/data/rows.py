@@ -1,0 +1,195 @@
+"""Tables of rows with named columns, from files, folders or the hub, in the splits train, valid and test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
+from lagwise.data.sources import SPLITS, check_file, hash_files, load_hub, split_word
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Where rows come from, and what identifies them.
+
+    files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
+    hub data set instead of files.
+    """
+
+    name: str
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    dataset: Any = None
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that the data name, in the order train, valid, test."""
+        return tuple(split for split in SPLITS if split in (self.dataset or self.files))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of train: of a .jsonl file the fields of its first record."""
+        if self.dataset is not None:
+            return tuple(self.dataset["train"].column_names)
+        return read_columns(self.files["train"][0])
+
+    def fingerprint(self) -> str:
+        """Hash of the content and of the splits."""
+        digest = hashlib.sha256(b"rows")
+        if self.dataset is not None:
+            digest.update("".join(f"{s}:{self.dataset[s]._fingerprint}" for s in self.split_names).encode())
+        return hash_files(self.files, digest)
+
+    def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
+        """The rows of every named split, of all columns or those that are named here and occur.
+
+        Values of .csv and .tsv are strings as they stand in the file. ValueError for a file that is not what its name
+        says, or files of one split that do not fit together.
+        """
+        import pyarrow as pa
+        from datasets import Dataset
+
+        if self.dataset is not None:
+            kept = {s: self.dataset[s] for s in self.split_names}
+            if columns is None:
+                return kept
+            return {s: rows.select_columns([c for c in rows.column_names if c in columns]) for s, rows in kept.items()}
+        read = {}
+        for split in self.split_names:
+            tables = [read_table(path, columns) for path in self.files[split]]
+            for path, table in zip(self.files[split], tables, strict=True):
+                if table.num_rows and set(table.column_names) != set(tables[0].column_names):
+                    raise ValueError(
+                        f"files of {self.name!r} have different columns: {self.files[split][0].name} has "
+                        f"{', '.join(tables[0].column_names)}; {path.name} has {', '.join(table.column_names)}"
+                    )
+            try:
+                read[split] = Dataset(pa.concat_tables(tables, promote_options="permissive"))
+            except pa.ArrowException as error:
+                raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
+        return read
+
+
+def open_rows(name: str) -> RowSource:
+    """Find a table of rows by name.
+
+    A file (.csv, .tsv, .jsonl, .parquet or .npz, each also .xz). A folder of such files: in splits by the words train,
+    valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or ``hub:NAME:CONFIG``: a
+    Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have semicolons for commas.
+    Every array of an .npz file is a column, its first axis the rows.
+
+    FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
+    """
+    if name.startswith("hub:"):
+        return RowSource(name, dataset=_hub_splits(name))
+    path = Path(name).expanduser()
+    suffixes = f"{', '.join(READERS)} (each also .xz)"
+    if path.is_file():
+        if file_kind(path) is None:
+            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
+        check_file(path)
+        return RowSource(name, {"train": [path]})
+    if not path.is_dir():
+        raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
+    files = sorted(f for f in path.rglob("*") if f.is_file() and file_kind(f))
+    if not files:
+        raise ValueError(f"no {suffixes} file in folder {name!r}")
+    for file in files:
+        check_file(file)
+    named: defaultdict[str | None, list[Path]] = defaultdict(list)
+    for file in files:
+        named[split_word(file.relative_to(path))].append(file)
+    if "train" not in named or not named.keys() & {"valid", "test"}:
+        return RowSource(name, {"train": files})
+    if None in named:
+        raise ValueError(
+            f"the names in {name!r} say which files are train, valid and test, but {named[None][0].name!r} does not; "
+            "rename it or move it away"
+        )
+    return RowSource(name, {split: named[split] for split in SPLITS if split in named})
+
+
+def split_rows(
+    rows: dict[str, Dataset], label: str | None = None, *, names: Sequence[str] | None = None, seed: int = 0
+) -> dict[str, Dataset]:
+    """Rows in the three splits: those that are named stay as they are, those missing are taken from train.
+
+    Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
+    is smallest (test) or largest (valid), and at least one. So rows of equal content share a split, the order of the
+    rows does not matter, and rows that are added move few others, and none from valid to test. label: the column whose
+    values are the classes (``names``, by id, are for messages); None leaves classes alone.
+
+    ValueError for a class with fewer different rows than the splits that it must be in.
+    """
+    train = rows["train"]
+    missing = [split for split in ("test", "valid") if split not in rows]
+    if not missing:
+        return {split: rows[split] for split in SPLITS}
+    hashes = list(_hashes(train, seed, skip=label))
+    members: defaultdict[Any, set[bytes]] = defaultdict(set)
+    for value, content in zip(train[label] if label else [None] * len(train), hashes, strict=True):
+        members[value].add(content)
+    places: dict[bytes, str] = {}
+    for value, contents in sorted(members.items(), key=lambda item: len(item[1])):
+        if len(contents) <= len(missing):
+            what = f"class {names[value] if names else value!r}" if label else "the table"
+            raise ValueError(
+                f"{what} has {len(contents)} different row(s), too few for {', '.join(reversed(missing))} and train; "
+                f"{len(missing) + 1} are needed"
+            )
+        taken = Counter(places.get(content) for content in contents)  # the same content may be of two classes
+        for split in missing:
+            free = sorted((c for c in contents if c not in places), reverse=split == "valid")
+            wanted = max(1, round(_HELD_OUT * len(contents))) - taken[split]
+            places.update(dict.fromkeys(free[: max(0, wanted)], split))
+    dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for i, content in enumerate(hashes):
+        dealt[places.get(content, "train")].append(i)
+    made = {split: train.select(dealt[split]) for split in ("train", *missing)}
+    return {split: made[split] if split in made else rows[split] for split in SPLITS}
+
+
+def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:
+    """A hash of each row's content."""
+    columns = sorted(name for name in rows.column_names if name != skip)
+    key = str(seed).encode()
+    for batch in rows.with_format("arrow").iter(1000):
+        table: Any = batch
+        for values in zip(*(_contents(table.column(name)) for name in columns), strict=True):
+            digest = hashlib.blake2b(key=key, digest_size=16)
+            for value in values:
+                digest.update(len(value).to_bytes(8))
+                digest.update(value)
+            yield digest.digest()
+
+
+def _contents(column: Any) -> Iterator[bytes]:
+    try:
+        for array in row_arrays(column):
+            yield f"{array.shape}{array.dtype}".encode() + array.tobytes()
+    except TypeError:
+        yield from (repr(value).encode() for value in column.to_pylist())
+
+
+def _hub_splits(name: str) -> dict[str, Any]:
+    """Splits by our names; the first of several validation or test sets."""
+    loaded = load_hub(name)
+    named: dict[str, Any] = {}
+    for split in loaded:
+        word = split_word(Path(split))
+        if word is not None:
+            named.setdefault(word, loaded[split])
+    if "train" not in named:
+        if len(loaded) != 1:
+            raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
+        named = {"train": next(iter(loaded.values()))}
+    return named

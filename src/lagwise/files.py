@@ -1,0 +1,106 @@
+"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+LOCK = ".lock"
+PARTIAL = ".saving"  # how the names of unfinished files and folders begin; they are removed by whoever comes next
+
+
+@contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock, which the system releases if the process dies. BlockingIOError if another process holds it, unless
+    to ``wait`` for it."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(path)
+    try:
+        held.acquire(timeout=0)
+    except Timeout as error:
+        if not wait:
+            raise BlockingIOError(f"{path} is locked by another process") from error
+        warnings.warn(f"waiting for another process, which holds {path}", stacklevel=3)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def locked(folder: Path, doing: str) -> Iterator[None]:
+    """Hold the lock of a folder, made if need be, and remove what killed processes left unfinished in it.
+
+    doing: for the message, what holders of the lock do. BlockingIOError if another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(folder / LOCK))
+        except BlockingIOError as error:
+            raise BlockingIOError(f"another process is {doing} in {str(folder)!r}; wait until it ends") from error
+        remove_partial(folder)
+        yield
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove unfinished files and folders."""
+    for path in folder.glob(f"{PARTIAL}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def is_unused(folder: Path, *ours: str) -> bool:
+    """Whether a folder is absent, or empty but for a lock, unfinished files, and the names given."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(path.name in (LOCK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that appears under its name when complete."""
+    with saved_whole(path.parent, path.name) as partial:
+        (partial / path.name).write_text(text)
+
+
+@contextmanager
+def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
+    """A hidden folder to write to; at the end its files are moved into ``folder``, the one named ``last`` last.
+
+    If writing fails, ``folder`` keeps the files it had, or is removed again if it was made here. OSError says what
+    could not be saved.
+    """
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as partial:
+            yield Path(partial)
+            if last:
+                (folder / last).unlink(missing_ok=True)  # without it the folder is incomplete, in the meantime too
+            for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == last):
+                os.replace(file, folder / file.name)
+    except Exception as error:  # safetensors, tokenizers, torch and the system each raise a type of their own
+        if made and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+        raise OSError(f"cannot save {what} in {str(folder)!r}: {first_line(error)}") from error
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that the disk, or the user's share of it, is full; libraries in Rust raise no OSError."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

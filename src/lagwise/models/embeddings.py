@@ -1,0 +1,116 @@
+"""From what a model is given to one vector a token: token ids, real values, or pictures; and their positions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.models.inputs import check_vocabulary
+from lagwise.tables import whole_number
+
+
+class TokenInput(nn.Embedding):
+    """A vector for each token id. input_ids ``(batch, length)`` to ``(batch, length, hidden_size)``."""
+
+    argument: ClassVar[str] = "input_ids"
+
+    def __init__(self, hidden_size: int, *, vocab_size: int):
+        super().__init__(vocab_size, hidden_size)
+
+    @staticmethod
+    def check(input_ids: Tensor, embedding: nn.Embedding) -> None:
+        """ValueError for ids of a wrong shape or outside the vocabulary."""
+        if input_ids.dim() != 2 or 0 in input_ids.shape:
+            raise ValueError(
+                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun "
+                "with the end-of-text token"
+            )
+        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_vocabulary(input_ids, embedding.num_embeddings)
+
+
+class ValueInput(nn.Linear):
+    """A linear map of real vectors: input_values ``(batch, length, features)`` to ``(batch, length, hidden_size)``.
+
+    Options: features, the values at each step. Values are taken as they are: standardise them beforehand.
+    """
+
+    argument: ClassVar[str] = "input_values"
+
+    def __init__(self, hidden_size: int, *, features: int = 1):
+        super().__init__(whole_number("features", features), hidden_size)
+
+    @staticmethod
+    def check(input_values: Tensor, embedding: ValueInput) -> None:
+        """ValueError for values of a wrong shape, and for NaN or infinity."""
+        if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.in_features:
+            raise ValueError(
+                f"input_values must be (batch >= 1, length >= 1, features={embedding.in_features}), "
+                f"got {tuple(input_values.shape)}"
+            )
+        check_finite("input_values", input_values)
+
+
+class PatchInput(nn.Conv2d):
+    """Square patches of pictures: pixel_values ``(batch, channels, height, width)`` to
+    ``(batch, height / size * width / size, hidden_size)``, row by row.
+
+    Options: channels of the pictures (3; grey ones have 1); size, the side of a patch in pixels (16). Pictures of any
+    height and width that are multiples of ``size``.
+    """
+
+    argument: ClassVar[str] = "pixel_values"
+
+    def __init__(self, hidden_size: int, *, channels: int = 3, size: int = 16):
+        whole_number("size", size)
+        super().__init__(whole_number("channels", channels), hidden_size, kernel_size=size, stride=size)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return super().forward(pixel_values).flatten(2).transpose(1, 2)
+
+    def grid(self, pixel_values: Tensor) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return pixel_values.shape[2] // self.stride[0], pixel_values.shape[3] // self.stride[1]
+
+    @staticmethod
+    def check(pixel_values: Tensor, embedding: PatchInput) -> None:
+        """ValueError for pictures of a wrong shape, and for NaN or infinity."""
+        side = embedding.stride[0]
+        if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
+            raise ValueError(
+                f"pixel_values must be (batch >= 1, channels={embedding.in_channels}, height, width), "
+                f"got {tuple(pixel_values.shape)}"
+            )
+        if pixel_values.shape[2] % side or pixel_values.shape[3] % side:
+            raise ValueError(
+                f"height and width of pixel_values must be multiples of the patch's {side} pixels, "
+                f"got {tuple(pixel_values.shape[2:])}"
+            )
+        check_finite("pixel_values", pixel_values)
+
+
+INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """ValueError if any value is NaN or infinite."""
+    if not torch.compiler.is_compiling() and not x.isfinite().all():
+        raise ValueError(f"{name} has NaN or infinite values; one would spread over its whole row")
+
+
+def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """Sinusoidal positions (Vaswani et al. 2017).
+
+    Formula: the first half of the channels is ``sin(p w_i)``, the second ``cos(p w_i)``, with
+    ``w_i = 10000^(-i / half)`` for i = 0..half-1; an odd last channel is 0.
+
+    Shapes: positions ``(batch, length)`` in tokens; result ``(batch, length, channels)``.
+    """
+    half = channels // 2
+    rates = torch.exp(torch.arange(half, device=positions.device) * (-math.log(10000.0) / max(1, half)))
+    angles = positions[..., None].float() * rates
+    waves = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    return nn.functional.pad(waves, (0, channels - 2 * half)).to(dtype)

@@ -1,0 +1,126 @@
+"""Checkpoints of a run: which are there, and which can be resumed exactly."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import TrainerState
+from transformers.trainer_pt_utils import safe_globals
+
+from lagwise.files import first_line
+from lagwise.models.loading import check_weights
+
+_DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
+_DAMAGE += (SafetensorError, pickle.UnpicklingError)  # what readers of damaged files raise
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first."""
+    found = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdecimal())
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.split("-")[1])
+
+
+def newest_whole_checkpoint(
+    run: Path, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
+) -> Path | None:
+    """The newest checkpoint that can be resumed; None if the run has none yet.
+
+    All its files must be readable and of the step in its name; the weights must have the keys and shapes of ``model``,
+    and the optimiser state those of ``optimizer``, where they are given. ValueError says what is wrong with each
+    checkpoint if there are some and none can be resumed.
+    """
+    complaints = []
+    for folder in reversed(checkpoints(run)):
+        try:
+            check_weights(folder, model)
+            _check_state(folder)
+            _check_optimizer(_load(folder / "optimizer.pt"), optimizer)
+            if _load(folder / "scheduler.pt")["last_epoch"] != step_of(folder):
+                raise ValueError("scheduler.pt is of another step")
+            _check_random_states(folder)
+            return folder
+        except _DAMAGE as error:
+            complaints.append(f"{folder.name}: {first_line(error)}")
+    if not complaints:
+        return None
+    raise ValueError(f"no checkpoint to resume in {str(run)!r}: " + "; ".join(complaints))
+
+
+def _load(path: Path, device: str = "meta") -> Any:
+    """A file of `torch.save`; on the meta device only keys, shapes and plain values are read."""
+    try:
+        with safe_globals():
+            return torch.load(path, map_location=device, weights_only=True)
+    except _DAMAGE as error:
+        raise ValueError(f"{path.name} is missing or damaged ({first_line(error)})") from error
+
+
+def _check_state(folder: Path) -> None:
+    """Raise unless trainer_state.json is one, and of the step in the folder's name."""
+    try:
+        state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+    except _DAMAGE as error:
+        raise ValueError(f"trainer_state.json is missing or damaged ({first_line(error)})") from error
+    for name, usual in vars(TrainerState()).items():
+        value = getattr(state, name)
+        kinds = (int, float) if type(usual) in (int, float) else type(usual)
+        if usual is not None and (not isinstance(value, kinds) or (isinstance(value, bool) != isinstance(usual, bool))):
+            raise ValueError(f"trainer_state.json has {name} {str(value)[:40]!r}")
+    if not all(isinstance(line, dict) for line in state.log_history):
+        raise ValueError("trainer_state.json has a damaged log_history")
+    if min(state.logging_steps, state.eval_steps, state.save_steps) < 1:
+        raise ValueError("trainer_state.json has an interval below 1")
+    if state.global_step != step_of(folder):
+        raise ValueError(f"trainer_state.json is of step {state.global_step}")
+
+
+def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise unless a saved optimiser state is one that ``optimizer`` can go on from: `torch.optim.AdamW` checks no
+    shapes, and its fused kernel writes beyond moments that are too small."""
+    groups, moments = saved["param_groups"], saved["state"]
+    if optimizer is None:
+        return
+    own = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in groups] != [group["params"] for group in own]:
+        raise ValueError("optimizer.pt has other parameter groups than this model")
+    for group, mine in zip(groups, own, strict=True):
+        for name in group.keys() & mine.keys() - {"lr"}:
+            if group[name] != mine[name]:
+                raise ValueError(f"optimizer.pt has {name} {str(group[name])[:40]}, the recipe {mine[name]}")
+        if not isinstance(group["lr"], float):
+            raise ValueError(f"optimizer.pt has learning rate {str(group['lr'])[:40]!r}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if set(moments) != set(range(len(parameters))):
+        raise ValueError("optimizer.pt lacks the state of some parameters, or has too many")
+    for number, parameter in enumerate(parameters):
+        shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        found = {name: value.shape for name, value in moments[number].items() if value.is_floating_point()}
+        if found != shapes:
+            raise ValueError(f"optimizer.pt has moments of other shapes than the weights (parameter {number})")
+
+
+def _check_random_states(folder: Path) -> None:
+    """Raise unless there are states of random generators, and each is one that its generator takes."""
+    files = sorted(folder.glob("rng_state*.pth"))
+    if not files:
+        raise ValueError("no rng_state.pth")
+    for file in files:
+        states = _load(file, "cpu")
+        try:
+            random.Random().setstate(states["python"])
+            np.random.RandomState().set_state(states["numpy"])
+            torch.Generator().set_state(states["cpu"])
+        except _DAMAGE as error:
+            raise ValueError(f"{file.name} is damaged ({first_line(error)})") from error

@@ -1,0 +1,39 @@
+"""Converting a run: what is left of it when the disk is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from lagwise.data import load_tokenizer
+from lagwise.evaluation import convert_run
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
+from lagwise.training import Recipe
+
+
+@pytest.fixture
+def saved_model(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    LagwiseForCausalLM(LagwiseConfig(**tiny_recipe.model)).save_pretrained(run)
+    load_tokenizer("bytes").save_pretrained(run)
+    return run
+
+
+def test_a_full_disk_leaves_no_half_conversion(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, folder: str | Path, **options: object) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    out = saved_model.with_name("out")
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(OSError, match=r"cannot save the conversion in .*No space left"):
+        convert_run(saved_model, 0.1, out, progress=False)
+    assert not out.exists()
+    monkeypatch.undo()
+    convert_run(saved_model, 0.1, out, progress=False)
+    before = load_model(out)[0].config.block
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(OSError, match="cannot save"):
+        convert_run(saved_model, 0.01, out, progress=False)
+    assert load_model(out)[0].config.block == before

@@ -1,0 +1,142 @@
+"""What models read: tokens, values and pictures; positions, norms and padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification, LagwiseModel
+
+INPUTS: dict[str, tuple[Any, str, torch.Size]] = {
+    "tokens": ("tokens", "input_ids", torch.Size((2, 12))),
+    "values": ({"name": "values", "features": 3}, "input_values", torch.Size((2, 12, 3))),
+    "patches": ({"name": "patches", "channels": 1, "size": 4}, "pixel_values", torch.Size((2, 1, 12, 16))),
+}
+every_input = pytest.mark.parametrize("kind", INPUTS)
+
+
+def make(kind: str, **fields: Any) -> LagwiseForSequenceClassification:
+    torch.manual_seed(0)
+    options = {"hidden_size": 16, "num_hidden_layers": 2, "causal": False, "num_labels": 3, **fields}
+    return LagwiseForSequenceClassification(LagwiseConfig(inputs=INPUTS[kind][0], **options)).eval()
+
+
+def example(kind: str) -> dict[str, torch.Tensor]:
+    _, name, shape = INPUTS[kind]
+    return {name: torch.randint(0, 256, shape) if kind == "tokens" else torch.randn(shape)}
+
+
+@every_input
+@pytest.mark.parametrize("position", ["none", "sinusoidal", "learned"])
+def test_every_head_reads_every_input(kind: str, position: str, tmp_path: Path) -> None:
+    model = make(kind, position_embedding=position, max_position_embeddings=64 if position == "learned" else None)
+    inputs = example(kind)
+    out = model(**inputs, labels=torch.tensor([0, 2]))
+    assert out.logits.shape == (2, 3)
+    out.loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(loaded(**inputs).logits, out.logits)
+
+
+@every_input
+def test_wrong_inputs_are_named(kind: str) -> None:
+    model, (_, name, shape) = make(kind), INPUTS[kind]
+    other = next(example(each) for each in INPUTS if each != kind)
+    with pytest.raises(ValueError, match=f"give exactly one of {name} and inputs_embeds, got {next(iter(other))}"):
+        model(**other)
+    with pytest.raises(ValueError, match="got none"):
+        model()
+    with pytest.raises(ValueError, match=rf"{name} must be \(batch"):
+        model(**{name: example(kind)[name][0]})
+    if kind != "tokens":
+        with pytest.raises(ValueError, match=f"{name} has NaN or infinite values"):
+            model(**{name: torch.full(shape, float("nan"))})
+
+
+def test_pictures_of_odd_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="height and width of pixel_values must be multiples of the patch's 4 pixels"):
+        make("patches")(pixel_values=torch.zeros(1, 1, 10, 12))
+
+
+def test_patches_are_read_row_by_row() -> None:
+    model = make("patches").model
+    pixels = torch.zeros(1, 1, 8, 12)
+    pixels[:, :, 4:, :4] = 1  # the first patch of the second row
+    differs = (model.embed_tokens(pixels) - model.embed_tokens(torch.zeros(1, 1, 8, 12))).abs().sum(-1)[0] > 0
+    assert differs.tolist() == [False, False, False, True, False, False]
+
+
+def test_sinusoids_follow_their_formula() -> None:
+    model = make("values", position_embedding="sinusoidal").model
+    x = torch.zeros(1, 5, 3)
+    added = model._with_positions(model.embed_tokens(x), None, None, None) - model.embed_tokens(x)
+    angle = 3 * 10000 ** (-2 / 8)
+    torch.testing.assert_close(added[0, 3, 2].item(), float(torch.tensor(angle).sin()))
+    torch.testing.assert_close(added[0, 3, 10].item(), float(torch.tensor(angle).cos()))
+
+
+def test_scaled_embeddings_and_their_dropout() -> None:
+    plain, scaled = make("tokens"), make("tokens", scale_embeddings=True, embedding_dropout=0.5)
+    ids = example("tokens")["input_ids"]
+    first = plain.model(ids, output_hidden_states=True).hidden_states[0]
+    torch.testing.assert_close(scaled.model(ids, output_hidden_states=True).hidden_states[0], 4 * first)
+    dropped = scaled.train().model(ids, output_hidden_states=True).hidden_states[0]
+    assert 0.3 < (dropped == 0).float().mean() < 0.7
+
+
+NORMS = ("rms", {"name": "rms", "epsilon": 1e-16}, "layer", {"name": "layer", "affine": False}, "batch", "none")
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_padding_never_enters_a_norm(norm: Any, training: bool) -> None:
+    """Also where so much of a batch is padding that layers run on its tokens alone, and where it is little."""
+    block = {"name": "prenorm", "norm": norm}
+    model = make("tokens", block=block, norm=norm).double().train(training)
+    ids = torch.randint(0, 256, (2, 20))
+    alone = model(ids).logits
+    for left, right in ((1, 0), (0, 1), (9, 30)):
+        padded = torch.cat([torch.full((2, left), 257), ids, torch.full((2, right), 257)], dim=1)
+        mask = torch.tensor([[0] * left + [1] * 20 + [0] * right] * 2)
+        torch.testing.assert_close(model(padded, attention_mask=mask).logits, alone, rtol=0, atol=1e-9)
+
+
+def test_batch_norm_learns_the_statistics_of_real_tokens() -> None:
+    model = make("values", block={"name": "prenorm", "norm": "batch"}).train()
+    x, mask = torch.randn(4, 10, 3), torch.ones(4, 10)
+    mask[:, 9] = 0
+    x[:, 9] = 1e6
+    model(input_values=x, attention_mask=mask)
+    norm = model.model.layers[0].block.token_norm
+    tokens = model.model.embed_tokens(x[:, :9]).flatten(0, 1)
+    torch.testing.assert_close(norm.running_mean, 0.1 * tokens.mean(0))
+
+
+def test_unknown_norms_are_named() -> None:
+    with pytest.raises(ValueError, match="unknown norm: 'layers'; did you mean 'layer'"):
+        make("tokens", norm="layers")
+    with pytest.raises(ValueError, match="epsilon of a norm must be a positive number, got 0"):
+        make("tokens", norm={"name": "rms", "epsilon": 0})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_much_padding_changes_no_hidden_state(causal: bool) -> None:
+    torch.manual_seed(0)
+    model = LagwiseModel(LagwiseConfig(hidden_size=16, num_hidden_layers=2, causal=causal)).double().eval()
+    lengths = (40, 3, 17)
+    ids, mask = torch.full((3, 40), 257), torch.zeros(3, 40, dtype=torch.long)
+    rows = [torch.randint(0, 256, (n,)) for n in lengths]
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+    out = model(ids, attention_mask=mask, use_cache=False, output_hidden_states=True)
+    for i, row in enumerate(rows):
+        alone = model(row[None], use_cache=False, output_hidden_states=True)
+        for ours, wanted in zip(out.hidden_states, alone.hidden_states, strict=True):
+            torch.testing.assert_close(ours[i, : len(row)], wanted[0], rtol=0, atol=1e-9)
+    assert out.last_hidden_state[1, 3:].abs().max() == 0

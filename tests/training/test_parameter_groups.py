@@ -1,0 +1,83 @@
+"""Which parameters weight decay shrinks: every entry of every table decides."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from lagwise.blocks import BLOCKS
+from lagwise.kernels import KERNELS
+from lagwise.mixers import MIXERS
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training.trainer import parameter_groups
+
+# Last names of the parameters that decay. A new entry of a table needs a line here.
+DECAYED: dict[str, set[str]] = {
+    "kernel rpe": {"weight"},
+    "kernel free": {"weight"},
+    "kernel frequency": {"weight"},
+    "kernel warped": {"values", "filter"},
+    "kernel ema": {"beta", "gamma"},
+    "kernel modal": {"amplitude"},
+    "mixer toeplitz": {"weight"},
+    "mixer gtu": {"weight"},
+    "mixer attention": {"weight"},
+    "mixer ema": {"beta", "gamma"},
+    "mixer tcn": {"taps"},
+    "mixer chunked_attention": {"weight"},
+    "block prenorm": {"weight"},
+    "block mega": {"weight", "beta", "gamma"},
+    "block chain": {"weight"},
+}
+UNDECAYED = ("delta", "alpha", "scale", "shift", "rotary_pair", "rate", "angle")
+ENTRIES = [
+    (f"{kind} {name}", part, options)
+    for kind, table in (("kernel", KERNELS), ("mixer", MIXERS), ("block", BLOCKS))
+    for name, part in table.items()
+    for options in (
+        [{"position": p} for p in ("rope", "simple", "rotary")] if name in ("chunked_attention", "mega") else [{}]
+    )
+]
+
+
+def decayed_names(module: nn.Module) -> set[str]:
+    decayed = {id(p) for group in parameter_groups(module, 0.1) if group["weight_decay"] for p in group["params"]}
+    return {name for name, p in module.named_parameters() if id(p) in decayed}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("entry", "part", "options"), ENTRIES, ids=str)
+def test_every_entry_says_what_decays(entry: str, part: Any, options: dict[str, Any], causal: bool) -> None:
+    if entry == "block chain":
+        options = {"blocks": [{"name": "prenorm"}]}
+    if entry == "block mega":
+        options = {**options, "query_size": 4}
+    module = part(16, causal=causal, **options)
+    names = decayed_names(module)
+    assert {name.rpartition(".")[2] for name in names} == DECAYED[entry]
+    assert decayed_names(copy.deepcopy(module)) == names
+    for each in module.modules():
+        for name in getattr(each, "undecayed", ()):
+            assert name in dict(each.named_parameters(recurse=False)) or getattr(each, name) is None
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"name": "mega", "query_size": 4, "chunk": 8, "position": "rotary"},
+        {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "modal"}}},
+    ],
+    ids=lambda block: block["name"],
+)
+def test_a_loaded_model_decays_as_the_saved_one(block: dict[str, Any], tmp_path: Path) -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, block=block))
+    model.save_pretrained(tmp_path)
+    names = decayed_names(model)
+    assert names
+    assert not any(name.rpartition(".")[2] in UNDECAYED for name in names)
+    assert not any("embed" in name for name in names)
+    assert decayed_names(LagwiseForCausalLM.from_pretrained(tmp_path)) == names

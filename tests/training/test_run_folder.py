@@ -1,0 +1,202 @@
+"""What a run folder survives: damaged checkpoints, rivals, kills and full disks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lagwise.files import locked
+from lagwise.training import Recipe, read_metrics, resume, train
+from lagwise.training import run as run_module
+from lagwise.training.checkpoints import checkpoints
+
+
+@pytest.fixture
+def half(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was killed after its first checkpoint of two."""
+    out = tmp_path / "half"
+    monkeypatch.setattr(run_module, "_finish", lambda trainer, data, out: out)
+    train(tiny_recipe, out, progress=False)
+    monkeypatch.undo()
+    shutil.rmtree(out / "checkpoint-6")
+    return out
+
+
+def change_optimizer(folder: Path, change: Callable[[dict], object]) -> None:
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    change(state)
+    torch.save(state, folder / "optimizer.pt")
+
+
+def change_weights(folder: Path, change: Callable[[dict], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "moments of another shape": (
+        lambda f: change_optimizer(f, lambda s: s["state"][0].update(exp_avg=torch.zeros(3))),
+        "moments of other shapes",
+    ),
+    "no moments": (lambda f: change_optimizer(f, lambda s: s["state"].pop(0)), "lacks the state"),
+    "moments are missing": (lambda f: change_optimizer(f, lambda s: s["state"][1].pop("exp_avg_sq")), "other shapes"),
+    "fewer groups": (lambda f: change_optimizer(f, lambda s: s["param_groups"].pop()), "other parameter groups"),
+    "other options": (
+        lambda f: change_optimizer(f, lambda s: s["param_groups"][0].update(betas=(0.5, 0.5))),
+        r"betas \(0.5, 0.5\), the recipe \(0.9, 0.98\)",
+    ),
+    "a missing weight": (lambda f: change_weights(f, lambda w: w.popitem()), "missing: "),
+    "a weight of another shape": (
+        lambda f: change_weights(f, lambda w: w.update({"model.embed_tokens.weight": torch.zeros(2, 2)})),
+        r"of another shape: model\.embed_tokens\.weight",
+    ),
+    "integer weights": (
+        lambda f: change_weights(f, lambda w: w.update({k: v.long() for k, v in w.items()})),
+        "not floating point",
+    ),
+    "an unknown weight": (lambda f: change_weights(f, lambda w: w.update(x=torch.zeros(2))), "unexpected: x"),
+    "a state that is a list": (lambda f: (f / "trainer_state.json").write_text("[]"), "trainer_state.json"),
+    "a state of another step": (
+        lambda f: (f / "trainer_state.json").write_text(
+            (f / "trainer_state.json").read_text().replace('"global_step": 3', '"global_step": 5')
+        ),
+        "trainer_state.json is of step 5",
+    ),
+    "an empty schedule": (lambda f: torch.save({}, f / "scheduler.pt"), "last_epoch"),
+    "random states of a list": (lambda f: torch.save([1], f / "rng_state.pth"), "rng_state.pth is damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_checkpoints_are_refused_before_anything_runs(half: Path, kind: str) -> None:
+    damage, message = DAMAGES[kind]
+    damage(half / "checkpoint-3")
+    before = (half / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=message) as caught:
+        resume(half, progress=False)
+    assert "\n" not in str(caught.value)
+    assert (half / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_renamed_checkpoint_is_passed_over(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
+    shutil.copytree(half / "checkpoint-3", half / "checkpoint-5")
+    resume(half, progress=False)
+    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
+    for name, weight in load_file(whole / "model.safetensors").items():
+        assert torch.equal(weight, load_file(half / "model.safetensors")[name]), name
+
+
+def test_a_run_belongs_to_one_process(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
+    metrics = (half / "metrics.jsonl").read_bytes()
+    with locked(half, "training"), pytest.raises(BlockingIOError, match="another process is training in"):
+        resume(half, progress=False)
+    with locked(tmp_path / "new", "training"), pytest.raises(BlockingIOError, match="another process is training in"):
+        train(tiny_recipe, tmp_path / "new", progress=False)
+    assert (half / "metrics.jsonl").read_bytes() == metrics
+    train(tiny_recipe, tmp_path / "new", progress=False)
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    code = "import sys, pathlib, lagwise.files as f\nwith f.locked(pathlib.Path(sys.argv[1]), ''): print(1); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-uc", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(BlockingIOError), locked(tmp_path, "testing"):
+        pass
+    (tmp_path / ".saving-dead").mkdir()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    with locked(tmp_path, "testing"):
+        assert not (tmp_path / ".saving-dead").exists()
+
+
+def test_two_trainings_of_one_folder(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has found the folder empty, but the first was done before the second could begin."""
+    original = run_module._trainer
+
+    def overtaken(*args: object) -> object:
+        monkeypatch.undo()
+        train(tiny_recipe, tmp_path / "run", progress=False)
+        return original(*args)
+
+    monkeypatch.setattr(run_module, "_trainer", overtaken)
+    with pytest.raises(FileExistsError, match="--resume"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert len({line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line}) == 6
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_dying_while_a_run_begins(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    """A folder without recipe.yaml is not yet a run: it trains."""
+    original, calls = os.replace, []
+
+    def dies(source: Path, target: Path) -> None:
+        if len(calls) == moved:
+            raise KeyboardInterrupt
+        calls.append(original(source, target))
+
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    (tmp_path / "run" / ".saving-dead").mkdir()
+    with pytest.raises(FileNotFoundError, match="not a run to resume"):
+        resume(tmp_path / "run", progress=False)
+    train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not list((tmp_path / "run").glob(".saving*"))
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "end"])
+def test_a_full_disk_while_the_tokenizer_is_saved(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The Rust library of tokenizers raises a bare Exception."""
+    from transformers import PreTrainedTokenizerFast
+
+    def full(self: object, folder: str | Path, **options: object) -> None:
+        if (where == "end") == (Path(folder).name.startswith(".saving-")):
+            raise Exception("No space left on device (os error 28)\nand more")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(OSError, match=r"cannot save .*No space left on device") as caught:
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+    monkeypatch.undo()
+    resume(tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Lines and the summary's mean loss, also where checkpoints lie between two lines."""
+    tiny_recipe.training.log_every = 2
+    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
+
+    half = shutil.copytree(whole, tmp_path / "half")
+    for name in ("config.json", "checkpoint-6/model.safetensors"):  # as if killed after step 3
+        (half / name).unlink()
+    resume(half, progress=False)
+    assert [c.name for c in checkpoints(half)] == ["checkpoint-3", "checkpoint-6"]
+    lines, resumed = read_metrics(whole), read_metrics(half)
+    assert [(line["step"], line["loss"]) for line in lines if "loss" in line] == [
+        (line["step"], line["loss"]) for line in resumed if "loss" in line
+    ]
+    assert lines[-1]["train_loss"] == resumed[-1]["train_loss"]
+    tiny_recipe.training.log_every = 1
+    every = train(tiny_recipe, tmp_path / "every", progress=False)
+    losses = [line["loss"] for line in read_metrics(every) if "loss" in line]
+    assert resumed[-1]["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
