@@ -16,7 +16,7 @@ ROOMS = (
     *("ops", "kernels", "mixers", "blocks", "models", "data", "evaluation", "tasks", "training", "runs", "analysis"),
     *("bench", "cli"),
 )
-TOP = {"_lazy", "_registration", "cache", "compiler", "figures", "files", "process", "progress", "tables"}
+TOP = {"_lazy", "_registration", "cache", "compiler", "figures", "files", "process", "progress", "tables", "text"}
 
 
 def imported_rooms(path: Path) -> set[str]:

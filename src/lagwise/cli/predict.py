@@ -8,15 +8,19 @@ from typing import Annotated
 
 import typer
 
+from lagwise.cli.parsing import not_empty, path
+from lagwise.cli.terminal import plain
+
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
     data: Annotated[
-        str | None, typer.Option(help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), or `hub:NAME`.")
+        str | None,
+        typer.Option(callback=not_empty, help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), or `hub:NAME`."),
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="One row's text; may be given several times.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .csv file for the result.", show_default="standard output")
+        Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
     ] = None,
 ) -> None:
     """What a trained run says of new rows: each row again, with the predicted class and the probability of every class
@@ -49,7 +53,7 @@ def predict(
         return
     with open(out, "w", newline="", encoding="utf-8") as file:
         write_rows(rows, file)
-    typer.echo(f"{len(rows):,} rows: {out}", err=True)
+    typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
 
 
 def texts(run: Path, lines: list[str]) -> list[dict[str, str]]:

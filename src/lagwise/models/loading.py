@@ -71,7 +71,7 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
         )
     if config.input_name != "tokens":
         return model.eval(), None
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return model.eval(), tokenizer
 
 
