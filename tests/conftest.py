@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Iterator
@@ -75,5 +76,5 @@ def tiny_recipe(text_file: Path) -> Recipe:
             *("training.evaluate_tokens=512", "training.precision=float32"),
         ],
     )
-    recipe.model = TINY_MODEL
+    recipe.model = copy.deepcopy(TINY_MODEL)
     return recipe

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lagwise.files import PARTIAL, first_line, is_full_disk, lock
+from lagwise.files import PARTIAL, is_full_disk, lock, one_line
 
 _META = "meta.json"
 
@@ -93,7 +93,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
             if not is_full_disk(error):
                 raise
             raise OSError(
-                f"cannot write to the cache in {folder.parent} ({first_line(error)}); free space, or set LAGWISE_CACHE "
+                f"cannot write to the cache in {folder.parent} ({one_line(error)}); free space, or set LAGWISE_CACHE "
                 "to a folder on another disk"
             ) from error
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 LOCK = ".lock"
 PARTIAL = ".saving"  # how the names of unfinished files and folders begin; they are removed by whoever comes next
@@ -92,7 +94,7 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
     except Exception as error:  # safetensors, tokenizers, torch and the system each raise a type of their own
         if made and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-        raise OSError(f"cannot save {what} in {str(folder)!r}: {first_line(error)}") from error
+        raise OSError(f"cannot save {what} in {str(folder)!r}: {one_line(error)}") from error
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -101,6 +103,26 @@ def is_full_disk(error: BaseException) -> bool:
     return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. FileNotFoundError if there is none; ValueError if it holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r} is damaged ({one_line(error)})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(path)!r} is damaged (a JSON object is expected, not {type(value).__name__})")
+    return value
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ``~`` replaced. ValueError if the user it names has no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{str(path)!r}: {error}") from error
+
+
+def one_line(error: BaseException, most: int = 200) -> str:
+    """An error's message on one line, shortened; its type if it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -193,7 +193,7 @@ def test_lengths_never_seen_work_both_ways() -> None:
         ({"engine": {"name": "ski", "rank": 7}}, "rank has no effect on causal SKI"),
         ({"engine": {"name": "ski", "tolerance": 0.1}, "causal": False}, "tolerance has no effect on two-sided SKI"),
         ({"engine": {"name": "ski", "tolerance": 0.1, "width": 64}}, "width has no effect .* beside a tolerance"),
-        ({"engine": {"name": "ski", "spacing": 8.5}}, "whole numbers"),
+        ({"engine": {"name": "ski", "spacing": 8.5}}, "whole number"),
         ({"engine": None}, "engine must be a name or a mapping"),
         ({"kernel": {"name": "frequency", "grid": 128.0}}, "whole number"),
         ({"engine": {"name": "ski", "tolerance": 0}}, "tolerance"),

@@ -62,7 +62,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "integer weights": (
         lambda f: change_weights(f, lambda w: w.update({k: v.long() for k, v in w.items()})),
-        "not floating point",
+        "of another kind of number",
     ),
     "an unknown weight": (lambda f: change_weights(f, lambda w: w.update(x=torch.zeros(2))), "unexpected: x"),
     "a state that is a list": (lambda f: (f / "trainer_state.json").write_text("[]"), "trainer_state.json"),

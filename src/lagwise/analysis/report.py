@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lagwise.analysis.kernels import learned_kernels
 from lagwise.analysis.plots import kernel_curves, kernel_matrices
 from lagwise.figures import close
+from lagwise.files import one_line, read_json
 from lagwise.models import load_model
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Table
@@ -37,11 +37,24 @@ def plot_run(run: Path) -> list[Path]:
     """Draw all pictures of a run into ``RUN/plots`` and gather them in ``RUN/report.html``.
 
     What `lagwise evaluate` measures appears once it has left its results. Returns the files written.
-    FileNotFoundError if the folder is not a finished run.
+    FileNotFoundError if the folder is not a finished run; ValueError if a file in it is damaged.
     """
+    try:
+        return _plot_run(run)
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+    ) as error:  # of JSON that is not as it was
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"run.json, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})") from error
+
+
+def _plot_run(run: Path) -> list[Path]:
     model, _ = load_model(run)
     recipe, task = open_run(run)
-    evaluation = _read_json(run / EVALUATION_FILE)
+    evaluation = read_json(run / EVALUATION_FILE) if (run / EVALUATION_FILE).is_file() else None
     metrics = read_metrics(run)
     kernels = learned_kernels(model, 2048)
     drawn = task.figures(metrics, evaluation)
@@ -56,7 +69,7 @@ def plot_run(run: Path) -> list[Path]:
     sample = run / SAMPLE_FILE
     page = report_page(
         title=recipe.description or run.name,
-        facts=_facts(_read_json(run / "run.json") or {}, recipe.data.source or recipe.task["name"]),
+        facts=_facts(read_json(run / "run.json"), recipe.data.source or recipe.task["name"]),
         figures=figures,
         tables=task.tables(evaluation) if evaluation else (),
         kernels=[(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels],
@@ -109,10 +122,6 @@ def _facts(run: Mapping[str, Any], source: str) -> dict[str, Any]:
         "machine": f"{run['processor']}, {run['threads']} threads" + (f", {run['gpu']}" if run["gpu"] else ""),
         "versions": f"lagwise {run['lagwise']}, torch {run['torch']}, transformers {run['transformers']}",
     }
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _image(figure: Figure) -> str:

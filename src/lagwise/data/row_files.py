@@ -192,7 +192,7 @@ def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
         if line.strip():
             try:
                 record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")

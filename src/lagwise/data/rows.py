@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.sources import SPLITS, check_file, hash_files, load_hub, split_word
+from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -93,7 +94,7 @@ def open_rows(name: str) -> RowSource:
     """
     if name.startswith("hub:"):
         return RowSource(name, dataset=_hub_splits(name))
-    path = Path(name).expanduser()
+    path = expanded(name)
     suffixes = f"{', '.join(READERS)} (each also .xz)"
     if path.is_file():
         if file_kind(path) is None:

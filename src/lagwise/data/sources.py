@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lagwise.files import expanded, one_line
+
 SPLITS = ("train", "valid", "test")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 _SPLIT_WORDS = {
@@ -80,7 +82,9 @@ def open_source(name: str) -> Source:
         return _by_file(name, _stdlib_files())
     if name.startswith("hub:"):
         return _hub(name)
-    path = Path(name).expanduser()
+    if not name.strip():
+        raise ValueError("the data must be named: a file, a folder, 'stdlib' or 'hub:NAME'")
+    path = expanded(name)
     if path.is_file():
         check_file(path)
         return Source(name, {s: [path] for s in SPLITS}, _ranges())
@@ -153,9 +157,10 @@ def _parquet(path: Path) -> Iterator[str]:
 def _record(line: bytes, path: Path, number: int) -> str:
     where = f"{path}, line {number}"
     try:
-        return _text(json.loads(line)["text"], where)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{where}: expected a JSON object with a 'text' field ({error!r})") from error
+        return _text(json.loads(decoded(line, path).removeprefix("\ufeff"))["text"], where)
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
+        message = f"{where}: expected a JSON object with a 'text' field ({type(error).__name__}: {one_line(error)})"
+        raise ValueError(message) from error
 
 
 def _text(value: Any, where: str) -> str:

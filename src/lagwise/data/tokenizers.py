@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from lagwise.files import expanded, one_line
 from lagwise.text import pieces
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
     if name == "bpe":
         return _wrap(_trained(vocab_size, texts))
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
+    folder = expanded(name)
+    if not name or not folder.is_dir():
         raise ValueError(f"tokenizer must be 'bytes', 'bpe' or a folder, got {name!r}")
     if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
         from tokenizers.models import BPE
@@ -42,7 +42,7 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(f"no tokenizer in folder {name!r}: {error}") from error
+        raise ValueError(f"no tokenizer in folder {name!r}: {one_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer in {name!r} has no eos_token to separate documents with")
     return tokenizer

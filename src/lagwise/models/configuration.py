@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+import typing
 from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from lagwise import __version__
-from lagwise.tables import known, whole_number
+from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal")
+MOST_LAYERS = 10_000
 POOLINGS = ("mean", "first", "last")
 
 
@@ -64,22 +68,24 @@ class LagwiseConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if "num_labels" in kwargs:  # transformers makes a name for each
+            whole_number("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
         super().__post_init__(**kwargs)
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
-            value = getattr(self, name)
-            optional = value is None and name == "max_position_embeddings"
-            if not optional:
-                whole_number(name, value)
-        if not isinstance(self.initializer_range, int | float) or self.initializer_range < 0:
-            raise ValueError(f"initializer_range must be a number of at least 0, got {self.initializer_range!r}")
-        self.block = self.block or {"name": "prenorm"}
-        if not isinstance(self.block, dict) or "name" not in self.block:
-            raise ValueError(f"block must be a mapping with a 'name', got {self.block!r}")
-        for name in ("causal", "scale_embeddings"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        for name, kind in field_types().items():
+            sizes = name in ("vocab_size", "hidden_size", "type_vocab_size")
+            most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
+            setattr(self, name, typed(kind, getattr(self, name), name, most=most))
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+            whole_number(name, getattr(self, name))
+        if self.max_position_embeddings is not None:
+            whole_number("max_position_embeddings", self.max_position_embeddings)
+        if self.initializer_range < 0:
+            raise ValueError(f"initializer_range must be at least 0, got {self.initializer_range}")
+        self.block = {"name": "prenorm"} if self.block is None else self.block
+        if not isinstance(self.block.get("name"), str):
+            raise ValueError(f"block must be a mapping with a 'name', got {shown(self.block)}")
         for name in ("embedding_dropout", "classifier_dropout"):
-            if not isinstance(getattr(self, name), int | float) or not 0 <= getattr(self, name) < 1:
+            if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
         whole_number("type_vocab_size", self.type_vocab_size, least=0)
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
@@ -101,6 +107,13 @@ class LagwiseConfig(PreTrainedConfig):
     def input_name(self) -> str:
         """Name of `inputs`, whichever way it is given."""
         return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
+
+
+def field_types() -> dict[str, Any]:
+    """The fields that `LagwiseConfig` adds to those of every model, and their types."""
+    fields = {field.name for field in dataclasses.fields(LagwiseConfig)}  # class variables are none
+    own = {name: kind for name, kind in LagwiseConfig.__annotations__.items() if name in fields}
+    return typing.get_type_hints(types.SimpleNamespace(__annotations__=own), globals())
 
 
 def _since_0_2(block: Any) -> Any:

@@ -7,18 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from lagwise.files import expanded, one_line, read_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.memory import check_memory
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
-from lagwise.tables import known
+from lagwise.tables import known, shown
 
 _WEIGHTS = "model.safetensors"
+_FLOATING = ("F16", "BF16", "F32", "F64")
 
 
 @contextmanager
@@ -45,10 +49,10 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
     changes: fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
     with a finer grid of a frequency kernel.
 
-    FileNotFoundError if there is no such folder or no weights in it; ValueError if the weights are cut short, or do
-    not fit the configuration (a file from another version). Only JSON and safetensors are read.
+    FileNotFoundError if there is no such folder or no weights in it; ValueError if a file is damaged, or the weights
+    are not finite or do not fit the configuration (a file from another version). Only JSON and safetensors are read.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():
@@ -57,21 +61,28 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
         )
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
-    check_weights(folder)
-    with quiet():
-        config = LagwiseConfig.from_pretrained(folder)
-        head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
-        model, info = head.from_pretrained(folder, output_loading_info=True, **changes)
-    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    if any(wrong.values()):
-        what = "; ".join(f"{kind.removesuffix('_keys')}: {', '.join(keys[:3])}" for kind, keys in wrong.items() if keys)
-        raise ValueError(
-            f"the weights in {str(folder)!r} do not fit its config.json ({what}); "
-            + ("the changes asked for need other weights" if changes else "another lagwise version?")
-        )
+    config = read_config(folder, **changes)
+    head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
+    check_memory(head, config, training=False)
+    with torch.device("meta"):
+        planned = head(config)
+    try:
+        check_weights(folder, planned)
+    except ValueError as error:
+        raise ValueError(f"the changes asked for need other weights: {error}" if changes else str(error)) from error
+    try:
+        with quiet():
+            model = head.from_pretrained(folder, config=config)
+    except Exception as error:  # of whatever else is read from the folder
+        raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
+    if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
+        raise ValueError(f"the weights in {str(folder)!r} have NaN or infinite values ({wrong[0]})")
     if config.input_name != "tokens":
         return model.eval(), None
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     return model.eval(), tokenizer
 
 
@@ -81,6 +92,23 @@ def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForC
     if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
         raise ValueError(f"{str(folder)!r} is no language model but a {type(model).__name__}; see 'lagwise predict'")
     return model, tokenizer
+
+
+def read_config(folder: Path, **changes: Any) -> LagwiseConfig:
+    """The configuration in a folder, with changes to its fields. ValueError if it is damaged or of another model."""
+    values = read_json(folder / "config.json")
+    if values.get("model_type") != LagwiseConfig.model_type:
+        raise ValueError(
+            f"{str(folder)!r} holds a model of type {shown(values.get('model_type'))}, not a lagwise model"
+        )
+    if values.get("dtype") not in (None, "float16", "bfloat16", "float32", "float64"):
+        raise ValueError(
+            f"config.json in {str(folder)!r} has dtype {shown(values['dtype'])}, not a floating-point type"
+        )
+    try:
+        return LagwiseConfig.from_dict({**values, **changes})
+    except Exception as error:  # what transformers raises for its own fields is of many types
+        raise ValueError(f"config.json in {str(folder)!r} is not valid: {one_line(error)}") from error
 
 
 def check_weights(folder: Path, model: nn.Module | None = None) -> None:
@@ -94,19 +122,21 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            found = {name: (list(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+            found = {name: (list(s.get_shape()), s.get_dtype() in _FLOATING) for name, s in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"{str(path)!r} is cut short or damaged ({error}); use another checkpoint") from error
     if model is None:
         return
-    own = {name: list(value.shape) for name, value in model.state_dict().items()}
+    own = {name: (list(value.shape), value.is_floating_point()) for name, value in model.state_dict().items()}
     tied = getattr(model, "_tied_weights_keys", None) or ()  # saved once
     wrong = {
         "missing": own.keys() - found.keys() - set(tied),
         "unexpected": found.keys() - own.keys(),
-        "of another shape": {name for name in own.keys() & found.keys() if own[name] != found[name][0]},
-        "not floating point": {name for name, (_, dtype) in found.items() if dtype[0] not in "FB" or dtype == "BOOL"},
+        "of another shape": {name for name in own.keys() & found.keys() if own[name][0] != found[name][0]},
+        "of another kind of number": {name for name in own.keys() & found.keys() if own[name][1] != found[name][1]},
     }
     if any(wrong.values()):
         what = "; ".join(f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in wrong.items() if names)
-        raise ValueError(f"the weights in {str(folder)!r} do not fit its configuration ({what})")
+        raise ValueError(
+            f"the weights in {str(folder)!r} do not fit its configuration ({what}); another lagwise version?"
+        )

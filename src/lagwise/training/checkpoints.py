@@ -14,7 +14,7 @@ from torch import nn
 from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from lagwise.files import first_line
+from lagwise.files import one_line
 from lagwise.models.loading import check_weights
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
@@ -52,7 +52,7 @@ def newest_whole_checkpoint(
             _check_random_states(folder)
             return folder
         except _DAMAGE as error:
-            complaints.append(f"{folder.name}: {first_line(error)}")
+            complaints.append(f"{folder.name}: {one_line(error)}")
     if not complaints:
         return None
     raise ValueError(f"no checkpoint to resume in {str(run)!r}: " + "; ".join(complaints))
@@ -64,7 +64,7 @@ def _load(path: Path, device: str = "meta") -> Any:
         with safe_globals():
             return torch.load(path, map_location=device, weights_only=True)
     except _DAMAGE as error:
-        raise ValueError(f"{path.name} is missing or damaged ({first_line(error)})") from error
+        raise ValueError(f"{path.name} is missing or damaged ({one_line(error)})") from error
 
 
 def _check_state(folder: Path) -> None:
@@ -72,7 +72,7 @@ def _check_state(folder: Path) -> None:
     try:
         state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
     except _DAMAGE as error:
-        raise ValueError(f"trainer_state.json is missing or damaged ({first_line(error)})") from error
+        raise ValueError(f"trainer_state.json is missing or damaged ({one_line(error)})") from error
     for name, usual in vars(TrainerState()).items():
         value = getattr(state, name)
         kinds = (int, float) if type(usual) in (int, float) else type(usual)
@@ -123,4 +123,4 @@ def _check_random_states(folder: Path) -> None:
             np.random.RandomState().set_state(states["numpy"])
             torch.Generator().set_state(states["cpu"])
         except _DAMAGE as error:
-            raise ValueError(f"{file.name} is damaged ({first_line(error)})") from error
+            raise ValueError(f"{file.name} is damaged ({one_line(error)})") from error

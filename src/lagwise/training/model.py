@@ -14,7 +14,9 @@ from transformers import PreTrainedModel, set_seed
 from lagwise.data.options import DataOptions
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig
-from lagwise.models.loading import check_weights
+from lagwise.models.configuration import field_types
+from lagwise.models.loading import check_weights, read_config
+from lagwise.models.memory import check_memory
 from lagwise.tables import known
 from lagwise.tasks import Task
 from lagwise.training.recipe import Recipe
@@ -24,9 +26,10 @@ _BACKBONE = "model."  # how the weights of every head's backbone are named
 
 
 def check_model(recipe: Recipe, task: Task) -> None:
-    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, or a training
-    length that the model or one of its kernels cannot serve; FileNotFoundError if `init_from` names no model."""
+    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
+    than the machine can train, or a training length that the model or one of its kernels cannot serve."""
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
+    check_memory(task.model_class, config, training=True)
     limit = config.max_position_embeddings
     with torch.device("meta"):
         model = task.model_class(config)
@@ -66,7 +69,7 @@ def started_from(recipe: Recipe) -> Path | None:
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
     """The configuration: what the task and the data say, and before that the recipe. ValueError for unknown fields."""
     for name in recipe.model:
-        known(name, [*_fields(), _START], "key in model")
+        known(name, [*field_types(), _START], "key in model")
     return LagwiseConfig(**{**task.fixed_fields(), **fields, **own_fields(recipe)})
 
 
@@ -81,8 +84,8 @@ def with_start(recipe: Recipe) -> Recipe:
     folder = started_from(recipe)
     if folder is None:
         return recipe
-    saved, place = LagwiseConfig.from_pretrained(folder).to_dict(), str(folder.resolve())
-    given = {name: saved[name] for name in _fields() if name in saved and not name.endswith("_token_id")}
+    saved, place = read_config(folder).to_dict(), str(folder.resolve())
+    given = {name: saved[name] for name in field_types() if name in saved and not name.endswith("_token_id")}
     options = recipe.data
     if options.tokenizer == DataOptions.tokenizer and (folder / "tokenizer_config.json").is_file():
         options = replace(options, tokenizer=place)
@@ -92,10 +95,6 @@ def with_start(recipe: Recipe) -> Recipe:
 def without_start(recipe: Recipe) -> Recipe:
     """The recipe for a training that has begun: the folder that it started from may be gone."""
     return replace(recipe, model=own_fields(recipe))
-
-
-def _fields() -> list[str]:
-    return [name for name in LagwiseConfig.__annotations__ if not name.startswith("_")]
 
 
 def _take_backbone(model: PreTrainedModel, folder: Path) -> None:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lagwise.data.options import DataOptions
+from lagwise.files import expanded, one_line
 from lagwise.models.presets import PRESETS
-from lagwise.tables import known
+from lagwise.tables import known, shown, typed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
 SELECTIONS = ("last", "best")
 DEFAULT_RECIPE = "tnn-lm"
+LARGEST_VOCABULARY = 2**20  # that is trained, or made up: twice the largest in use
+MOST_STEPS = 10**8  # the length of each is drawn beforehand
+_LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels
 
 
 @dataclass
@@ -97,23 +99,23 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     Two overrides replace what the recipe says of the model: ``model=WORD``, its block by a word of
     `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
 
-    ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range.
+    ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
+    (docs/limits.md).
     Keys below ``model.block`` are checked when the model is built.
     """
-    path = Path(name)
+    path = expanded(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise FileNotFoundError(f"no recipe file {name!r}")
-        text = path.read_text()
+            raise FileNotFoundError(f"no recipe file {shown(name)}")
+        if path.stat().st_size > _LONGEST:
+            raise ValueError(f"recipe {name!r} has {path.stat().st_size} bytes; a recipe has at most {_LONGEST}")
+        text = path.read_bytes()
     else:
         known(name, recipe_names(), "recipe")
-        text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_text()
-    try:
-        values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"recipe {name!r} is not valid YAML: {error}") from error
+        text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_bytes()
+    values = _parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
-        raise ValueError(f"recipe {name!r} must be a mapping with sections, got {values!r:.60}")
+        raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
     values = _upgraded(values)
     for override in sorted(overrides, key=lambda each: not each.startswith(("model=", "model.init_from="))):
         _apply(values, override)
@@ -136,6 +138,32 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _parsed(text: bytes | str, what: str) -> Any:
+    """YAML as plain values. ValueError unless it is valid and of a moderate size, aliases written out."""
+    try:
+        if not _is_moderate(yaml.compose(text, yaml.SafeLoader)):
+            raise ValueError(f"it has over {_MOST_NODES} values, aliases written out, or is over {_DEEPEST} deep")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not valid YAML: {one_line(error)}") from error
+
+
+def _is_moderate(root: yaml.Node | None) -> bool:
+    """Whether a document is neither large nor deep. An alias is the node that it stands for, so that a few lines can
+    say as much as a disk holds, or contain themselves."""
+    waiting, count = [(root, 1)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        count += 1
+        if count > _MOST_NODES or depth > _DEEPEST:
+            return False
+        if isinstance(node, yaml.MappingNode):
+            waiting += ((part, depth + 1) for pair in node.value for part in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += ((part, depth + 1) for part in node.value)
+    return True
+
+
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if key == "model" and separator:
@@ -153,51 +181,30 @@ def _apply(values: dict[str, Any], override: str) -> None:
         leaves = [f"{s}.{f.name}" for s, cls in _SECTIONS.items() for f in dataclasses.fields(cls)]
         near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
         hint = f"; did you mean {near}=...?" if near else " (see 'lagwise recipes tnn-lm' for the keys)"
-        raise ValueError(f"an override is written section.key=value, got {override!r}{hint}")
+        raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
     *path, last = parts
+    if not isinstance(values, dict):
+        raise ValueError(f"a recipe must be a mapping, got {shown(values)}")
     for part in path:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
-            raise ValueError(f"in override {override!r}, {part!r} is a value, not a section")
-    try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"in override {override!r}, the value is not valid YAML: {error}") from error
+            raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
+    values[last] = _parsed(text, f"in override {shown(override)}, the value")
 
 
 def _fill(cls: type, values: Any, where: str) -> Any:
     """Build a dataclass from a mapping, refusing unknown keys and wrong types."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where or 'a recipe'} must be a mapping, got {values!r}")
+        raise ValueError(f"{where or 'a recipe'} must be a mapping, got {shown(values)}")
     hints = typing.get_type_hints(cls)
     filled = {}
     for key, value in values.items():
         known(key, hints, f"key in {where}" if where else "section of a recipe")
         place = f"{where}.{key}" if where else key
         filled[key] = (
-            _fill(hints[key], value, place)
-            if dataclasses.is_dataclass(hints[key])
-            else _typed(hints[key], value, place)
+            _fill(hints[key], value, place) if dataclasses.is_dataclass(hints[key]) else typed(hints[key], value, place)
         )
     return cls(**filled)
-
-
-def _typed(kind: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        kind = next(k for k in typing.get_args(kind) if k is not types.NoneType)
-        origin = typing.get_origin(kind)
-    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
-            pass
-    expected = origin or kind
-    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-        raise ValueError(f"{where} must be of type {expected.__name__}, got {value!r}")
-    return value
 
 
 def _check(recipe: Recipe) -> None:
@@ -209,6 +216,9 @@ def _check(recipe: Recipe) -> None:
     known(training.schedule, SCHEDULES, "schedule")
     known(training.select, SELECTIONS, "training.select")
     known(training.precision, PRECISIONS, "precision")
+    for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
+        if value is not None and not value.strip():
+            raise ValueError(f"data.{key} must not be empty")
     positive = {
         "data.length": data.length,
         "data.vocab_size": data.vocab_size,
@@ -223,9 +233,16 @@ def _check(recipe: Recipe) -> None:
     for key, value in positive.items():
         if value <= 0:
             raise ValueError(f"{key} must be greater than 0, got {value}")
-    for key in ("warmup_steps", "weight_decay", "clip", "patience"):
+    for key in ("warmup_steps", "weight_decay", "clip", "patience", "seed"):
         if getattr(training, key) < 0:
             raise ValueError(f"training.{key} must be at least 0, got {getattr(training, key)}")
+    for key, value, most in (
+        ("data.vocab_size", data.vocab_size, LARGEST_VOCABULARY),
+        ("training.steps", training.steps, MOST_STEPS),
+        ("training.seed", training.seed, 2**32 - 1),
+    ):
+        if value > most:
+            raise ValueError(f"{key} must be at most {most}, got {value}")
     for key in ("beta1", "beta2"):
         if not 0 <= getattr(training, key) < 1:
             raise ValueError(f"training.{key} must be in [0, 1), got {getattr(training, key)}")

@@ -14,15 +14,16 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
 
-from lagwise.files import is_unused, locked, remove_partial, saved_whole, write_whole
+from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
-from lagwise.tables import build
+from lagwise.models.memory import check_step_memory
+from lagwise.tables import build, typed
 from lagwise.tasks import TASKS, Task
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
-from lagwise.training.model import build_model, check_model, with_start, without_start
+from lagwise.training.model import build_model, check_model, model_config, with_start, without_start
 from lagwise.training.recipe import Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, parameter_groups
 
@@ -93,7 +94,7 @@ def resume(out: Path, *, progress: bool = True) -> Path:
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
     """Whether a run's data are still what they were when the run began, by their hash; nothing is encoded."""
-    return make_task(recipe).identity() == json.loads((out / RUN_FILE).read_text())["data"]
+    return make_task(recipe).identity() == read_json(out / RUN_FILE).get("data")
 
 
 def _check_unused(out: Path) -> None:
@@ -128,9 +129,9 @@ def _rooted(recipe: Recipe) -> Recipe:
     """The recipe with local paths made absolute, so that a run is understood from any folder."""
     options = recipe.data
     paths: dict[str, Any] = {
-        name: str(Path(value).expanduser().resolve())
+        name: str(expanded(value).resolve())
         for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if value and value not in ("stdlib", "bytes", "bpe") and Path(value).expanduser().exists()
+        if value and value not in ("stdlib", "bytes", "bpe") and expanded(value).exists()
     }
     return replace(recipe, data=replace(options, **paths))
 
@@ -198,6 +199,13 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
 
 def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
     options = recipe.training
+    check_step_memory(
+        task.model_class,
+        model_config(recipe, task, task.fields()),
+        arguments.per_device_train_batch_size,
+        recipe.data.length,
+        checkpointing=options.gradient_checkpointing,
+    )
     model: Any = build_model(recipe, task)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
@@ -259,15 +267,17 @@ def _rewind_metrics(out: Path, step: int) -> None:
 
 
 def _logged(path: Path) -> list[dict[str, float]]:
-    """The lines of a log, without the last if it was cut short."""
-    lines = path.read_text().splitlines()
+    """The lines of a log, without the last if it was cut short. ValueError if another is damaged."""
+    lines = path.read_bytes().splitlines()
     result = []
     for number, line in enumerate(lines, 1):
         try:
-            result.append(json.loads(line))
-        except json.JSONDecodeError:
+            logged = json.loads(line)
+            typed(int, logged["step"], "step")
+            result.append(logged)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             if number < len(lines):
-                raise
+                raise ValueError(f"{str(path)!r}, line {number}, is damaged ({one_line(error)})") from error
     return result
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from lagwise.files import PARTIAL, first_line
+from lagwise.files import PARTIAL, one_line
 from lagwise.progress import progress_bar
 from lagwise.tasks import Task
 from lagwise.training.best import BestModel
@@ -93,7 +93,7 @@ class LagwiseTrainer(Trainer):
         except Exception as error:  # on a full disk each of the libraries that write raises a type of its own
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
-                f"cannot save {name} in {str(run)!r} ({first_line(error)}); earlier checkpoints are whole: free space, "
+                f"cannot save {name} in {str(run)!r} ({one_line(error)}); earlier checkpoints are whole: free space, "
                 f"then go on with 'lagwise train --resume {run}'"
             ) from error
         finally:

@@ -1,0 +1,99 @@
+"""What a model and a training step need of memory, from its configuration, before any of it is allocated."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import GenerationMixin
+
+from lagwise.files import one_line
+from lagwise.models.configuration import LagwiseConfig
+
+_FLOAT = 4  # bytes of a weight, and of a value of the residual stream
+_TRAINED = 4 * _FLOAT  # bytes for each weight: itself, its gradient, and AdamW's two moments
+_MOST_TENSORS = 10_000  # parameters in one block: each costs the time to make a module
+
+
+def machine_memory() -> float:
+    """Bytes of memory of the GPU if there is one, else of the machine or what its container may use of it; infinity
+    if the system does not say."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    limits = []
+    with suppress(OSError, ValueError, AttributeError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text()))
+    return min(limits, default=float("inf"))
+
+
+def parameter_count(model_class: Any, config: LagwiseConfig) -> int:
+    """Parameters of a model, from one of its equal blocks. ValueError if it cannot be built."""
+    single = copy.deepcopy(config)
+    single.num_hidden_layers = 1
+    with torch.device("meta"), _counted():
+        try:
+            model = model_class(single)
+        except (RuntimeError, OverflowError, MemoryError) as error:  # of products of sizes that no integer holds
+            raise ValueError(f"the model cannot be built: {one_line(error)}") from error
+    block = sum(p.numel() for p in model.base_model.layers[0].parameters())
+    return sum(p.numel() for p in model.parameters()) + (config.num_hidden_layers - 1) * block
+
+
+def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> None:
+    """ValueError if the weights (and in training their gradients and AdamW's moments) are over the machine's memory."""
+    parameters = parameter_count(model_class, config)
+    _compare(
+        parameters * (_TRAINED if training else _FLOAT),
+        f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else ""),
+        "make model.hidden_size, model.vocab_size, model.num_hidden_layers or an option of model.block smaller",
+    )
+
+
+def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool) -> None:
+    """ValueError if a training step is over the machine's memory for certain: by what every model keeps for the
+    backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits."""
+    kept = 1 if checkpointing else 2  # of a block: what comes in, and what its norm makes of it
+    logits = 2 * config.vocab_size if issubclass(model_class, GenerationMixin) else 0
+    values = kept * config.num_hidden_layers * config.hidden_size + logits
+    _compare(
+        rows * length * values * _FLOAT,
+        f"a step of {rows} sequences of {length} tokens takes more than {{}} of memory",
+        "make training.batch_size or data.length smaller, or training.accumulate larger",
+    )
+
+
+def _compare(needed: int, what: str, advice: str) -> None:
+    available = machine_memory()
+    if needed > available:
+        raise ValueError(f"{what.format(_gigabytes(needed))}, of which there is {_gigabytes(available)}; {advice}")
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """ValueError for a block of so many parameters that making it takes minutes, before they have passed."""
+    count = 0
+
+    def count_one(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > _MOST_TENSORS:
+            raise ValueError(f"a block has over {_MOST_TENSORS} parameter tensors; make its numbers of layers smaller")
+
+    handle = register_module_parameter_registration_hook(count_one)
+    try:
+        yield
+    finally:
+        handle.remove()
