@@ -15,7 +15,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.block import block_product, centre, toeplitz_matrix
 from lagwise.ops.local import direct_product
-from lagwise.ops.ski import ski_toeplitz_product
+from lagwise.ops.ski_plans import ski_toeplitz_product
 from lagwise.ops.spectral import compute_dtype, fft_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
