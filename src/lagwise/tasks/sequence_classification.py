@@ -169,7 +169,7 @@ class SequenceClassification(Task):
 
     def resolved(self) -> dict[str, Any]:
         columns = self.rows.encoder.columns
-        return {"text": columns[0] if len(columns) == 1 else list(columns), "kind": self.rows.kind}
+        return {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
 
     def notes(self) -> Sequence[str]:
         return self.rows.describe().splitlines()

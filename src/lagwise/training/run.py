@@ -41,7 +41,10 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
     recipe = with_start(_rooted(recipe))
     task = check_recipe(recipe)
     _open(task, progress)
-    recipe = _resolved(recipe, task)
+    recipe, named = _resolved(recipe, task), recipe
+    if recipe.task != named.task:
+        task = make_task(recipe)
+        _open(task, progress=False)
     arguments = _arguments(recipe, out)
     trainer = _trainer(recipe, task, arguments, progress)
     trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
