@@ -60,6 +60,16 @@ def test_float32_is_right_at_both_ends_of_100000_tokens() -> None:
         assert (ours - true).abs().max() < 1e-6 * true.abs().max()
 
 
+def test_compiled_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectral, "_PART", 64)
+    compiled = torch.compile(toeplitz_product, backend="aot_eager")
+    x, taps = torch.randn(2, 300, 2, requires_grad=True), torch.randn(2, 300, requires_grad=True)
+    ours, exact = compiled(x, taps), toeplitz_product(x, taps)
+    torch.testing.assert_close(ours, exact)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, taps)) for y in (ours, exact)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_usual_lengths_take_one_frame() -> None:
     assert spectral._plan(8192, 8192, 0, "auto").frames == 1
     assert spectral._plan(100_000, 100_000, 0, "fft").frames == 1

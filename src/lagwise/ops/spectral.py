@@ -92,7 +92,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
-    """One frame for the whole signal, overlap-save frames of about four times the taps, or such of twice a part of them.
+    """One frame for the whole signal, or overlap-save frames of about four times the taps or twice a part of them.
 
     One frame needs n_fft >= length + largest |lag|: the circular wrap then only reaches outputs that are dropped.
     Overlap-save drops the first n_taps - 1 outputs of every frame, so it is exact for any signal length.
@@ -229,12 +229,12 @@ def _kernel_spectrum(kernel: Tensor, group: slice, plan: _Plan, dtype: torch.dty
 
 
 def _across_frames(spectrum: Tensor, kernel: Tensor, step: int) -> Tensor:
-    """Every frame (batch, group, frames, points) times the kernel (group, parts, points), in place: part p of it adds to
-    the frame p after (step 1), or p before (step -1)."""
+    """Multiply spectra (batch, group, frames, points) by a kernel (group, parts, points), in place: its part p adds to
+    the frame p later (step 1), or p earlier (step -1)."""
     if kernel.shape[1] == 1:
         return spectrum.mul_(kernel)
-    size = _channels_in_cache(spectrum)
-    for rows, taps in zip(spectrum.split(size, 1), kernel.split(size), strict=True):
+    for some in _channels_in_cache(spectrum):
+        rows, taps = spectrum[:, some], kernel[some]
         total = rows * taps[:, :1]
         for p in range(1, taps.shape[1]):
             earlier, later = slice(0, -p), slice(p, None)
@@ -250,21 +250,20 @@ def _kernel_products(signal: Tensor, grad: Tensor, plan: _Plan) -> Tensor:
     if plan.parts == 1:
         return signal.mul_(grad).sum(dim=(0, 2))[:, None]
     total = signal.new_zeros((signal.shape[1], plan.parts, signal.shape[3]))
-    size = _channels_in_cache(signal)
-    for sums, rows, others in zip(total.split(size), signal.split(size, 1), grad.split(size, 1), strict=True):
-        for row, other in zip(rows, others, strict=True):
+    for some in _channels_in_cache(signal):
+        for row, other in zip(signal[:, some], grad[:, some], strict=True):
             for f in range(plan.frames):
                 met = min(plan.parts, plan.frames - f)
-                sums[:, :met].addcmul_(row[:, f : f + 1], other[:, f : f + met])
+                total[some, :met].addcmul_(row[:, f : f + 1], other[:, f : f + met])
     return total
 
 
-def _channels_in_cache(spectrum: Tensor) -> int:
-    """How many channels of spectra (batch, group, frames, points) to take at a time where every part of a kernel passes
-    over them."""
-    if spectrum.device.type != "cpu":
-        return spectrum.shape[1]
-    return max(1, _CPU_GROUP_ELEMENTS * spectrum.shape[1] // (2 * spectrum.numel()))
+def _channels_in_cache(spectrum: Tensor) -> list[slice]:
+    """Slices of the channels of spectra (batch, group, frames, points), for every part of a kernel to pass over."""
+    channels = spectrum.shape[1]
+    fitting = max(1, _CPU_GROUP_ELEMENTS * channels // (2 * spectrum.numel()))
+    size = fitting if spectrum.device.type == "cpu" else channels
+    return [slice(start, start + size) for start in range(0, channels, size)]
 
 
 def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: _Plan) -> None:
