@@ -289,6 +289,7 @@ class TestDamagedFolders:
         assert load_model(copy)[0].config.hidden_size == 16
 
 
+@torch.no_grad()
 def test_a_changed_copy_refuses_the_originals_cache() -> None:
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, **TNN)).eval()
     cache = model(torch.randint(0, 256, (1, 5)), use_cache=True).past_key_values

@@ -30,7 +30,7 @@ def test_the_loss_weighs_classes_and_smooths_labels(tmp_path: Path) -> None:
     task = opened(tmp_path, "task.class_weights=balanced", "task.label_smoothing=0.1")
     logits, labels = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
     counts = task.rows.counts["train"]
-    weight = torch.tensor([48 / (2 * counts["no"]), 48 / (2 * counts["yes"])])
+    weight = torch.tensor([sum(counts.values()) / (2 * counts[name]) for name in ("no", "yes")])
     each = F.cross_entropy(logits, labels, weight=weight, label_smoothing=0.1, reduction="none")
     out = SimpleNamespace(logits=logits)
     torch.testing.assert_close(task.loss(out, labels), each.mean())
@@ -113,10 +113,10 @@ def test_scores_are_those_of_their_definitions() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.source=", "data.source"),
+        ("data.source=", "classification needs rows to learn from"),
         ("data.lengths=[16, 32]", "data.lengths means nothing"),
         ("task.label_smoothing=1.0", r"label_smoothing must be in \[0, 1\)"),
-        ("task.packing=yes please", "task"),
+        ("task.packing=yes please", "packing must be true or false"),
         ("task.labels=stars", "did you mean 'label'"),
         ("task.text=nothing", "nothing"),
     ],

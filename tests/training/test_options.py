@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from lagwise.models import load_model
 from lagwise.models.presets import PRESETS
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.training import check_recipe, load_recipe, read_metrics, resume, train
+from lagwise.training import run as run_module
 from lagwise.training.best import evaluations_since_best
+
+
+def _stop(*args: object) -> None:
+    raise KeyboardInterrupt
 
 
 def accuracies(run: Path) -> list[tuple[int, float]]:
@@ -50,12 +56,13 @@ def test_the_run_ends_with_its_best_model(tmp_path: Path) -> None:
     assert not (run / "best").exists()
 
 
-def test_the_best_model_survives_a_resume(tmp_path: Path) -> None:
-    made = recipe("classes of text", tmp_path / "data", "training.select=best")
-    whole = train(made, tmp_path / "whole", progress=False)
-    half = train(made, tmp_path / "half", progress=False)
-    for name in ("config.json", "model.safetensors", "checkpoint-6/model.safetensors"):
-        (half / name).unlink()
+def test_the_best_model_survives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe("classes of text", tmp_path / "data", "training.select=best", "training.learning_rate=0.05")
+    whole, half = train(made, tmp_path / "whole", progress=False), tmp_path / "half"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_module, "_finish", _stop)
+        train(made, half, progress=False)
+    shutil.rmtree(half / "checkpoint-6")
     resume(half, progress=False)
     expected, found = (load_file(run / "model.safetensors") for run in (whole, half))
     assert all(torch.equal(expected[name], found[name]) for name in expected)

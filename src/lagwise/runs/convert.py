@@ -38,9 +38,10 @@ def convert_run(
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
     bound and error of a channel relative to its gain; the task's headline metric of both models on test data of
-    ``max_tokens`` tokens, at the trained length and four times that (not if the data have gone or changed); tokens a second of both after a prompt of the trained length. The folder evaluates and generates
-    as any run does. ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds
-    anything but an earlier conversion.
+    ``max_tokens`` tokens, at the trained length and four times that (not if the data have gone or changed); tokens a
+    second of both after a prompt of the trained length. The folder evaluates and generates as any run does. ValueError
+    as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
+    conversion.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
@@ -82,9 +83,8 @@ def convert_run(
             usable = [n for n in (length, 4 * length) if model.length_limit is None or n <= model.length_limit]
             scores = [task.scores(each, usable, max_tokens, progress=progress) for each in (model, converted)]
             result["metric"] = task.headline
-            result[task.headline] = [
-                {"length": n, "before": before, "after": after} for n, before, after in zip(usable, *scores, strict=True)
-            ]
+            compared = zip(usable, *scores, strict=True)
+            result[task.headline] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
     room = (model.length_limit or length + _TIMED) - _TIMED
     speeds = tokens_per_second({"before": model, "after": converted}, max(1, min(length, room)))
     result["tokens_per_second"] = speeds

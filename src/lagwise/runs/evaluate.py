@@ -65,6 +65,6 @@ def require_unchanged(run: Path, recipe: Recipe) -> None:
     """ValueError if a run's data have changed since it was trained."""
     if not data_unchanged(run, recipe):
         raise ValueError(
-            f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been seen "
-            "in training. To evaluate on it all the same, give it with --data"
+            f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
+            "seen in training. To evaluate on it all the same, give it with --data"
         )

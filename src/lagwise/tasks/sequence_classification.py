@@ -82,13 +82,11 @@ class SequenceClassification(Task):
         )
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {label_smoothing!r}")
-        if not isinstance(packing, bool):
-            raise ValueError(f"task.packing must be true or false, got {packing!r}")
         self.kind = known(kind, KINDS, "task.kind")
         self.inputs = known(inputs, INPUTS, "task.inputs")
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
-        self.label_smoothing, self.packing = float(label_smoothing), packing
+        self.label_smoothing, self.packing = label_smoothing, packing
         self.rows: LabelledData
         self.label_names: tuple[str, ...] | None
         self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
