@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu lint bench docs clean
+.PHONY: demo test test-slow test-gpu fuzz lint bench docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,6 +27,9 @@ test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure
 
 test-gpu: $(INSTALLED)  ## what differs on a GPU, on a machine that has one (with a CUDA build of torch)
 	LAGWISE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
+
+fuzz: $(INSTALLED)  ## random mixers and models against dense references, for 20 minutes
+	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .

@@ -22,13 +22,13 @@ from lagwise.bench.harness import save_results
 from lagwise.bench.n_state import n_state_modes
 from lagwise.bench.stream_peers import NStates, replace_toeplitz
 from lagwise.bench.streams import state_bytes
-from lagwise.evaluation import convert_run
-from lagwise.evaluation.conversion import tokens_per_second
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
 from lagwise.ops import Modes, modal_step
 from lagwise.process import keep_freed_memory
+from lagwise.runs import convert_run
+from lagwise.runs.convert import tokens_per_second
 
 TOLERANCES = (1e-2, 1e-3)
 CONTEXT, ROOM = 512, 2048  # tokens that streams begin with; that the n states are made for, at least

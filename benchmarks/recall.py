@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lagwise.bench.harness import save_results
-from lagwise.evaluation import evaluate_run
+from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, train
 
 SIZES = {64: {"hidden": 32, "chunk": 32, "tcn": (5, 4, 3)}, 1024: {"hidden": 128, "chunk": 128, "tcn": (7, 6, 4)}}

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from lagwise.analysis import LayerKernel, learned_kernels
-from lagwise.analysis.plots import accuracy_curve, extrapolation_curve, kernel_curves, kernel_matrices, loss_curve
+from lagwise.analysis.plots import kernel_curves, kernel_matrices
 from lagwise.analysis.report import plot_run
-from lagwise.evaluation import evaluate_run
 from lagwise.mixers import ToeplitzMixer
+from lagwise.runs import evaluate_run
+from lagwise.tasks.figures import accuracy_curve, extrapolation_curve, loss_curve
 from lagwise.training import Recipe, load_recipe, train
 
 

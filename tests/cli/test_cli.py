@@ -150,7 +150,7 @@ class TestGenerate:
             if len(written) == 3:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(sys.modules["lagwise.cli.main"], "_write", write)
+        monkeypatch.setattr(sys.modules["lagwise.cli.main"], "write", write)
         result = runner.invoke(app, ["generate", str(run), "--prompt", "the ", "--tokens", "50", "--temperature", "2"])
         assert result.exit_code == 130
         assert result.stdout == "".join(written) + "\n"
@@ -164,7 +164,7 @@ class TestGenerate:
             (["--prompt-file", latin], "latin.txt is not UTF-8 (byte 1)"),
             (["--prompt-file", tmp_path / "nothing.txt"], "No such file"),
             (["--prompt", "a" * 60], "the prompt has 60, so at most 4 can be added"),
-            (["--stop", ""], "stop must be a list of texts that are not empty"),
+            (["--stop", ""], "must not be empty"),
         ):
             result = runner.invoke(app, ["generate", str(run), *map(str, options)], env={"COLUMNS": "200"})
             assert result.exit_code != 0
@@ -188,7 +188,6 @@ def test_a_run_becomes_one_that_streams_in_constant_memory(tiny_recipe: Recipe, 
     text = runner.invoke(app, ["generate", str(out), "--tokens", "5", "--seed", "1"], catch_exceptions=False)
     assert text.exit_code == 0
     assert "bits/byte" in runner.invoke(app, ["evaluate", str(out), "--lengths", "32"]).output
-    assert "tolerance must be in" in str(runner.invoke(app, [*convert, "0"]).exception)
     result = runner.invoke(app, ["train", "--resume", str(out)])
     assert "is a conversion, not a run to resume" in str(result.exception)
     (tmp_path / "mine").mkdir()

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.data import AssociativeRecall
-from lagwise.evaluation import compressor_bits_per_byte, evaluate, evaluate_run, extrapolation, recall
+from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
+from lagwise.runs import evaluate_run
+from lagwise.tasks.recall_score import recall
 from lagwise.training import Recipe, load_recipe, train
 
 

@@ -147,6 +147,12 @@ def test_horizon_is_where_the_decay_meets_rounding() -> None:
     assert RPEKernel(2).taps(10_000).shape == (2, 1833)
 
 
+def test_a_slow_decay_of_a_free_kernel_is_the_same_in_every_precision() -> None:
+    kernel = FreeKernel(2, max_length=5000, decay=0.99999)
+    taps, exact = kernel.taps(5000).double(), kernel.double().taps(5000)
+    torch.testing.assert_close(taps, exact, rtol=1e-6, atol=0)
+
+
 def test_free_kernel_ends_at_its_table() -> None:
     kernel = FreeKernel(2, max_length=10, decay=1.0)
     assert torch.equal(kernel.taps(4), kernel.weight[:, :4])

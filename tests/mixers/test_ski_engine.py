@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lagwise.kernels import RPEKernel, WarpedKernel
-from lagwise.mixers import ToeplitzMixer
+from lagwise.mixers import ToeplitzMixer, ski
 from lagwise.ops import causal_ski_matrix, inducing_grid, interpolation_matrix, split_kernel, toeplitz_reference
 
 
@@ -97,6 +97,42 @@ def test_kernels_that_end_abruptly_stream(kernel: dict, engine: dict, sizes: tup
         parts.append(y)
         start += size
     torch.testing.assert_close(torch.cat(parts, 1), m(x), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "degree"),
+    [({"name": "warped"}, 1), ({"name": "warped", "filter_size": 0}, 3), ({"name": "rpe", "layers": 1}, 1)],
+)
+def test_rows_of_a_padded_batch_equal_each_alone(
+    kernel: dict, degree: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that begin and end anywhere, with holes, shorter and longer than the rank: one call, values and
+    gradients."""
+    engine = {"name": "ski", "degree": degree, **({"width": 40} if causal else {"rank": 16})}
+    m = ToeplitzMixer(3, causal=causal, kernel=kernel, engine=engine).double()
+    extents = [(0, 120), (3, 1), (5, 2), (50, 16), (60, 17), (7, 15), (119, 1), (20, 90)]
+    place = torch.arange(120)
+    mask = torch.stack([(place >= start) & (place < start + n) for start, n in extents])
+    mask[0, 10:14] = mask[7, 40:80] = False
+    x = torch.randn(len(extents), 120, 3, dtype=torch.float64, requires_grad=True)
+    parts = [(slice(i, i + 1), slice(start, start + n)) for i, (start, n) in enumerate(extents)]
+    alone = torch.zeros_like(x)
+    for part in parts:
+        alone[part] = m(x[part], mask=mask[part])
+    calls: list[str] = []
+    for name in ("ragged_ski_product", "causal_ski_product"):
+        real = getattr(ski, name)
+        monkeypatch.setattr(ski, name, lambda *a, f=real, **k: calls.append(f.__name__) or f(*a, **k))
+    y = m(x, mask=mask)
+    assert calls == ["causal_ski_product" if causal else "ragged_ski_product"]
+    weight = torch.randn_like(x) * mask[..., None]
+    torch.testing.assert_close(y * weight, alone * weight, rtol=0, atol=1e-9)
+    inputs = [x, *m.parameters()]
+    for ours, wanted in zip(
+        torch.autograd.grad(y, inputs, weight), torch.autograd.grad(alone, inputs, weight), strict=True
+    ):
+        torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_the_product_does_not_look_ahead() -> None:
@@ -215,6 +251,12 @@ def test_a_kernel_with_an_end_is_not_asked_beyond_it() -> None:
     assert m(torch.randn(1, 40, 4)).isfinite().all()
     with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
         m(torch.randn(1, 41, 4))
+    padded = torch.ones(1, 50)
+    padded[:, :10] = 0
+    assert m(torch.randn(1, 50, 4), mask=padded).isfinite().all()
+    padded[:, 9] = 1
+    with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
+        m(torch.randn(1, 50, 4), mask=padded)
     _, state = m.prefill(torch.randn(1, 30, 4), m.init_state(1))
     with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
         m.prefill(torch.randn(1, 11, 4), state)

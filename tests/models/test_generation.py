@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 from transformers import TextStreamer, pipeline
 
 from lagwise.data import load_tokenizer
+from lagwise.data.tokenizers import word_tokenizer
 from lagwise.models import LagwiseForCausalLM, StreamingCache, generate_text, generation, load_model
 
 every_recipe = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
@@ -184,6 +187,48 @@ class TestText:
         assert generate_text(model, tokenizer, "abc" * 20, max_new_tokens=5, temperature=0) == whole
         assert seen == [25, 25, 10, 1, 1, 1, 1]
 
+    @pytest.mark.parametrize("words", [True, False])
+    def test_long_prompts_are_encoded_in_pieces(
+        self, model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch, words: bool
+    ) -> None:
+        tokenizer = word_tokenizer(["one", "two"]) if words else load_tokenizer("bytes")
+        prompt = "one two two " * 20 if words else "où est la \N{SNOWMAN} ? " * 20
+        options: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0}
+        model.generation_config.suppress_tokens = list(range(4, 258)) if words else None
+        whole = [generate_text(model, tokenizer, prompt, echo=echo, **options) for echo in (True, False)]
+        monkeypatch.setattr(generation, "_PIECE", 30)
+        cut: list[str] = []
+        text = generate_text(model, tokenizer, prompt, write=cut.append, **options)
+        assert [text, generate_text(model, tokenizer, prompt, echo=False, **options)] == whole
+        assert len(cut) > 4
+        assert "".join(cut) == text
+
+    def test_a_tokenizer_never_sees_much_at_once(self, model: LagwiseForCausalLM) -> None:
+        """It takes hundreds of bytes of memory for each token of a text."""
+        seen: list[int] = []
+
+        class Spy:
+            def __init__(self) -> None:
+                self.tokenizer = load_tokenizer("bytes")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.tokenizer, name)
+
+            def __call__(self, text: str, **options: Any) -> Any:
+                seen.append(len(text))
+                return self.tokenizer(text[:10], **options)
+
+        spy: Any = Spy()
+        generate_text(model, spy, "a word " * 100_000, max_new_tokens=1)
+        assert sum(seen) == 700_000
+        assert max(seen) <= 1 << 17
+
+    @pytest.mark.parametrize("options", [{"temperature": float("nan")}, {"temperature": float("inf")}])
+    @pytest.mark.parametrize("more", [{}, {"top_p": float("nan")}, {"max_new_tokens": 0}, {"max_new_tokens": 2.5}])
+    def test_options_out_of_range(self, model: LagwiseForCausalLM, options: dict, more: dict) -> None:
+        with pytest.raises(ValueError, match=r"temperature|max_new_tokens"):
+            generate_text(model, load_tokenizer("bytes"), "a", **{**options, **more})
+
     def test_it_ends_before_a_stop_text(self, model: LagwiseForCausalLM) -> None:
         """Which may begin anywhere in the continuation, but not in the prompt, and hold more than ASCII."""
         said = Fixed(load_tokenizer("bytes"), "one twö two three")
@@ -233,6 +278,32 @@ class TestText:
         assert lines[0].startswith("prompt: 3 tokens in 0.")
         assert "added: 6" in lines[0]
         assert "tokens/s" in lines[0]
+
+    def test_a_prompt_without_tokens_begins_a_document(self, model: LagwiseForCausalLM) -> None:
+        tokenizer = word_tokenizer(["one", "two"])
+        texts = {generate_text(model, tokenizer, blank, max_new_tokens=5, temperature=0) for blank in ("", " ", "\n\n")}
+        assert len(texts) == 1
+
+    @pytest.mark.parametrize("answer", ["y", "yes"])
+    def test_a_tokenizers_own_code_is_never_run(
+        self, model: LagwiseForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+    ) -> None:
+        """Standard input would have allowed it."""
+        model.save_pretrained(tmp_path)
+        load_tokenizer("bytes").save_pretrained(tmp_path)
+        path = tmp_path / "tokenizer_config.json"
+        own = {"auto_map": {"AutoTokenizer": ["planted.Planted", "planted.Planted"]}, "tokenizer_class": "Planted"}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+        (tmp_path / "planted.py").write_text(
+            f"open({str(tmp_path / 'run')!r}, 'w').close()\n"
+            "from transformers import PreTrainedTokenizerFast\nclass Planted(PreTrainedTokenizerFast): pass\n"
+        )
+        monkeypatch.setattr("builtins.input", lambda *_: answer)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        for load in (load_model, lambda folder: load_tokenizer(str(folder))):
+            with contextlib.suppress(ValueError):
+                load(tmp_path)
+        assert not (tmp_path / "run").exists()
 
     def test_stop_is_a_list_of_texts(self, model: LagwiseForCausalLM) -> None:
         for stop in ("text", [""]):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import Layout, per_document, seq_idx_from_cu_seqlens
+from lagwise.ops import Layout, move_rows, per_document, row_extents, seq_idx_from_cu_seqlens
 
 
 def running_sum(x: Tensor, layout: Layout) -> Tensor:
@@ -61,6 +61,19 @@ def test_compact_keeps_documents_of_packed_rows_apart() -> None:
 @pytest.mark.parametrize("layout", [Layout(), Layout(torch.ones(2, 5)), Layout(torch.ones(2, 4), grid=(2, 2))])
 def test_nothing_is_compacted_where_nothing_is_gained(layout: Layout) -> None:
     assert layout.compact is None
+
+
+def test_extents_of_rows() -> None:
+    mask = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
+    first, lengths = row_extents(mask)
+    assert (first.tolist(), lengths.tolist()) == ([1, 0, 4, 0], [3, 5, 1, 1])
+
+
+def test_rows_move_by_themselves() -> None:
+    x = torch.arange(1.0, 9).reshape(2, 4, 1)
+    assert move_rows(x, torch.tensor([2, -1]), 5)[..., 0].tolist() == [[0, 0, 1, 2, 3], [6, 7, 8, 0, 0]]
+    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: move_rows(a, torch.tensor([1, -2, 0]), 3), x)
 
 
 def test_cumulative_lengths() -> None:

@@ -18,6 +18,7 @@ from lagwise.ops import (
     direct_product,
     inducing_grid,
     plan_from_tolerance,
+    ragged_ski_product,
     ski_error,
     ski_product,
     ski_reference,
@@ -26,7 +27,7 @@ from lagwise.ops import (
     toeplitz_reference,
 )
 from lagwise.ops.local import block_lag_products
-from lagwise.ops.ski import PLANS
+from lagwise.ops.ski_plans import PLANS
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
@@ -50,6 +51,36 @@ def test_ski_is_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
         torch.autograd.grad(fast, (x, a), weight), torch.autograd.grad(exact, (x, a), weight), strict=True
     ):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rank", [2, 5, 64])
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_ragged_rows_are_w_a_w_transposed_each(rank: int, degree: int) -> None:
+    """SKI-TNN §3.2.1 for every row by itself, longer and shorter than the rank: values and gradients."""
+    first, lengths = torch.tensor([0, 3, 149, 20, 86, 40]), torch.tensor([150, 2, 1, 40, 64, 65])
+    nodes = min(rank, 150)
+    place = torch.arange(150) - first[:, None]
+    tokens = torch.randn(6, 150, 3, dtype=torch.float64, requires_grad=True)
+    x = tokens * ((place >= 0) & (place < lengths[:, None]))[..., None]
+    a = torch.randn(6, 3, 2 * nodes - 1, dtype=torch.float64, requires_grad=True)
+    local = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    fast = ragged_ski_product(x, a, first, lengths, degree=degree, local=(local, 2))
+    exact = torch.zeros_like(x)
+    for i, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
+        row, spare = x[i : i + 1, start : start + length], max(0, nodes - length)
+        y = ski_reference(row, a[i, :, spare : 2 * nodes - 1 - spare], degree=degree)
+        exact[i, start : start + length] = y[0] + toeplitz_reference(row, local, causal=False)[0]
+    weight = torch.randn_like(x) * (x != 0)
+    torch.testing.assert_close(fast * weight, exact * weight, rtol=0, atol=1e-10)
+    gradients = (torch.autograd.grad(y, (tokens, a, local), weight, retain_graph=True) for y in (fast, exact))
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
+def test_coefficients_of_ragged_rows_are_checked(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"coefficients must be \(batch=2, channels=3, 2 r - 1\)"):
+        ragged_ski_product(torch.zeros(2, 6, 3), torch.zeros(shape), torch.tensor([0, 0]), torch.tensor([6, 4]))
 
 
 @pytest.mark.parametrize(("degree", "order"), [(1, 2), (3, 4)])

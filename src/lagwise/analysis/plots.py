@@ -1,4 +1,4 @@
-"""Pictures of a run: loss, extrapolation, kernels."""
+"""Pictures of kernels, theorems and speed."""
 
 from __future__ import annotations
 
@@ -10,62 +10,16 @@ import numpy as np
 
 from lagwise.analysis.kernels import LayerKernel
 from lagwise.analysis.theory import SKIErrorBound
+from lagwise.figures import columns, panels, pyplot, single
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_WIDTH = 7.0
-
-
-def loss_curve(metrics: Sequence[Mapping[str, float]], *, bytes_per_token: float) -> Figure:
-    """Training and validation bits per byte over steps, from the lines of a run's metrics."""
-    figure, axes = _figure()
-    train = [(line["step"], line["loss"] / math.log(2) / bytes_per_token) for line in metrics if "loss" in line]
-    valid = [(line["step"], line["eval_bits_per_byte"]) for line in metrics if "eval_bits_per_byte" in line]
-    axes.plot(*_columns(train), color="0.7", linewidth=1, label="training")
-    axes.plot(*_columns(valid), color="C0", marker="o", markersize=3, label="validation")
-    axes.set(xlabel="step", ylabel="bits per byte", title="Learning")
-    axes.legend()
-    return figure
-
-
-def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> Figure:
-    """Accuracy on validation sequences over steps, from the lines of a run's metrics, and what guessing reaches."""
-    figure, axes = _figure()
-    valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
-    axes.plot(*_columns(valid), color="C0", marker="o", markersize=3, label="validation")
-    axes.axhline(chance, color="0.7", linestyle="--", label="guessing a value")
-    axes.set(xlabel="step", ylabel="answers that are right", title="Learning", ylim=(-0.02, 1.02))
-    axes.legend(loc="center right")
-    return figure
-
-
-def extrapolation_curve(scores: Sequence[Mapping[str, Any]], *, trained_at: int) -> Figure:
-    """Bits per byte over the length of the context, with the training length marked (TNN fig. 1, right)."""
-    figure, axes = _figure()
-    lengths = [score["length"] for score in scores]
-    values = [score["bits_per_byte"] for score in scores]
-    axes.plot(lengths, values, marker="o")
-    axes.axvline(trained_at, color="0.7", linestyle="--", label=f"trained at {trained_at}")
-    margin = max(0.1 * max(values), max(values) - min(values))
-    axes.set(
-        xscale="log",
-        xlabel="context length (tokens)",
-        ylabel="bits per byte",
-        title="The same test bytes at longer contexts",
-        ylim=(max(0.0, min(values) - margin), max(values) + margin),
-    )
-    axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
-    axes.minorticks_off()
-    axes.legend()
-    return figure
 
 
 def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
     """Taps over lag, a panel a layer: a few channels, and the mean size over all."""
-    figure, panels = _panels(len(kernels), height=2.2)
-    for axes, kernel in zip(panels, kernels, strict=True):
+    figure, drawn = panels(len(kernels), height=2.2)
+    for axes, kernel in zip(drawn, kernels, strict=True):
         lags = np.arange(kernel.taps.shape[1]) + 1
         chosen = np.linspace(0, kernel.taps.shape[0] - 1, 6).astype(int)
         axes.plot(lags, kernel.taps[chosen].T, linewidth=0.6, alpha=0.7)
@@ -80,8 +34,8 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = 64) -> Figure
     """The Toeplitz matrix of every layer, mean |t_{i-j}| over channels (TNN fig. 3)."""
     from matplotlib.colors import LogNorm
 
-    figure, panels = _panels(len(kernels), height=2.6)
-    for axes, kernel in zip(panels, kernels, strict=True):
+    figure, drawn = panels(len(kernels), height=2.6)
+    for axes, kernel in zip(drawn, kernels, strict=True):
         matrix = kernel.matrix(size)
         shown = np.ma.masked_less_equal(matrix, 0)
         image = axes.imshow(shown, norm=LogNorm(vmin=max(shown.max() * 1e-3, 1e-12), vmax=shown.max()), cmap="viridis")
@@ -96,7 +50,7 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
     panels: by title and method, points (length, speed relative to a base, bytes of memory or 0).
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, grid = plt.subplots(
         1, len(panels), figsize=(6.4 * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
     )
@@ -125,7 +79,7 @@ def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
     panels: by title and method, points (length, milliseconds).
     """
-    plt = _pyplot()
+    plt = pyplot()
     figure, grid = plt.subplots(
         1, len(panels), figsize=(4.6 * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
     )
@@ -156,7 +110,7 @@ def _add_key(figure: Figure, **options: Any) -> None:
 
 def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
     """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, a panel a degree (SKI-TNN th. 1)."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, grid = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.6), layout="constrained", squeeze=False)
     for axes, (title, points) in zip(grid.flat, curves.items(), strict=True):
         ranks = [p.rank for p in points]
@@ -174,7 +128,7 @@ def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
 
 def decay_by_activation(responses: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]]) -> Figure:
     """Frequency responses and sizes of taps, a row an activation and two columns an input (SKI-TNN fig. 4, 5 and 6)."""
-    plt = _pyplot()
+    plt = pyplot()
     activations = list(dict.fromkeys(a for a, _ in responses))
     inputs = list(dict.fromkeys(i for _, i in responses))
     figure, grid = plt.subplots(
@@ -195,50 +149,10 @@ def decay_by_activation(responses: Mapping[tuple[str, str], tuple[np.ndarray, np
 
 def curved_shares(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     """Share of grid points where a ReLU network bends, over the points of the grid (SKI-TNN prop. 1)."""
-    figure, axes = _figure()
+    figure, axes = single()
     for name, points in shares.items():
-        axes.plot(*_columns([(float(n), share) for n, share in points]), marker="o", label=name)
+        axes.plot(*columns([(float(n), share) for n, share in points]), marker="o", label=name)
     axes.set(xscale="log", yscale="log", xlabel="points on the interval", ylabel="share that bends")
     axes.set_title("A piecewise linear function bends at its kinks only")
     axes.legend()
     return figure
-
-
-def close(figure: Figure) -> None:
-    """Forget a figure that has been written; matplotlib would keep it."""
-    _pyplot().close(figure)
-
-
-def _figure() -> tuple[Figure, Axes]:
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(_WIDTH, 3.6), layout="constrained")
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
-    plt = _pyplot()
-    columns = min(count, 4 if count > 3 else 3)
-    rows = -(-count // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(max(2.4 * columns, 4), height * rows), layout="constrained", squeeze=False
-    )
-    panels = list(grid.flat)
-    for axes in panels[count:]:
-        axes.axis("off")
-    return figure, panels[:count]
-
-
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'lagwise[plot]'") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt

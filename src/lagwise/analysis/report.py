@@ -10,19 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lagwise.analysis.kernels import learned_kernels
-from lagwise.analysis.plots import (
-    accuracy_curve,
-    close,
-    extrapolation_curve,
-    kernel_curves,
-    kernel_matrices,
-    loss_curve,
-)
-from lagwise.data import RECALL
-from lagwise.evaluation import EVALUATION_FILE
+from lagwise.analysis.plots import kernel_curves, kernel_matrices
+from lagwise.figures import close
 from lagwise.files import one_line, read_json
 from lagwise.models import load_model
-from lagwise.training import load_recipe, read_metrics
+from lagwise.runs.evaluate import EVALUATION_FILE, open_run
+from lagwise.tasks import Table
+from lagwise.training import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +26,7 @@ REPORT_FILE = "report.html"
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem } h3 { font-size: 1rem; margin-bottom: .3rem }
 table { border-collapse: collapse } th, td { padding: .25rem .9rem .25rem 0; text-align: right }
 th:first-child, td:first-child, .facts td { text-align: left } th { border-bottom: 1px solid #999 }
 pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; white-space: pre-wrap } img { max-width: 100% }
@@ -42,8 +36,7 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; white-space: pre-wra
 def plot_run(run: Path) -> list[Path]:
     """Draw all pictures of a run into ``RUN/plots`` and gather them in ``RUN/report.html``.
 
-    Extrapolation and compressors, or of a task the accuracy at each length, appear once `lagwise evaluate` has left
-    its results. Returns the files written.
+    What `lagwise evaluate` measures appears once it has left its results. Returns the files written.
     FileNotFoundError if the folder is not a finished run; ValueError if a file in it is damaged.
     """
     try:
@@ -60,19 +53,14 @@ def plot_run(run: Path) -> list[Path]:
 
 def _plot_run(run: Path) -> list[Path]:
     model, _ = load_model(run)
-    recipe = load_recipe(str(run / "recipe.yaml"))
+    recipe, task = open_run(run)
     evaluation = read_json(run / EVALUATION_FILE) if (run / EVALUATION_FILE).is_file() else None
     metrics = read_metrics(run)
     kernels = learned_kernels(model, 2048)
-    if recipe.data.source == RECALL:
-        figures = {"accuracy": accuracy_curve(metrics, chance=2 / recipe.data.vocab_size)}
-    else:
-        figures = {"loss": loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
-    if evaluation and "valid" in evaluation:
-        figures["extrapolation"] = extrapolation_curve(evaluation["test"], trained_at=recipe.data.length)
+    drawn = task.figures(metrics, evaluation)
     if kernels:
-        figures["kernels"] = kernel_curves(kernels)
-        figures["matrices"] = kernel_matrices(kernels)
+        drawn |= {"kernels": lambda: kernel_curves(kernels), "matrices": lambda: kernel_matrices(kernels)}
+    figures = {name: draw() for name, draw in drawn.items()}
     (run / "plots").mkdir(exist_ok=True)
     written = []
     for name, figure in figures.items():
@@ -81,9 +69,9 @@ def _plot_run(run: Path) -> list[Path]:
     sample = run / SAMPLE_FILE
     page = report_page(
         title=recipe.description or run.name,
-        facts=_facts(read_json(run / "run.json"), recipe.data.source),
+        facts=_facts(read_json(run / "run.json"), recipe.data.source or recipe.task["name"]),
         figures=figures,
-        evaluation=evaluation,
+        tables=task.tables(evaluation) if evaluation else (),
         kernels=[(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels],
         sample=sample.read_text() if sample.is_file() else None,
         recipe=recipe.to_yaml(),
@@ -99,27 +87,23 @@ def report_page(
     title: str,
     facts: Mapping[str, Any],
     figures: Mapping[str, Figure],
-    evaluation: Mapping[str, Any] | None,
+    tables: Sequence[Table],
     kernels: Sequence[tuple[int, int, int]],
     sample: str | None,
     recipe: str,
 ) -> str:
-    """The page as HTML text; pictures are inside it."""
+    """The page as HTML text; pictures are inside it. The first figure is of the learning, the others of the results."""
+    first, *others = [figure for name, figure in figures.items() if name not in ("kernels", "matrices")]
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f'<div class="facts">{_table(("", ""), facts.items())}</div>',
         "<h2>Learning</h2>",
-        *(_image(figures[name]) for name in ("loss", "accuracy") if name in figures),
+        _image(first),
     ]
-    if evaluation and "valid" not in evaluation:
-        head = ("length", "accuracy", "sequences")
-        parts += ["<h2>Accuracy on test sequences</h2>", _table(head, accuracy_rows(evaluation))]
-    elif evaluation:
-        compared = [(name, f"{value:.3f}") for name, value in comparison_rows(evaluation)]
-        parts += ["<h2>Against compressors, on the same test bytes</h2>", _table(("", "bits/byte"), compared)]
-        rows = [(s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.3f}") for s in evaluation["test"]]
-        parts += ["<h2>Extrapolation</h2>", _image(figures["extrapolation"])]
-        parts += [_table(("length", "bits/byte", "perplexity/token"), rows)]
+    if tables:
+        parts += ["<h2>Results</h2>", *map(_image, others)]
+    for table in tables:
+        parts += [f"<h3>{html.escape(table.title)}</h3>", _table(table.head, table.rows)]
     if "kernels" in figures:
         parts += ["<h2>Learned kernels</h2>", _image(figures["kernels"]), _image(figures["matrices"])]
         parts += [_table(("layer", "lags with half the energy", "with 99 %"), kernels)]
@@ -131,18 +115,6 @@ def report_page(
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def comparison_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Model and compressors on the same test bytes, as (name, bits per byte), the model first."""
-    first = evaluation["test"][0]
-    rows = [(f"this model, length {first['length']}", first["bits_per_byte"])]
-    return rows + list(evaluation["compressors"].items())
-
-
-def accuracy_rows(evaluation: Mapping[str, Any]) -> list[tuple[int, str, int]]:
-    """Of a task: (length, accuracy, sequences) at each length."""
-    return [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
-
-
 def _facts(run: Mapping[str, Any], source: str) -> dict[str, Any]:
     return {
         "data": source,
@@ -150,14 +122,6 @@ def _facts(run: Mapping[str, Any], source: str) -> dict[str, Any]:
         "machine": f"{run['processor']}, {run['threads']} threads" + (f", {run['gpu']}" if run["gpu"] else ""),
         "versions": f"lagwise {run['lagwise']}, torch {run['torch']}, transformers {run['transformers']}",
     }
-
-
-def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:
-    """From any validation line, which has the loss in both units."""
-    for line in metrics:
-        if "eval_bits_per_byte" in line and line["eval_bits_per_byte"] > 0:
-            return line["eval_loss"] / 0.6931471805599453 / line["eval_bits_per_byte"]
-    return 1.0
 
 
 def _image(figure: Figure) -> str:

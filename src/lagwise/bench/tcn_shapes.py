@@ -16,6 +16,7 @@ from lagwise.cache import default_cache
 from lagwise.mixers import TCNMixer
 from lagwise.ops import StackShape, covering_shapes
 from lagwise.progress import progress_bar
+from lagwise.tables import whole_number
 from lagwise.training.hardware import describe
 
 _LONGEST_KERNEL = 64  # kernels beyond cost more multiplications than any stack saves in passes over the signal
@@ -46,10 +47,10 @@ def choose_tcn(
 
     `covering_shapes` leaves one stack a depth, so there are few to time. The result is kept in the cache folder, by
     machine, torch and arguments, and found there again unless ``anew``. ValueError for a length below 2 (nothing to
-    cover).
+    cover), or no channels or tokens.
     """
-    if length < 2:
-        raise ValueError(f"length must be at least 2, got {length}")
+    for name, value, least in (("length", length, 2), ("channels", channels, 1), ("tokens", tokens, 1)):
+        whole_number(name, value, least)
     machine = {key: value for key, value in describe().items() if key in _MACHINE}
     asked = {"length": length, "channels": channels, "tokens": tokens, "causal": causal, "repeats": repeats}
     path = default_cache() / "tcn-shapes.json"

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import whole_numbers
+from lagwise.cli.parsing import at_least, path, whole_numbers, within
+
+Channels = Annotated[int, typer.Option(callback=at_least(1), help="Channels of a layer.")]
+Tokens = Annotated[
+    int, typer.Option(callback=at_least(1), help="Tokens in a batch; the batch size is this over the length.")
+]
+Repeats = Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")]
+Threads = Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")]
+Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")]
+Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a picture beside it.")]
 
 bench = typer.Typer(help="Measure speed and memory beside peers, in one run, checked first.", no_args_is_help=True)
 
@@ -22,16 +31,16 @@ def _group() -> None:
 @bench.command()
 def toeplitz(
     lengths: Annotated[str, typer.Option(help="Sequence lengths, separated by commas.")] = "512,2048,8192",
-    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 512,
-    tokens: Annotated[int, typer.Option(help="Tokens in a batch; the batch size is this over the length.")] = 8192,
-    repeats: Annotated[int, typer.Option(help="Timed repeats of each method.")] = 15,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    channels: Channels = 512,
+    tokens: Tokens = 8192,
+    repeats: Repeats = 15,
+    threads: Threads = 2,
     peer: Annotated[
         list[str] | None,
         typer.Option(help="`module:factory` of another implementation; factory(channels, length) gives a module."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON.")] = None,
-    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+    out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
+    memory: Memory = True,
 ) -> None:
     """Training step of the causal Toeplitz layer against the published algorithm written out literally.
 
@@ -68,17 +77,17 @@ def ops(
     lengths: Annotated[
         str, typer.Option(help="Sequence lengths, separated by commas.")
     ] = "512,1024,2048,4096,8192,16384,32768",
-    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 512,
-    tokens: Annotated[int, typer.Option(help="Tokens in a batch; the batch size is this over the length.")] = 8192,
-    repeats: Annotated[int, typer.Option(help="Timed repeats of each method.")] = 7,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    channels: Channels = 512,
+    tokens: Tokens = 8192,
+    repeats: Repeats = 7,
+    threads: Threads = 2,
     direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "both",
     peer: Annotated[
         list[str] | None,
         typer.Option(help="`module:factory` of another causal layer; factory(channels, length) gives a module."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON, and a picture beside it.")] = None,
-    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+    out: Out = None,
+    memory: Memory = True,
 ) -> None:
     """TNN, FD-TNN and SKI-TNN layers with their engines against each other and the published algorithm, each checked.
 
@@ -114,13 +123,13 @@ def ema_vs_tcn(
     lengths: Annotated[
         str, typer.Option(help="Sequence lengths, separated by commas.")
     ] = "8192,16384,32768,65536,131072",
-    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Timed repeats of each method.")] = 5,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    channels: Channels = 64,
+    repeats: Repeats = 5,
+    threads: Threads = 2,
     direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "causal",
     peer: Annotated[bool, typer.Option(help="Also time the package mega-pytorch (causal only).")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON, and a picture beside it.")] = None,
-    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+    out: Out = None,
+    memory: Memory = True,
 ) -> None:
     """MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions, each checked first.
 
@@ -154,10 +163,10 @@ def ema_vs_tcn(
 
 @bench.command()
 def tcn(
-    length: Annotated[int, typer.Argument(help="Tokens that the stack must cover.")],
-    channels: Annotated[int, typer.Option(help="Channels of the layer.")] = 256,
-    tokens: Annotated[int, typer.Option(help="Tokens in a batch; the batch size is this over the length.")] = 8192,
-    repeats: Annotated[int, typer.Option(help="Timed repeats of each stack.")] = 5,
+    length: Annotated[int, typer.Argument(callback=at_least(2), help="Tokens that the stack must cover.")],
+    channels: Channels = 256,
+    tokens: Tokens = 8192,
+    repeats: Repeats = 5,
     causal: Annotated[bool, typer.Option(help="Causal, or centred for classification.")] = True,
     anew: Annotated[bool, typer.Option(help="Time again what has been timed before.")] = False,
 ) -> None:
@@ -187,12 +196,14 @@ def generate(
     ] = "512,1024,2048,4096,8192,16384,32768,65536,131072",
     batches: Annotated[str, typer.Option(help="Sequences streamed together, separated by commas.")] = "1,16",
     what: Annotated[str, typer.Option(help="layers, models or both.")] = "both",
-    channels: Annotated[int, typer.Option(help="Channels of a layer.")] = 256,
-    repeats: Annotated[int, typer.Option(help="Timed turns of each method, of 64 tokens.")] = 5,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
-    most_tokens: Annotated[int, typer.Option(help="Leave out contexts of more tokens in all sequences.")] = 1 << 18,
+    channels: Channels = 256,
+    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method, of 64 tokens.")] = 5,
+    threads: Threads = 2,
+    most_tokens: Annotated[
+        int, typer.Option(callback=at_least(1), help="Leave out contexts of more tokens in all sequences.")
+    ] = 1 << 18,
     baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputing all.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON, and a picture beside it.")] = None,
+    out: Out = None,
 ) -> None:
     """Tokens a second after contexts of every length, beside ring buffers, recomputing and a key-value cache.
 

@@ -11,9 +11,9 @@ import typer
 
 from lagwise.analysis.report import SAMPLE_FILE, plot_run
 from lagwise.cli.tables import print_evaluation
-from lagwise.evaluation import evaluate_run
 from lagwise.models import generate_text, load_model
-from lagwise.training import check_model, load_recipe, train
+from lagwise.runs import evaluate_run
+from lagwise.training import check_recipe, load_recipe, train
 
 PROMPT = "class "
 _MARKER = ".lagwise-demo"  # only a folder that holds this file is ever replaced
@@ -23,14 +23,14 @@ def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None
     """Train the ``demo`` recipe into ``out``, evaluate, sample and plot. ValueError if ``out`` holds something else."""
     started = time.monotonic()
     recipe = load_recipe("demo", overrides)
-    check_model(recipe)
+    check_recipe(recipe)
     if (out / _MARKER).is_file():
         shutil.rmtree(out)
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{str(out)!r} is not an earlier demo; choose another folder with --out")
     train(recipe, out)
     (out / _MARKER).touch()
-    print_evaluation(evaluate_run(out))
+    print_evaluation(out, evaluate_run(out))
     model, tokenizer = load_model(out)
     typer.secho("A sample:\n", bold=True)
     text = generate_text(model, tokenizer, PROMPT, max_new_tokens=400, seed=0, write=write)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,11 @@ from typing import Annotated
 
 import typer
 
+from lagwise.cli import failures
 from lagwise.cli.bench import bench
-from lagwise.cli.parsing import whole_numbers
+from lagwise.cli.parsing import at_least, not_empty, path, whole_numbers, within
+from lagwise.cli.predict import predict
+from lagwise.cli.terminal import plain, write
 from lagwise.process import keep_freed_memory, share_cores
 
 app = typer.Typer(
@@ -21,36 +23,50 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(bench, name="bench")
+app.command()(predict)
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")]
 
 
 @app.command()
 def train(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe, such as `training.steps=5000`."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Changes to the recipe, such as `training.steps=5000` or `model=fd-tnn`."
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A text file or folder (.txt, .jsonl, .parquet, .xz), `stdlib`, or `hub:NAME`."),
+        typer.Option(
+            callback=not_empty,
+            help="Text (.txt, .jsonl, .parquet), labelled rows (.csv, .tsv, .npz too), a folder, `stdlib`, `hub:NAME`.",
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Name of a recipe (see `lagwise recipes`) or a YAML file.", show_default="tnn-lm"),
+        typer.Option(
+            callback=not_empty,
+            help="Name of a recipe (see `lagwise recipes`) or a YAML file.",
+            show_default="tnn-lm",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run; by default runs/RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=path, help="Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with a run that was stopped; takes no other options.")
+        Path | None, typer.Option(parser=path, help="Go on with a run that was stopped; takes no other options.")
     ] = None,
 ) -> None:
-    """Train a model on text, or on a task that needs none.
+    """Train a model: on text, on labelled rows, or on a task that generates its data.
 
     Each run leaves a folder with the model, its tokenizer, the resolved recipe, metrics and checkpoints:
 
         lagwise train --data my.txt
 
         lagwise train --data my.txt --out runs/long training.steps=5000 data.length=1024
+
+        lagwise train --recipe classify --data reviews.csv task.text=review task.label=stars
+
+        lagwise train --recipe classify --data reviews.csv model=ski-tnn
 
         lagwise train --recipe associative-recall
 
@@ -73,15 +89,15 @@ def train(
         folder = out or Path("runs") / Path(recipe).stem
         with _resumable(folder):
             training.train(settings, folder)
-    typer.echo(
-        f"\nTrained: {folder}\nNext:    lagwise evaluate {folder}\n         lagwise generate {folder} --prompt ..."
-    )
+    name, task = plain(str(folder)), training.make_task(training.load_recipe(str(folder / "recipe.yaml")))
+    typer.echo(f"\nTrained: {name}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
 
 
 @app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
     """List the recipes, or show one with every key that can be overridden and what the keys mean."""
-    from lagwise.training.recipe import DataOptions, TrainingOptions, load_recipe, recipe_names
+    from lagwise.data.options import DataOptions
+    from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:
         for each in recipe_names():
@@ -108,17 +124,21 @@ def evaluate(
             show_default="512,1024,2048,4096,8192,14336; of a task, the trained length",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Other text than the run's own data, as for `train`.")] = None,
+    data: Annotated[
+        str | None, typer.Option(callback=not_empty, help="Other data than the run's own, as for `train`.")
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
+            callback=at_least(2),
             help="Tokens of each split to use, from its start; of a task, at each length.",
             show_default="229377; of a task, those of 1000 sequences",
         ),
     ] = None,
 ) -> None:
-    """Bits per byte and perplexity on held-out text, at several context lengths, beside general compressors; of a run
-    of associative recall, the accuracy at the trained length or others.
+    """Scores on held-out data, as the run's task defines them. Of text: bits per byte and perplexity at several context
+    lengths, beside general compressors. Of classes: accuracy, F1 and the confusion matrix; of numbers: correlations and
+    the mean squared error. Of associative recall: the accuracy at the trained length or others.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
 
@@ -129,10 +149,10 @@ def evaluate(
     lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
     from lagwise.cli.tables import print_evaluation
-    from lagwise.evaluation import evaluate_run
+    from lagwise.runs import evaluate_run
 
     wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
-    print_evaluation(evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
+    print_evaluation(run, evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
 
 
 @app.command()
@@ -144,12 +164,20 @@ def generate(
         typer.Option(encoding="utf-8", help="The same from a file (`-`: standard input), which is not repeated."),
     ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text. May be given several times.", show_default=False)
+        list[str] | None,
+        typer.Option(callback=not_empty, help="End before this text. May be given several times.", show_default=False),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 500,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above 1 is wilder.")] = 0.8,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="For the same sample again.")] = None,
+    tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add at most.")] = 500,
+    temperature: Annotated[float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is wilder.")] = 0.8,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            callback=within(0, 1, brackets="(]"), help="Sample from the likeliest tokens of this total probability."
+        ),
+    ] = 0.95,
+    seed: Annotated[
+        int | None, typer.Option(callback=within(0, 2**32 - 1, brackets="[]"), help="For the same sample again.")
+    ] = None,
 ) -> None:
     """Continue a prompt, streamed as it is made. Speeds go to standard error; Ctrl-C ends the text where it is.
 
@@ -157,12 +185,13 @@ def generate(
 
     lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
     """
-    from lagwise.models import generate_text, load_model
+    from lagwise.models import generate_text
+    from lagwise.models.loading import load_language_model
 
     if prompt and prompt_file is not None:
         raise typer.BadParameter("--prompt and --prompt-file are two ways to say the same; give one")
     text = prompt if prompt_file is None else _read(prompt_file)
-    model, tokenizer = load_model(run)
+    model, tokenizer = load_language_model(run)
     lines: list[str] = []
     try:
         generate_text(
@@ -175,7 +204,7 @@ def generate(
             seed=seed,
             stop=stop or (),
             echo=prompt_file is None,
-            write=_write,
+            write=write,
             report=lines.append,
         )
     except KeyboardInterrupt:
@@ -190,15 +219,23 @@ def generate(
 def convert(
     run: Run,
     tolerance: Annotated[
-        float, typer.Option(help="Largest error of a channel's kernel at any frequency, over its largest gain.")
+        float,
+        typer.Option(
+            callback=within(0, 1, brackets="()"),
+            help="Largest error of a channel's kernel at any frequency, over its largest gain.",
+        ),
     ] = 1e-3,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result.", show_default="RUN-recurrent")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder for the result.", show_default="RUN-recurrent")
+    ] = None,
     max_order: Annotated[
         int | None,
-        typer.Option(help="Most states of a channel.", show_default="a quarter of its taps, at most 256"),
+        typer.Option(
+            callback=at_least(1), help="Most states of a channel.", show_default="a quarter of its taps, at most 256"
+        ),
     ] = None,
-    lags: Annotated[int, typer.Option(help="Taps of a kernel that never decays.")] = 4096,
-    tokens: Annotated[int, typer.Option(help="Tokens of the test text to compare on.")] = 65537,
+    lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
+    tokens: Annotated[int, typer.Option(callback=at_least(2), help="Tokens of the test text to compare on.")] = 65537,
 ) -> None:
     """Turn a model's lag kernels into state spaces: constant memory and time a token, whatever the length.
 
@@ -209,15 +246,19 @@ def convert(
     lagwise generate runs/tnn-lm-recurrent --prompt "def "
     """
     from lagwise.cli.tables import print_conversion
-    from lagwise.evaluation import convert_run
+    from lagwise.runs import convert_run
 
     print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
 
 
 @app.command()
 def plot(
-    run: Annotated[Path, typer.Argument(metavar="RUN|theory", help="Folder of a trained run, or `theory`.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the pictures.", show_default="plots/theory")] = None,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN|theory", parser=path, help="Folder of a trained run, or `theory`.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder for the pictures.", show_default="plots/theory")
+    ] = None,
 ) -> None:
     """Draw learning curve, extrapolation and learned kernels into RUN/plots, and gather them in RUN/report.html.
 
@@ -237,21 +278,21 @@ def plot(
         if out is not None:
             raise typer.BadParameter("--out is for `theory`; a run's pictures go into its own folder")
         written = plot_run(run)
-    for path in written:
-        typer.echo(path)
+    for file in written:
+        typer.echo(plain(str(file)))
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run; replaced if it holds an earlier demo.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(parser=path, help="Folder for the run; replaced if it holds an earlier demo.")
+    ] = Path("runs/demo"),
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
     """Train, evaluate, sample and plot a TNN on Python's own source, in five to ten minutes on two cores."""
     from lagwise.cli.demo import run_demo
 
-    run_demo(out, overrides or [], write=_write)
+    run_demo(out, overrides or [], write=write)
 
 
 @contextmanager
@@ -261,7 +302,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (folder / "recipe.yaml").is_file():
-            typer.echo(f"\nStopped. To go on: lagwise train --resume {folder}", err=True)
+            typer.echo(f"\nStopped. To go on: lagwise train --resume {plain(str(folder))}", err=True)
         raise
 
 
@@ -291,17 +332,8 @@ def _read(file: typer.FileText) -> str:
         ) from error
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
 def main() -> None:
-    """Run the command line; what a user can mend is printed as one line, without a traceback."""
+    """Run the command line."""
     keep_freed_memory()
     share_cores()
-    try:
-        app(standalone_mode=True)
-    except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2)
+    failures.run(app)

@@ -1,8 +1,17 @@
-"""Values of options that typer does not parse itself."""
+"""Values of options that typer does not parse or check itself: all of them before anything is loaded."""
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
 import typer
+
+T = TypeVar("T", str, list[str], None)
+N = TypeVar("N", int, float, None)
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
@@ -14,3 +23,40 @@ def whole_numbers(text: str, option: str) -> list[int]:
     if not numbers or min(numbers) < 1:
         raise typer.BadParameter(f"{option} are whole numbers of at least 1, separated by commas, got {text!r}")
     return numbers
+
+
+def at_least(low: float) -> Callable[[N], N]:
+    """A callback that refuses lesser numbers, infinity and NaN."""
+    return _checked(lambda value: low <= value < math.inf, f"at least {low}")
+
+
+def within(low: float, high: float, *, brackets: str) -> Callable[[N], N]:
+    """A callback that refuses numbers out of an interval, and NaN; brackets as in ``(]``."""
+    lower = operator.le if brackets[0] == "[" else operator.lt
+    upper = operator.le if brackets[1] == "]" else operator.lt
+    interval = f"in {brackets[0]}{low}, {high}{brackets[1]}"
+    return _checked(lambda value: lower(low, value) and upper(value, high), interval)
+
+
+def _checked(allowed: Callable[[Any], bool], what: str) -> Callable[[N], N]:
+    def check(value: N) -> N:
+        if value is not None and not allowed(value):
+            raise typer.BadParameter(f"must be {what}, got {value}")
+        return value
+
+    return check
+
+
+def not_empty(value: T) -> T:
+    """A callback that refuses an empty text, or one in a list."""
+    texts = [value.strip()] if isinstance(value, str) else value or []
+    if not all(texts):
+        raise typer.BadParameter("must not be empty")
+    return value
+
+
+def path(text: str | Path) -> Path:
+    """A parser that refuses the empty text, which `Path` takes for the current folder."""
+    if not str(text).strip():
+        raise typer.BadParameter("must not be empty")
+    return Path(text)

@@ -10,7 +10,7 @@ from lagwise.data.sources import SPLITS
 from lagwise.data.tokenizers import word_tokenizer
 from lagwise.tables import known
 
-RECALL = "associative-recall"
+_NAME = "associative recall"
 LOSSES = ("every", "last")
 _HELD_OUT = 0.1  # share of all sequences in valid, and in test
 _BLOCK = 1 << 16  # tokens drawn at a time
@@ -34,20 +34,17 @@ class AssociativeRecall:
     def __init__(self, vocab_size: int, *, loss: str = "every"):
         if vocab_size < 4 or vocab_size % 2:
             raise ValueError(
-                f"data.vocab_size of {RECALL} must be even and at least 4 (half keys, half values), got {vocab_size}"
+                f"data.vocab_size of {_NAME} must be even and at least 4 (half keys, half values), got {vocab_size}"
             )
         self.vocab_size = vocab_size
-        self.loss = known(loss, LOSSES, f"data.loss of {RECALL}")
+        self.loss = known(loss, LOSSES, f"task.loss of {_NAME}")
         half = vocab_size // 2
         keys = [chr(ord("a") + i) if i < 26 else f"k{i}" for i in range(half)]
         self.tokenizer = word_tokenizer([*keys, *map(str, range(half))])
 
     @property
     def identity(self) -> str:
-        return f"{RECALL}-{self.vocab_size}"
-
-    def bytes_per_token(self, split: str) -> None:
-        """No text is behind these tokens: a model is judged by its answers."""
+        return f"associative-recall-{self.vocab_size}"
 
     def training_examples(self, length: int, count: int, seed: int) -> RecallExamples:
         """``count`` sequences of the train split."""
@@ -73,7 +70,7 @@ class RecallExamples(Dataset):
     def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int, *, loss: str = "last"):
         if length < 4 or length % 2:
             raise ValueError(
-                f"a length of {RECALL} must be even and at least 4 (pairs, then the query and its answer), got {length}"
+                f"a length of {_NAME} must be even and at least 4 (pairs, then the query and its answer), got {length}"
             )
         self.split, self.length, self.vocab_size = split, length, vocab_size
         self.count, self.seed, self.loss = count, seed, loss

@@ -1,39 +1,20 @@
-"""What training asks of data, be they text or a task, and sequences whose length changes from step to step."""
+"""Sequences whose length changes from step to step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-class Data(Protocol):
-    """Text as token files (`TokenData`), or a task that makes its own sequences (`AssociativeRecall`)."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase: ...
-
-    @property
-    def identity(self) -> str:
-        """What a run notes, to know its data again."""
-        ...
-
-    def bytes_per_token(self, split: str) -> float | None:
-        """Text behind a token on average; None for a task, where the accuracy of the last token counts."""
-        ...
+class Sequences(Protocol):
+    """What makes training sequences of any length: text as token files (`TokenData`), or a generator."""
 
     def training_examples(self, length: int, count: int, seed: int) -> Dataset:
         """Sequences of ``length`` tokens; example i depends only on the data, length, seed and i."""
-        ...
-
-    def validation_examples(self, length: int, tokens: int) -> Dataset:
-        """Held-out sequences of ``length`` tokens, about ``tokens`` in all."""
         ...
 
 
@@ -42,10 +23,10 @@ class ScheduledExamples(Dataset):
     (TCNCA app. F). A length that is named twice is drawn twice as often.
 
     Example i depends only on (data, lengths, rows, seed, i). At each length the data go through their own epochs, so
-    every length covers the text evenly. Errors as `Data.training_examples`.
+    every length covers the text evenly. Errors as `Sequences.training_examples`.
     """
 
-    def __init__(self, data: Data, lengths: Sequence[int], rows: int, steps: int, seed: int):
+    def __init__(self, data: Sequences, lengths: Sequence[int], rows: int, steps: int, seed: int):
         self.rows = rows
         drawn = np.random.default_rng((seed, len(lengths))).integers(0, len(lengths), steps)
         self.lengths = np.asarray(lengths)[drawn]

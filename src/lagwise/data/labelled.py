@@ -102,7 +102,41 @@ def prepare_labelled(
     ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
+    source = open_rows(source) if isinstance(source, str) else source
+    reading: dict[str, Any] = {"text": text, "label": label, "kind": kind, "inputs": inputs}
+    key = labelled_key(source, **reading, tokenizer=tokenizer, vocab_size=vocab_size, length=length)
+    columns = _columns(text, label, inputs)
+    folder = (cache or default_cache()) / "labelled" / key
+
+    def make(partial: Path) -> dict[str, Any]:
+        rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
+        return _write(rows, tokenizer, vocab_size, length, partial, progress)
+
+    return _load(folder, cached_folder(folder, make))
+
+
+def labelled_key(
+    source: str | RowSource,
+    *,
+    text: str | Sequence[str],
+    label: str,
+    kind: str,
+    inputs: str,
+    tokenizer: str,
+    vocab_size: int,
+    length: int,
+) -> str:
+    """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
+    encoded. ValueError for options that are wrong by themselves."""
     known(kind, KINDS, "task.kind")
+    columns = _columns(text, label, inputs)
+    whole_number("data.length", length, 2 * len(columns) - 1)
+    source = open_rows(source) if isinstance(source, str) else source
+    options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
+    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+
+
+def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, ...]:
     known(inputs, INPUTS, "task.inputs")
     columns = (text,) if isinstance(text, str) else tuple(text)
     if inputs == "values" and columns == ("text",):
@@ -113,17 +147,7 @@ def prepare_labelled(
             f"task.text must name one column, or two for a pair of texts, other than the label's, got {text!r} and "
             f"label {label!r}"
         )
-    whole_number("data.length", length, 2 * len(columns) - 1)
-    source = open_rows(source) if isinstance(source, str) else source
-    options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
-    key = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
-    folder = (cache or default_cache()) / "labelled" / key
-
-    def make(partial: Path) -> dict[str, Any]:
-        rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
-        return _write(rows, tokenizer, vocab_size, length, partial, progress)
-
-    return _load(folder, cached_folder(folder, make))
+    return columns
 
 
 def _write(

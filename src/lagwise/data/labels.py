@@ -79,6 +79,32 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     )
 
 
+def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
+    """Labels of rows for a model that is trained: ids of its classes ``names``, or numbers if these are None.
+
+    ValueError for a missing label, a class that the model does not know, and text or NaN where numbers belong.
+    """
+    found: list[Any] = []
+    for i, value in enumerate(values):
+        if _missing(value):
+            raise ValueError(f"{where(i)} has no label")
+        number = _number(value)
+        if names is None:
+            if number is None or not math.isfinite(number):
+                raise ValueError(f"the label of {where(i)} is {value!r}, not a finite number")
+            found.append(number)
+            continue
+        name = _name(value)
+        if name not in names and number is not None:
+            name = _name(number)
+        if name not in names:
+            raise ValueError(
+                f"the label of {where(i)} is {value!r}, which the model does not know ({', '.join(names)})"
+            )
+        found.append(list(names).index(name))
+    return found
+
+
 def _missing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in ("", "nan")

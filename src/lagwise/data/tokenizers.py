@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,11 +10,11 @@ import numpy as np
 
 from lagwise.files import expanded, one_line
 from lagwise.tables import LARGEST_VOCABULARY
+from lagwise.text import pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_LINE, _WORD = re.compile(r"\n\S"), re.compile(r"\s\S")
 _LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -42,7 +41,7 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
             return _wrap(_byte_level(*BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))))
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"no tokenizer in folder {name!r}: {one_line(error)}") from error
     if tokenizer.eos_token_id is None:
@@ -83,19 +82,6 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> n
         if index not in special:
             sizes[index] = len(token)
     return sizes
-
-
-def pieces(text: str, size: int) -> Iterator[str]:
-    """Cut a text into pieces of ``size`` to ``2 * size`` characters, where tokenizers of words cut too if there is such
-    a place: before a line break and a word, or else before a space and a word."""
-    start = 0
-    while len(text) - start > 2 * size:
-        place = _LINE.search(text, start + size, start + 2 * size) or _WORD.search(text, start + size, start + 2 * size)
-        end = start + size if place is None else place.start()
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
 
 
 def _byte_alphabet() -> list[str]:

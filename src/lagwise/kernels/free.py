@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +43,6 @@ class FreeKernel(LagKernel):
         dtype = self.precision(self.weight)
         lags = self.lags(length, self.weight.device)
         first = 0 if self.causal else self.max_length - length
-        return self.weight[:, first : first + lags.numel()].to(dtype) * torch.tensor(
-            self.decay, dtype=dtype, device=lags.device
-        ).pow(lags.abs())
+        # By its logarithm: a decay rounded to float32 is another one after some thousand lags.
+        decay = (math.log(self.decay) * lags.abs().to(dtype)).exp()
+        return self.weight[:, first : first + lags.numel()].to(dtype) * decay

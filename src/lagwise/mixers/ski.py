@@ -16,14 +16,18 @@ from lagwise.ops import (
     best_plan,
     causal_ski_product,
     direct_product,
+    move_rows,
     prolong,
+    ragged_ski_product,
     restrict,
+    row_extents,
+    row_spacing,
     ski_error,
     ski_product,
     split_kernel,
     toeplitz_product,
 )
-from lagwise.ops.ski import SAMPLED_LAGS
+from lagwise.ops.ski_plans import SAMPLED_LAGS
 from lagwise.ops.window import join_rows
 
 _FIRST_NODES = 64
@@ -133,14 +137,18 @@ class SKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if mask is not None and not (mask[:, 0].all() and (self.causal or mask[:, -1].all())):
-            return self._without_padding(kernel, x, mask.bool())
         if kernel.max_length is not None and x.shape[1] > kernel.max_length:
-            kernel.taps(x.shape[1])  # says why not
+            kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # says why not
         if not self.causal:
-            return self._two_sided(kernel, x)
-        plan = self.plan(kernel)
-        return causal_ski_product(x, *self._split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
+            if mask is None or (mask[:, 0].all() and mask[:, -1].all()):
+                return self._two_sided(kernel, x)
+            return self._two_sided_rows(kernel, x, mask)
+        if mask is None or mask[:, 0].all():
+            return self._causal(kernel, x)
+        # Nodes count from a row's first token: rows are moved to the start, and back.
+        first, lengths = row_extents(mask)
+        moved = self._causal(kernel, move_rows(x, -first, int(lengths.max())))
+        return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
         """The plan for a causal kernel as it is now."""
@@ -209,7 +217,7 @@ class SKI:
         furthest = int(ends.max())
         grid = plan.grid(max(1, furthest))
         count, before = plan.degree + 1, state.nodes.shape[1]
-        cell = F.pad(restrict(_moved(new, shift, grid.length), grid), (0, 0, 0, 1))
+        cell = F.pad(restrict(move_rows(new, shift, grid.length), grid), (0, 0, 0, 1))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
         seen = state.seen + length - skipped
         cells, most = ends // plan.spacing, furthest // plan.spacing
@@ -217,13 +225,13 @@ class SKI:
         if length > plan.width:
             tail = tail.clone()  # or it would hold on to all of the signal
         if most == 0:  # the nodes before need not be looked at
-            y = near + _moved(prolong(state.far, grid), -shift, length)
+            y = near + move_rows(prolong(state.far, grid), -shift, length)
             return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
         nodes, far = torch.cat([state.nodes, cell], dim=1), state.far
         coarse = self._enough_coarse(kernel, state, nodes.shape[1])
         if grid.nodes > count:
             far = toeplitz_product(nodes, coarse.flip(0).t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
-        y = near + _moved(prolong(far, grid), -shift, length)
+        y = near + move_rows(prolong(far, grid), -shift, length)
         # The state ends with the nodes of each row's own new cell.
         kept = before + count + most
         limit = self._most_nodes(kernel, plan)
@@ -232,7 +240,7 @@ class SKI:
         needed = int(seen.max()) // plan.spacing + count
         needed = needed if limit is None else min(needed, limit + plan.degree)
         cut = max(0, kept - needed)
-        nodes = _moved(nodes, most - cells - cut, kept - cut)
+        nodes = move_rows(nodes, most - cells - cut, kept - cut)
         rows = cells.nonzero()[:, 0]
         far = state.far.index_copy(0, rows, self._far(nodes[rows], coarse, count))
         after = state._replace(tail=tail, nodes=nodes[:, :-count], cell=nodes[:, -count:])
@@ -245,18 +253,18 @@ class SKI:
         lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
-    def _without_padding(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
-        """Rows by themselves, those of the same extent together: nodes count from a row's first token, and if two-sided
-        to its last."""
-        length = x.shape[1]
-        first = mask.int().argmax(1)
-        last = torch.full_like(first, length) if self.causal else length - mask.flip(1).int().argmax(1)
-        extents = torch.stack([first, last], dim=1)
-        y = torch.zeros_like(x)
-        for start, stop in extents.unique(dim=0).tolist():
-            rows = ((first == start) & (last == stop)).nonzero()[:, 0]
-            y[rows, start:stop] = self.mix(kernel, x[rows, start:stop], None)
-        return y
+    def _two_sided_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
+        """SKI-TNN alg. 1 for every row by itself, from its first token to its last."""
+        first, lengths = row_extents(mask)
+        rank = min(self.rank, int(lengths.max()))
+        steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
+        lags = row_spacing(lengths, rank)[:, None] * steps
+        coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
+        return ragged_ski_product(x, coefficients, first, lengths, degree=self.degree, local=kernel.local_taps())
+
+    def _causal(self, kernel: LagKernel, x: Tensor) -> Tensor:
+        plan = self.plan(kernel)
+        return causal_ski_product(x, *self._split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
 
     def _split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
@@ -288,11 +296,3 @@ class SKI:
             reach = min(end, len(coarse))
             rows.append((nodes[:, end - reach : end] * coarse[len(coarse) - reach :]).sum(1))
         return torch.stack(rows, dim=1)
-
-
-def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
-    """Row b of x ``(batch, n, channels)`` moved right by ``shift[b]``, cut or filled with zeros to ``length``."""
-    source = torch.arange(length, device=x.device) - shift[:, None]
-    inside = (source >= 0) & (source < x.shape[1])
-    index = source.clamp(0, x.shape[1] - 1)[..., None].expand(-1, -1, x.shape[2])
-    return x.gather(1, index) * inside[..., None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.tables import whole_number
+from lagwise.text import pieces
 
 PREFILL = 4096  # tokens of a prompt that are processed at a time, so that memory does not grow with the prompt
+_PIECE = 1 << 16  # characters of a prompt that are encoded at a time: an encoding takes hundreds of bytes a token
 _CONTEXT = 8  # tokens before a new one that are decoded with it: whether a space stands between depends on them
 _LONGEST_CHARACTER = 8  # tokens: what is still incomplete then will not become one
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for the first bytes of a character
@@ -43,30 +47,28 @@ def generate_text(
     ValueError for options out of range, a prompt that leaves no room below the model's limit, or a word that the
     tokenizer does not know.
     """
-    if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+    whole_number("max_new_tokens", max_new_tokens)
+    if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
         raise ValueError(
-            f"max_new_tokens must be at least 1, temperature at least 0 and top_p in (0, 1]; got {max_new_tokens}, "
-            f"{temperature} and {top_p}"
+            f"temperature must be finite and at least 0, and top_p in (0, 1]; got {temperature} and {top_p}"
         )
     if isinstance(stop, str) or not all(stop):
         raise ValueError(f"stop must be a list of texts that are not empty, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
-    ids = _encoded(tokenizer, prompt) if prompt else None
-    if ids is None:
-        start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        ids = torch.tensor([[start]])  # documents are separated by the end of text, so one begins after it
+    parts = _encoded(tokenizer, prompt)
+    ids = torch.cat(parts)[None]
     choice: dict[str, Any] = (
         {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
         if temperature > 0
         else {"do_sample": False}
     )
-    writer = _Writer(tokenizer, ids[0].tolist(), stop, echo, write)
+    writer = _Writer(tokenizer, parts, stop, echo, write)
     generate: Any = model.generate
     try:
         generate(
             ids.to(model.device),
-            attention_mask=torch.ones_like(ids),
+            attention_mask=torch.ones_like(ids, dtype=torch.bool),
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.pad_token_id,
             prefill_chunk_size=PREFILL,
@@ -81,13 +83,28 @@ def generate_text(
     return "".join(writer.pieces)
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
-    try:
-        encoded: Any = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    except Exception as error:  # tokenizers raises nothing narrower
-        words = ", ".join(sorted(tokenizer.get_vocab())[:20])
-        raise ValueError(f"prompt {prompt!r} cannot be encoded: {error} (the tokenizer knows {words} ...)") from error
-    return encoded["input_ids"]
+def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
+    """Ids of a prompt, or of the beginning of a document, in parts that begin and end with whole characters."""
+    parts = []
+    for piece in pieces(prompt, _PIECE):
+        try:
+            encoded: Any = tokenizer(piece, add_special_tokens=False, return_attention_mask=False)
+        except Exception as error:  # tokenizers raises nothing narrower
+            words = ", ".join(sorted(tokenizer.get_vocab())[:20])
+            raise ValueError(
+                f"prompt {_shortened(prompt)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
+            ) from error
+        parts.append(torch.tensor(encoded["input_ids"], dtype=torch.long))
+    if any(map(len, parts)):
+        return parts
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if start is None:
+        raise ValueError("the tokenizer has no token that a document starts with; give a prompt")
+    return [torch.tensor([start])]  # documents are separated by the end of text, so one begins after it
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else text[:80] + "..."
 
 
 class _Writer(StoppingCriteria):
@@ -99,7 +116,7 @@ class _Writer(StoppingCriteria):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        prompt: list[int],
+        prompt: Sequence[Tensor],
         stop: Sequence[str],
         echo: bool,
         write: Callable[[str], None] | None,
@@ -107,7 +124,8 @@ class _Writer(StoppingCriteria):
         self.tokenizer, self.stop, self.write = tokenizer, stop, write
         self.pieces: list[str] = []
         self.prompt, self.echo = prompt, echo
-        self.old, self.new = prompt[-_CONTEXT:], []  # tokens whose text is known, and those after them
+        self.old: list[int] = []  # the last tokens whose text is known
+        self.new: list[int] = []  # those after them
         self.held, self.stopped, self.count = "", False, 0
         self.began = self.first = self.last = time.monotonic()
 
@@ -115,7 +133,7 @@ class _Writer(StoppingCriteria):
         self.last = time.monotonic()
         if self.count == 0:  # the prompt was all right
             self.first = self.last
-            self._hand_on(self._decoded(self.prompt) if self.echo else "")
+            self._read_prompt()
         self.count += 1
         self.new.append(int(input_ids[0, -1]))
         text = self._new_text()
@@ -130,12 +148,20 @@ class _Writer(StoppingCriteria):
             self._hand_on(self.held)
         if report is None:
             return
-        prompt = f"prompt: {len(self.prompt):,} tokens"
+        prompt = f"prompt: {sum(map(len, self.prompt)):,} tokens"
         if self.count == 0:
             report(f"{prompt}, not read to the end")
             return
         speed = f", {(self.count - 1) / (self.last - self.first):,.0f} tokens/s" if self.count > 1 else ""
         report(f"{prompt} in {self.first - self.began:.2f} s; added: {self.count:,}{speed}")
+
+    def _read_prompt(self) -> None:
+        if self.echo:
+            for part in self.prompt:
+                self.new = part.tolist()
+                self._hand_on(self._new_text())
+                self.old = self.new[-_CONTEXT:]
+        self.old, self.new = torch.cat(list(self.prompt))[-_CONTEXT:].tolist(), []
 
     def _new_text(self) -> str:
         return self._decoded(self.old + self.new)[len(self._decoded(self.old)) :] if self.new else ""

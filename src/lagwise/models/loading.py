@@ -15,9 +15,11 @@ from transformers.utils import logging
 
 from lagwise.files import expanded, one_line, read_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.memory import check_memory
-from lagwise.tables import shown
+from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.tables import known, shown
 
 _WEIGHTS = "model.safetensors"
 _FLOATING = ("F16", "BF16", "F32", "F64")
@@ -35,8 +37,14 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
-    """The model (in evaluation mode) and tokenizer saved in a run or checkpoint folder.
+HEADS: dict[str, type[LagwisePreTrainedModel]] = {
+    head.__name__: head for head in (LagwiseForCausalLM, LagwiseForSequenceClassification, LagwiseModel)
+}
+
+
+def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedTokenizerBase | None]:
+    """The model (in evaluation mode), of the head that it was saved with, and the tokenizer of a run or checkpoint
+    folder; None for a tokenizer where the model reads no tokens.
 
     changes: fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
     with a finer grid of a frequency kernel.
@@ -54,9 +62,10 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, 
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     config = read_config(folder, **changes)
-    check_memory(LagwiseForCausalLM, config, training=False)
+    head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
+    check_memory(head, config, training=False)
     with torch.device("meta"):
-        planned = LagwiseForCausalLM(config)
+        planned = head(config)
     try:
         check_weights(folder, planned)
     except ValueError as error:
@@ -65,16 +74,26 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, 
         read_json(folder / "generation_config.json")  # transformers would pass over a damaged one
     try:
         with quiet():
-            model = LagwiseForCausalLM.from_pretrained(folder, config=config)
+            model = head.from_pretrained(folder, config=config)
     except Exception as error:  # of whatever else is read from the folder
         raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         raise ValueError(f"the weights in {str(folder)!r} have NaN or infinite values ({wrong[0]})")
+    if config.input_name != "tokens":
+        return model.eval(), None
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     return model.eval(), tokenizer
+
+
+def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
+    """`load_model` for what a language model is needed for. ValueError if the folder holds another head."""
+    model, tokenizer = load_model(folder, **changes)
+    if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
+        raise ValueError(f"{str(folder)!r} is no language model but a {type(model).__name__}; see 'lagwise predict'")
+    return model, tokenizer
 
 
 def read_config(folder: Path, **changes: Any) -> LagwiseConfig:

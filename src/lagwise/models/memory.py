@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import GenerationMixin
 
 from lagwise.files import one_line
 from lagwise.models.configuration import LagwiseConfig
@@ -49,11 +50,12 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> 
     )
 
 
-def check_step_memory(config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool) -> None:
+def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool) -> None:
     """ValueError if a training step is over the machine's memory for certain: by what every model keeps for the
-    backward pass, the residual stream of ``rows`` sequences after each block, and the logits."""
+    backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits."""
     kept = 1 if checkpointing else 2  # of a block: what comes in, and what its norm makes of it
-    values = kept * config.num_hidden_layers * config.hidden_size + 2 * config.vocab_size
+    logits = 2 * config.vocab_size if issubclass(model_class, GenerationMixin) else 0
+    values = kept * config.num_hidden_layers * config.hidden_size + logits
     _compare(
         rows * length * values * _FLOAT,
         f"a step of {rows} sequences of {length} tokens takes more than {{}} of memory",

@@ -37,24 +37,31 @@ from lagwise.ops.interpolation import (
     interpolation_matrix,
     prolong,
     restrict,
+    row_spacing,
     spaced_grid,
 )
 from lagwise.ops.local import direct_product
 from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
 from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
-from lagwise.ops.packing import Layout, document_starts, per_document, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import (
+    Layout,
+    document_starts,
+    move_rows,
+    per_document,
+    row_extents,
+    seq_idx_from_cu_seqlens,
+)
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
-    best_plan,
     causal_ski_matrix,
     causal_ski_product,
-    plan_from_tolerance,
-    ski_error,
+    ragged_ski_product,
     ski_product,
     ski_reference,
     split_kernel,
 )
+from lagwise.ops.ski_plans import best_plan, plan_from_tolerance, ski_error
 from lagwise.ops.spectral import fast_length, spectral_product
 from lagwise.ops.state_space import Reduction, reduce_taps
 from lagwise.ops.window import Window
@@ -102,17 +109,21 @@ __all__ = [
     "modal_prefill",
     "modal_step",
     "modal_taps",
+    "move_rows",
     "online_prefill",
     "pair_attention",
     "per_document",
     "plan_from_tolerance",
     "prolong",
+    "ragged_ski_product",
     "receptive_field",
     "reduce_taps",
     "restrict",
     "rotary",
     "rotary_factors",
     "rotate",
+    "row_extents",
+    "row_spacing",
     "seq_idx_from_cu_seqlens",
     "ski_error",
     "ski_product",

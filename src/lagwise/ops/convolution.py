@@ -15,7 +15,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.block import block_product, centre, toeplitz_matrix
 from lagwise.ops.local import direct_product
-from lagwise.ops.ski import ski_toeplitz_product
+from lagwise.ops.ski_plans import ski_toeplitz_product
 from lagwise.ops.spectral import compute_dtype, fft_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
@@ -54,8 +54,10 @@ def toeplitz_product(
     Source:
         TNN eq. 4 and app. B. Unlike the released code the FFT has a fast length of at least length + largest lag
         (not 2n), runs along the contiguous axis, and carries its own gradient. The FFT engines, and ski by its short
-        FFT, leak round-off from future to past (about 1e-7 of the largest value in the row); ``block`` and ``direct``
-        are exactly causal for finite values.
+        FFT, leak round-off from future to past (about 1e-7 of the largest value in the frame); ``block`` and ``direct``
+        are exactly causal for finite values. ``auto`` and ``overlap_save`` cut causal taps beyond 8192 lags into parts
+        (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): what leaks then stays within about 8192 tokens,
+        or within a sixteenth of the taps if that is more.
     """
     taps, origin = _validated(x, taps, causal, engine)
     if engine == "ski":

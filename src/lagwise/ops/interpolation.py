@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _BLOCK = 64
+_ROW_BLOCK = 16  # where rows have grids of their own: the nodes of short rows are close together
 
 
 class NodeGrid(NamedTuple):
@@ -51,6 +52,9 @@ def spaced_grid(length: int, spacing: int, degree: int = 1) -> NodeGrid:
 class BlockWeights(NamedTuple):
     """W as blocks of tokens: the nodes that each block meets ``(blocks, width)``, and its weights
     ``(blocks, size, width)``. For `restrict` and `prolong` on one grid several times: making it takes many small steps.
+
+    If every row has a grid of its own (`row_weights`): nodes ``(batch, blocks, width)``, counted through the batch, and
+    weights ``(batch, blocks, size, width)``.
     """
 
     nodes: Tensor
@@ -69,11 +73,14 @@ def restrict(x: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None) -> T
     if x.shape[1] != grid.length:
         raise ValueError(f"the grid is for {grid.length} tokens, got {x.shape[1]}")
     nodes, weights = blocks or block_weights(grid, x)
-    count, size = weights.shape[:2]
+    count, size = weights.shape[-3:-1]
     x = F.pad(x, (0, 0, 0, count * size - grid.length)) if count * size > grid.length else x
     with torch.autocast(x.device.type, enabled=False):
-        shares = weights.transpose(1, 2) @ x.unflatten(1, (count, size))
-    return x.new_zeros(x.shape[0], grid.nodes, x.shape[2]).index_add(1, nodes.flatten(), shares.flatten(1, 2))
+        shares = weights.transpose(-1, -2) @ x.unflatten(1, (count, size))
+    z = x.new_zeros(x.shape[0], grid.nodes, x.shape[2])
+    if nodes.dim() == 2:
+        return z.index_add(1, nodes.flatten(), shares.flatten(1, 2))
+    return z.flatten(0, 1).index_add(0, nodes.flatten(), shares.flatten(0, 2)).view_as(z)
 
 
 def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, into: Tensor | None = None) -> Tensor:
@@ -86,14 +93,18 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
     if z.shape[1] != grid.nodes:
         raise ValueError(f"the grid has {grid.nodes} nodes, got {z.shape[1]}")
     nodes, weights = blocks or block_weights(grid, z)
-    values = z.index_select(1, nodes.flatten()).unflatten(1, nodes.shape)
-    count, size = weights.shape[:2]
+    if nodes.dim() == 2:
+        values = z.index_select(1, nodes.flatten()).unflatten(1, nodes.shape)
+    else:
+        values = z.flatten(0, 1).index_select(0, nodes.flatten()).unflatten(0, nodes.shape)
+    count, size = weights.shape[-3:-1]
     with torch.autocast(z.device.type, enabled=False):
         if into is None:
             return (weights @ values).flatten(1, 2)[:, : grid.length]
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
-        into.view(-1, size, z.shape[2]).baddbmm_(weights.repeat(len(z), 1, 1), values.flatten(0, 1))
+        each = weights.repeat(len(z), 1, 1) if weights.dim() == 3 else weights.flatten(0, 1)
+        into.view(-1, size, z.shape[2]).baddbmm_(each, values.flatten(0, 1))
         return into
 
 
@@ -112,6 +123,38 @@ def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
     return BlockWeights((start + torch.arange(width)).to(like.device), dense.to(device=like.device, dtype=like.dtype))
 
 
+def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
+    """The weights, in float64, of a batch whose rows have grids of their own: evenly from a row's first token to its
+    last, or on every token of a row that has fewer tokens than there are nodes.
+
+    Shapes: first and lengths ``(batch,)``, the place of each row's first token and the number of tokens from it to its
+    last; grid, the `inducing_grid` of a signal as long as the batch, with as many nodes as the rows have. Weights of
+    tokens outside the rows are zero.
+    """
+    degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
+    count = -(-grid.length // size)
+    place = torch.arange(count * size, dtype=torch.float64, device=first.device) - first[:, None]
+    inside = (place >= 0) & (place < lengths[:, None])
+    position = place.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, grid.nodes)[:, None]
+    left, weights = _weights_at(position, grid.nodes, degree)
+    left = left.unflatten(1, (count, size))
+    weights = (weights * inside[..., None]).unflatten(1, (count, size))
+    width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
+    start = left[..., :1].clamp(max=grid.nodes - width)
+    columns = (left - start)[..., None] + torch.arange(degree + 1, device=first.device)
+    dense = weights.new_zeros(*weights.shape[:3], width).scatter(3, columns, weights)
+    row = torch.arange(len(first), device=first.device)[:, None, None] * grid.nodes
+    return BlockWeights(row + start + torch.arange(width, device=first.device), dense)
+
+
+def row_spacing(lengths: Tensor, nodes: int) -> Tensor:
+    """Tokens between the nodes of rows with grids of their own: ``max(1, (length - 1) / (nodes - 1))``, in float64.
+
+    Shapes: lengths and result ``(batch,)``. Source: SKI-TNN §3.2.1.
+    """
+    return ((lengths - 1).double() / max(1, nodes - 1)).clamp(min=1)
+
+
 def interpolation_matrix(grid: NodeGrid) -> Tensor:
     """W as a dense ``(length, nodes)`` float64 matrix: the reference (SKI-TNN §3.2.1)."""
     first, weights = interpolation_weights(grid)
@@ -125,16 +168,21 @@ def interpolation_weights(grid: NodeGrid) -> tuple[Tensor, Tensor]:
     Formula: with u the position in spacings after the first of them, ``w_a = prod_{b != a} (u - b) / (a - b)``.
     """
     position = (torch.arange(grid.length, dtype=torch.float64) - grid.start) / grid.spacing
-    left = torch.floor(position + (0.5 if grid.degree % 2 == 0 else 0.0)) - grid.degree // 2
-    first = left.clamp(0, grid.nodes - 1 - grid.degree)
+    return _weights_at(position, grid.nodes, grid.degree)
+
+
+def _weights_at(position: Tensor, nodes: int, degree: int) -> tuple[Tensor, Tensor]:
+    """`interpolation_weights` at positions of any shape, in spacings from the first node."""
+    left = torch.floor(position + (0.5 if degree % 2 == 0 else 0.0)) - degree // 2
+    first = left.clamp(0, nodes - 1 - degree)
     u = position - first
     weights = []
-    for a in range(grid.degree + 1):
+    for a in range(degree + 1):
         weight = torch.ones_like(u)
-        for b in range(grid.degree + 1):
+        for b in range(degree + 1):
             weight = weight if a == b else weight * ((u - b) / (a - b))
         weights.append(weight)
-    return first.long(), torch.stack(weights, dim=1)
+    return first.long(), torch.stack(weights, dim=-1)
 
 
 def _first_node(grid: NodeGrid, token: int) -> int:

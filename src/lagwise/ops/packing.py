@@ -128,6 +128,46 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     return torch.zeros_like(x) if result is None else result.unflatten(0, x.shape[:2])
 
 
+def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the tokens of padded rows lie, holes between them included.
+
+    Shapes: mask ``(batch, length)``, boolean; result the place of each row's first token and the number of tokens from
+    it to the last, ``(batch,)``: 0 and 1 for a row of padding alone.
+    """
+    first = mask.int().argmax(1)
+    lengths = mask.shape[1] - mask.flip(1).int().argmax(1) - first
+    return first, lengths.where(mask.any(1), 1)
+
+
+def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
+    """Every row moved right by a shift of its own, to the left if it is negative.
+
+    Formula: ``y[b, i] = x[b, i - shift[b]]``, zero where that is outside the row.
+
+    Shapes: x ``(batch, n, channels)`` with n >= 1; shift ``(batch,)``; result ``(batch, length, channels)``.
+    """
+    return _MoveRows.apply(x, shift, length)
+
+
+class _MoveRows(torch.autograd.Function):
+    """`move_rows`: its gradient moves back, which is faster than to scatter it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, shift: Tensor, length: int) -> Tensor:
+        ctx.save_for_backward(shift)
+        ctx.length = x.shape[1]
+        source = torch.arange(length, device=x.device) - shift[:, None]
+        outside = (source < 0) | (source >= x.shape[1])
+        row = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+        place = row + source.clamp(0, x.shape[1] - 1)
+        y = x.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
+        return y.masked_fill_(outside[..., None], 0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return move_rows(grad, -ctx.saved_tensors[0], ctx.length), None, None
+
+
 def document_starts(seq_idx: Tensor) -> Tensor:
     """Where a packed row begins a document: true at its first token and wherever seq_idx changes.
 

@@ -24,14 +24,11 @@ from lagwise.ops.interpolation import (
     interpolation_matrix,
     prolong,
     restrict,
+    row_weights,
     spaced_grid,
 )
 from lagwise.ops.local import convolve, direct_product, owned, tap_gradient
 from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
-
-# What a plan is chosen on.
-_SAMPLED_CHANNELS = 16
-SAMPLED_LAGS = 1024
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
@@ -53,12 +50,57 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
             f"coefficients must be (channels={x.shape[2]}, 2 r - 1) with r at most the length {x.shape[1]}, "
             f"got {tuple(coefficients.shape)}"
         )
+    return _ski_product(x, coefficients, inducing_grid(x.shape[1], max(2, rank), degree), local, None)
+
+
+def ragged_ski_product(
+    x: Tensor,
+    coefficients: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    *,
+    degree: int = 1,
+    local: tuple[Tensor, int] | None = None,
+) -> Tensor:
+    """`ski_product` of every row of a padded batch by itself: rows of different lengths have different grids.
+
+    Formula: that of `ski_product`, with a row's nodes from its first token to its last. A row of fewer tokens than
+    nodes has one on every token, and nodes beyond its end that no token meets.
+
+    Shapes: x ``(batch, length, channels)``, zero outside the rows; first and lengths ``(batch,)``, the place of each
+    row's first token and the number of tokens from it to its last; coefficients ``(batch, channels, 2 r - 1)``, the
+    kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with s = `row_spacing` of each row and r = min(rank, longest row)
+    nodes; local as in `ski_product`. Result like x; outside the rows it means nothing. The cost is
+    O(m length + r log r) a row.
+
+    Preconditions: ValueError if the coefficients are even in number, of another number of rows or channels, or for
+    more nodes than tokens.
+
+    Source: SKI-TNN §3.2.1 and alg. 1.
+    """
+    rank = (coefficients.shape[2] + 1) // 2
+    if coefficients.shape[:2] != (len(x), x.shape[2]) or coefficients.shape[2] % 2 == 0 or rank > x.shape[1]:
+        raise ValueError(
+            f"coefficients must be (batch={len(x)}, channels={x.shape[2]}, 2 r - 1) with r at most the length "
+            f"{x.shape[1]}, got {tuple(coefficients.shape)}"
+        )
     grid = inducing_grid(x.shape[1], max(2, rank), degree)
+    return _ski_product(x, coefficients, grid, local, row_weights(first, lengths, grid))
+
+
+def _ski_product(
+    x: Tensor,
+    coefficients: Tensor,
+    grid: NodeGrid,
+    local: tuple[Tensor, int] | None,
+    blocks: BlockWeights | None,
+) -> Tensor:
     dtype = compute_dtype(x, coefficients)
     if local is not None:
         dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
-    return _SparsePlusSmooth.apply(x, taps, origin, coefficients.to(dtype), rank - 1, grid).to(x.dtype)
+    middle = coefficients.shape[-1] // 2
+    return _SparsePlusSmooth.apply(x, taps, origin, coefficients.to(dtype), middle, grid, blocks).to(x.dtype)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -141,25 +183,35 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    return _SparsePlusSmooth.apply(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid).to(x.dtype)
+    return _SparsePlusSmooth.apply(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
 
 
 class _SparsePlusSmooth(torch.autograd.Function):
     """``T_sparse x + W A Wᵀ x`` with its gradient: by hand, as both terms then share one result, forward and backward,
     where autograd would make one each and add them.
 
-    Taps of T_sparse, if any, and of A in the dtype to compute in, each with the index of their lag 0.
+    Taps of T_sparse, if any, and of A in the dtype to compute in, each with the index of their lag 0; those of A for
+    all rows, or ``(batch, channels, n)`` if every row has a grid of its own, with the weights of these.
     """
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, taps: Tensor | None, origin: int, coarse: Tensor, coarse_origin: int, grid: NodeGrid
+        ctx,
+        x: Tensor,
+        taps: Tensor | None,
+        origin: int,
+        coarse: Tensor,
+        coarse_origin: int,
+        grid: NodeGrid,
+        blocks: BlockWeights | None,
     ) -> Tensor:
         signal = x.to(coarse.dtype)
-        blocks = block_weights(grid, signal)
+        if blocks is None:
+            blocks = block_weights(grid, signal)
+        blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
         z = restrict(signal, grid, blocks)
         # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
-        smooth = fft_product(z, coarse, coarse_origin, "auto")
+        smooth = _as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z)
         ctx.save_for_backward(x, taps, coarse, z, *blocks)
         ctx.origin, ctx.coarse_origin, ctx.grid = origin, coarse_origin, grid
         near = None if taps is None else convolve(signal, *_balanced(taps, origin))
@@ -174,15 +226,29 @@ class _SparsePlusSmooth(torch.autograd.Function):
         dz = dcoarse = None
         if any(wanted):
             nodes = restrict(grad, ctx.grid, blocks)
-            dz, dcoarse = fft_gradients(nodes, z, coarse, ctx.coarse_origin, "auto", wanted)
+            signal, kernel = _as_channels(z, coarse)
+            nodes, _ = _as_channels(nodes, coarse)
+            dz, dcoarse = fft_gradients(nodes, signal, kernel, ctx.coarse_origin, "auto", wanted)
+            dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
         if dz is not None:
+            dz = _as_rows(dz, z)
             near = None
             if taps is not None:
                 near = convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - ctx.origin))
             dx = prolong(dz, ctx.grid, blocks, into=near).to(x.dtype)
         if taps is not None and ctx.needs_input_grad[1]:
             dtaps = tap_gradient(grad, x, -ctx.origin, taps.shape[1] - 1 - ctx.origin).to(taps.dtype)
-        return dx, dtaps, None, dcoarse, None, None
+        return dx, dtaps, None, dcoarse, None, None, None
+
+
+def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with taps of their own as channels of one row, for products that have one kernel a channel."""
+    return (z, coarse) if coarse.dim() == 2 else (z.transpose(0, 1).flatten(1)[None], coarse.flatten(0, 1))
+
+
+def _as_rows(y: Tensor, z: Tensor) -> Tensor:
+    """Rows like z again."""
+    return y if len(y) == len(z) else y[0].unflatten(1, (len(z), -1)).transpose(0, 1)
 
 
 def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
@@ -194,104 +260,11 @@ def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
     return F.pad(taps, (max(0, before - after), max(0, after - before))), max(before, after)
 
 
-def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
-    """`toeplitz_product` for checked causal taps by the cheapest plan within the tolerance (`plan_from_tolerance`)."""
-    ends = taps.shape[1] < x.shape[1]
-    plan, _ = plan_from_tolerance(taps, tolerance, ends=ends)
-    if min(x.shape[1], taps.shape[1]) <= plan.width:
-        return direct_product(x, taps, 0)
-    nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
-    coarse = taps[:, :: plan.spacing][:, :nodes]
-    if ends:
-        coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
-    else:  # it goes on, but the nodes after the last token are all that meets the rest
-        beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
-        coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
-    return causal_ski_product(x, *split_kernel(taps[:, : plan.width], coarse, plan), plan)
-
-
 def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int) -> Tensor:
     """The matrices that `causal_ski_product` multiplies by, dense ``(channels, length, length)``: the reference."""
     grid = plan.grid(length)
     w = interpolation_matrix(grid).to(coarse.dtype)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
-
-
-def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
-    """The cheapest plan whose error on this kernel is estimated to be within the tolerance, and that error.
-
-    The estimate is `ski_error` on the 16 roughest of the channels (by second differences) and the first 1024 lags.
-    ends: the kernel is zero beyond the taps, rather than not looked at. ValueError if tolerance is not positive, or if
-    no plan meets it: the message has the best one's figure. The choice depends on values, so an exported model cannot
-    make it.
-    """
-    if tolerance <= 0:
-        raise ValueError(f"tolerance must be positive, got {tolerance}")
-    plan, error = best_plan(taps, tolerance, ends=ends)
-    if error > tolerance:
-        raise ValueError(
-            f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {error:.1e}); use engine 'fft'"
-        )
-    return plan, error
-
-
-def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
-    """`plan_from_tolerance`, but the most accurate plan where none meets the tolerance."""
-    taps = taps.detach()
-    roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
-    chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
-    ends = ends and taps.shape[1] <= SAMPLED_LAGS
-    sample = taps[chosen, :SAMPLED_LAGS]
-    best: tuple[SKIPlan, float] | None = None
-    for plan in PLANS:
-        error = ski_error(sample, plan, ends=ends)
-        if best is None or error < best[1]:
-            best = plan, error
-        if error <= tolerance:
-            break
-    assert best is not None
-    return best
-
-
-# From the cheapest to the most accurate, by measurement (docs/log.md, "SKI plans").
-PLANS = (
-    SKIPlan(16, 64, 1),
-    SKIPlan(8, 64, 1),
-    SKIPlan(8, 64, 3),
-    SKIPlan(8, 96, 3),
-    SKIPlan(4, 96, 3),
-    SKIPlan(4, 128, 5),
-    SKIPlan(2, 128, 5),
-)
-
-
-@torch.no_grad()
-def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
-    """Largest error that `causal_ski_product` makes on signals within [-1, 1], relative to the largest output.
-
-    Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is where in a cell the earlier token lies: at
-    least the relative error of the operator in the maximum norm, for these channels and lags.
-
-    ends: the kernel is zero beyond the taps given, and the error of interpolating over its end counts. Otherwise it
-    goes on, and the last lags given, where interpolation would need later ones, are left out.
-
-    Shapes: taps ``(channels, n)``, lag 0 first.
-    """
-    edge = (plan.degree + 1) * plan.spacing
-    taps = taps.double()
-    total = taps.abs().sum(1).clamp(min=1e-300)
-    if ends:
-        taps = F.pad(taps, (0, 2 * edge))
-    length = taps.shape[1]
-    nodes = max(plan.short_nodes, plan.grid(length + plan.spacing).nodes)
-    padded = F.pad(taps, (0, max(plan.width, nodes * plan.spacing) - length))
-    short, coarse = split_kernel(padded[:, : plan.width], padded[:, :: plan.spacing][:, :nodes], plan)
-    # An impulse at each place in the first cell: what it becomes is the operator's column there.
-    signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
-    answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
-    kept = max(1, length - edge)
-    errors = torch.stack([answer[p : p + kept] - taps.t()[:kept] for p, answer in enumerate(answers)])
-    return (errors.abs().amax(0).sum(0) / total).max().item()
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
@@ -17,6 +18,9 @@ _CPU_GROUP_CHANNELS = 32
 _OVERLAP_SAVE_MIN_LENGTH = 16384
 _OVERLAP_SAVE_MIN_RATIO = 8
 _POINTS_PER_TAP = 4
+# Causal taps beyond this are cut into parts of about so many lags, or into so many parts: an output then carries the
+# rounding of its own frame and of the past, not of the whole signal (docs/log.md, "long causal products").
+_PART, _MOST_PARTS = 8192, 16
 
 
 def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
@@ -74,21 +78,29 @@ def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
 
 
 class _Plan(NamedTuple):
-    """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long."""
+    """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
+
+    Taps may be cut into parts as long as a hop: part p of them meets frame f - p.
+    """
 
     n_fft: int
     frames: int
     hop: int  # outputs that a frame contributes
     start: int  # where the signal begins in the padded signal
     skip: int  # outputs of a frame before its first valid one
+    parts: int = 1
 
 
 def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
-    """One frame for the whole signal, or overlap-save frames of about four times the taps.
+    """One frame for the whole signal, or overlap-save frames of about four times the taps or twice a part of them.
 
     One frame needs n_fft >= length + largest |lag|: the circular wrap then only reaches outputs that are dropped.
     Overlap-save drops the first n_taps - 1 outputs of every frame, so it is exact for any signal length.
     """
+    if engine != "fft" and origin == 0 and n_taps > _PART:
+        parts = min(_MOST_PARTS, -(-n_taps // _PART))
+        hop = fast_length(2 * -(-n_taps // parts)) // 2
+        return _Plan(2 * hop, -(-length // hop), hop, hop, hop, -(-n_taps // hop))
     long = length >= _OVERLAP_SAVE_MIN_LENGTH and length >= _OVERLAP_SAVE_MIN_RATIO * n_taps
     if engine == "overlap_save" or (engine == "auto" and long):
         n_fft = fast_length(max(_POINTS_PER_TAP * n_taps, 1024))
@@ -124,7 +136,7 @@ def _product(x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
     padded = _padding(x, groups[0], plan, dtype)
     for group in groups:
         spectrum = torch.fft.rfft(_load(padded, x, group, plan))
-        spectrum *= _kernel_spectrum(kernel, group, plan, dtype)
+        spectrum = _across_frames(spectrum, _kernel_spectrum(kernel, group, plan, dtype), 1)
         frames = torch.fft.irfft(spectrum, plan.n_fft)
         valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
         _store(y, group, valid[..., : x.shape[1]])
@@ -148,10 +160,10 @@ def _gradients(
     for group in groups:
         spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
         if dkernel is not None:
-            products = torch.fft.rfft(_load(padded, x, group, plan)).conj_physical_().mul_(spectrum)
-            _store_kernel_gradient(dkernel, group, products.sum(dim=(0, 2)), plan)
+            products = _kernel_products(torch.fft.rfft(_load(padded, x, group, plan)), spectrum, plan)
+            _store_kernel_gradient(dkernel, group, products, plan)
         if dx is not None:
-            spectrum *= _kernel_spectrum(kernel, group, plan, dtype).conj()
+            spectrum = _across_frames(spectrum, _kernel_spectrum(kernel, group, plan, dtype).conj(), -1)
             signal = _overlap_add(torch.fft.irfft(spectrum, plan.n_fft), plan)
             _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
     return dx, dkernel
@@ -210,18 +222,61 @@ def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Te
 def _kernel_spectrum(kernel: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
     if kernel.dim() == 3:
         return torch.complex(*kernel[:, group].to(dtype))[:, None]
-    return torch.fft.rfft(kernel[group].to(dtype), plan.n_fft)[:, None]
+    taps = kernel[group].to(dtype)
+    if plan.parts > 1:
+        taps = F.pad(taps, (0, plan.parts * plan.hop - taps.shape[1]))
+    return torch.fft.rfft(taps.unflatten(1, (plan.parts, -1)), plan.n_fft)
+
+
+def _across_frames(spectrum: Tensor, kernel: Tensor, step: int) -> Tensor:
+    """Multiply spectra (batch, group, frames, points) by a kernel (group, parts, points), in place: its part p adds to
+    the frame p later (step 1), or p earlier (step -1)."""
+    if kernel.shape[1] == 1:
+        return spectrum.mul_(kernel)
+    for some in _channels_in_cache(spectrum):
+        rows, taps = spectrum[:, some], kernel[some]
+        total = rows * taps[:, :1]
+        for p in range(1, taps.shape[1]):
+            earlier, later = slice(0, -p), slice(p, None)
+            source, target = (earlier, later) if step == 1 else (later, earlier)
+            total[:, :, target].addcmul_(rows[:, :, source], taps[:, p : p + 1])
+        rows.copy_(total)
+    return spectrum
+
+
+def _kernel_products(signal: Tensor, grad: Tensor, plan: _Plan) -> Tensor:
+    """Spectra (batch, group, frames, points) of signal and gradient to that of the kernel's (group, parts, points)."""
+    signal = signal.conj_physical_()
+    if plan.parts == 1:
+        return signal.mul_(grad).sum(dim=(0, 2))[:, None]
+    total = signal.new_zeros((signal.shape[1], plan.parts, signal.shape[3]))
+    for some in _channels_in_cache(signal):
+        for row, other in zip(signal[:, some], grad[:, some], strict=True):
+            for f in range(plan.frames):
+                met = min(plan.parts, plan.frames - f)
+                total[some, :met].addcmul_(row[:, f : f + 1], other[:, f : f + met])
+    return total
+
+
+def _channels_in_cache(spectrum: Tensor) -> list[slice]:
+    """Slices of the channels of spectra (batch, group, frames, points), for every part of a kernel to pass over."""
+    channels = spectrum.shape[1]
+    fitting = max(1, _CPU_GROUP_ELEMENTS * channels // (2 * spectrum.numel()))
+    size = fitting if spectrum.device.type == "cpu" else channels
+    return [slice(start, start + size) for start in range(0, channels, size)]
 
 
 def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: _Plan) -> None:
     """The kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft, which counts every
     frequency but the first and the last twice (once for its negative)."""
     if gradient.dim() == 3:
-        products *= 2 / plan.n_fft
+        products = products[:, 0] * (2 / plan.n_fft)
         products[:, :: plan.n_fft // 2] /= 2
         gradient[0, group], gradient[1, group] = products.real, products.imag
     else:
-        gradient[group] = torch.fft.irfft(products, plan.n_fft)[:, : gradient.shape[1]]
+        taps = torch.fft.irfft(products, plan.n_fft)
+        taps = taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
+        gradient[group] = taps[:, : gradient.shape[1]]
 
 
 def _overlap_add(frames: Tensor, plan: _Plan) -> Tensor:

@@ -5,10 +5,22 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
+    from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_model, data_unchanged, read_metrics, resume, train
+    from lagwise.training.run import check_recipe, data_unchanged, make_task, read_metrics, resume, train
 
-__all__ = ["Recipe", "check_model", "data_unchanged", "load_recipe", "read_metrics", "recipe_names", "resume", "train"]
+__all__ = [
+    "Recipe",
+    "check_recipe",
+    "data_unchanged",
+    "load_recipe",
+    "make_task",
+    "own_fields",
+    "read_metrics",
+    "recipe_names",
+    "resume",
+    "train",
+]
 
 __getattr__ = lazy(
     __name__,
@@ -16,7 +28,9 @@ __getattr__ = lazy(
         "Recipe": "lagwise.training.recipe",
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
-        "check_model": "lagwise.training.run",
+        "check_recipe": "lagwise.training.run",
+        "make_task": "lagwise.training.run",
+        "own_fields": "lagwise.training.model",
         "data_unchanged": "lagwise.training.run",
         "read_metrics": "lagwise.training.run",
         "resume": "lagwise.training.run",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,39 +13,23 @@ from typing import Any
 
 import yaml
 
+from lagwise.data.options import DataOptions
 from lagwise.files import expanded, one_line
+from lagwise.models.presets import PRESETS
 from lagwise.tables import LARGEST_VOCABULARY, known, shown, typed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
-LOSSES = ("every", "last")  # of a task
+SELECTIONS = ("last", "best")
 DEFAULT_RECIPE = "tnn-lm"
 MOST_STEPS = 10**8  # the length of each is drawn beforehand
 _LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels
 
 
 @dataclass
-class DataOptions:
-    """source: `stdlib`, a file, a folder, `hub:NAME`, or the task `associative-recall`.
-    tokenizer: `bytes`, `bpe` (trained on the data), or a tokenizer folder; for text.
-    vocab_size: tokens of a `bpe` tokenizer, or of the task: half keys, half values.
-    length: tokens in a training sequence; of `lengths`, the largest.
-    lengths: each step draws the length of its sequences from these.
-    evaluate_length: tokens in a validation sequence; by default `length`.
-    loss: what the task trains on: `every` value whose key has occurred before it, or the `last` alone."""
-
-    source: str = "stdlib"
-    tokenizer: str = "bytes"
-    vocab_size: int = 8192
-    length: int = 512
-    lengths: list[int] | None = None
-    evaluate_length: int | None = None
-    loss: str = "every"
-
-
-@dataclass
 class TrainingOptions:
     """steps: optimiser steps.
+    epochs: passes over the training data, in place of steps; may be a fraction.
     batch_size: sequences in a step, over all processes.
     accumulate: micro-batches that a step is cut into, to save memory.
     learning_rate: its peak.
@@ -57,9 +43,12 @@ class TrainingOptions:
     seed: of weights and of the order of the data.
     log_every, evaluate_every, save_every: in steps.
     evaluate_tokens: tokens of the validation text to use.
-    keep_checkpoints: the newest ones to keep."""
+    keep_checkpoints: the newest ones to keep.
+    select: the model that a run ends with: the `last`, or the `best` on validation data by the task's own metric.
+    patience: stop after so many evaluations without a better one; 0 never does."""
 
     steps: int = 1000
+    epochs: float | None = None
     batch_size: int = 8
     accumulate: int = 1
     learning_rate: float = 4e-3
@@ -78,13 +67,17 @@ class TrainingOptions:
     save_every: int = 200
     evaluate_tokens: int = 65536
     keep_checkpoints: int = 2
+    select: str = "last"
+    patience: int = 0
 
 
 @dataclass
 class Recipe:
-    """description: one line. model: fields of `LagwiseConfig`. data, training: see their options."""
+    """description: one line. task: a name from `lagwise.tasks.TASKS`, and its options. model: fields of
+    `LagwiseConfig`, and perhaps init_from. data, training: see their options."""
 
     description: str = ""
+    task: dict[str, Any] = field(default_factory=lambda: {"name": "language_modelling"})
     model: dict[str, Any] = field(default_factory=dict)
     data: DataOptions = field(default_factory=DataOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
@@ -102,6 +95,9 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
+    Two overrides replace what the recipe says of the model: ``model=WORD``, its block by a word of
+    `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
+
     ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
     (docs/limits.md). Keys below ``model.block`` are checked when the model is built.
     """
@@ -116,11 +112,28 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         known(name, recipe_names(), "recipe")
         text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_bytes()
     values = _parsed(text, f"recipe {name!r}") or {}
-    for override in overrides:
+    if not isinstance(values, dict):
+        raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
+    values = _upgraded(values)
+    for override in sorted(overrides, key=lambda each: not each.startswith(("model=", "model.init_from="))):
         _apply(values, override)
     recipe = _fill(Recipe, values, "")
     _check(recipe)
     return recipe
+
+
+def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe of lagwise 0.1, which told the task by its data, in today's form."""
+    data = values.get("data")
+    if "task" in values or not isinstance(data, dict):
+        return values
+    loss = {"loss": data["loss"]} if "loss" in data else {}
+    if data.get("source") == "associative-recall":
+        kept = {key: value for key, value in data.items() if key not in ("loss", "source")}
+        return {**values, "task": {"name": "associative_recall", **loss}, "data": kept}
+    if "description" in values and "training" in values and "loss" in data:  # written into a run by 0.1
+        return {**values, "data": {key: value for key, value in data.items() if key != "loss"}}
+    return values
 
 
 def _parsed(text: bytes | str, what: str) -> Any:
@@ -153,6 +166,13 @@ def _is_moderate(root: yaml.Node | None) -> bool:
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
+    if key == "model" and separator:
+        preset = PRESETS[known(text, PRESETS, "model")]
+        kept = {k: v for k, v in values.get("model", {}).items() if k not in ("name", "block", "norm")}
+        values["model"] = {**kept, **copy.deepcopy(preset)}
+        return
+    if key == "model.init_from" and separator:
+        values["model"] = {}
     sections = [f.name for f in dataclasses.fields(Recipe)]
     parts = key.split(".")
     if separator and len(parts) > 1:
@@ -189,11 +209,15 @@ def _fill(cls: type, values: Any, where: str) -> Any:
 
 def _check(recipe: Recipe) -> None:
     data, training = recipe.data, recipe.training
+    if recipe.task.get("name") is None:
+        raise ValueError(f"task must be a mapping with a 'name', got {recipe.task!r}")
+    if training.epochs is not None and not 0 < training.epochs < math.inf:
+        raise ValueError(f"training.epochs must be a positive number, got {training.epochs}")
     known(training.schedule, SCHEDULES, "schedule")
+    known(training.select, SELECTIONS, "training.select")
     known(training.precision, PRECISIONS, "precision")
-    known(data.loss, LOSSES, "loss")
-    for key in ("source", "tokenizer"):
-        if not getattr(data, key).strip():
+    for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
+        if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
     positive = {
         "data.length": data.length,
@@ -209,7 +233,7 @@ def _check(recipe: Recipe) -> None:
     for key, value in positive.items():
         if value <= 0:
             raise ValueError(f"{key} must be greater than 0, got {value}")
-    for key in ("warmup_steps", "weight_decay", "clip", "seed"):
+    for key in ("warmup_steps", "weight_decay", "clip", "patience", "seed"):
         if getattr(training, key) < 0:
             raise ValueError(f"training.{key} must be at least 0, got {getattr(training, key)}")
     for key, value, most in (

@@ -4,50 +4,55 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments, default_data_collator, set_seed
+from accelerate import PartialState
+from transformers import TrainingArguments
 
-from lagwise.data import RECALL, AssociativeRecall, Data, ScheduledExamples, content_key, open_source, prepare
 from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
-from lagwise.kernels import LagKernel
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.models.configuration import field_types
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import quiet
-from lagwise.models.memory import check_memory, check_step_memory
-from lagwise.tables import known, typed
+from lagwise.models.memory import check_step_memory
+from lagwise.tables import build, typed
+from lagwise.tasks import TASKS, Task
+from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
-from lagwise.training.recipe import DataOptions, Recipe, load_recipe
+from lagwise.training.model import build_model, check_model, model_config, with_start, without_start
+from lagwise.training.recipe import Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, parameter_groups
 
 RECIPE_FILE = "recipe.yaml"
 RUN_FILE = "run.json"
 
 
-def train(recipe: Recipe, out: Path, *, progress: bool = True, data: Data | None = None) -> Path:
+def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
     """Train a recipe and leave model, tokenizer, resolved recipe, metrics and checkpoints in ``out``.
 
     Everything that can be wrong is found before the first step: data, lengths, names, the folder. FileExistsError if
     ``out`` holds a run already. Under ``torchrun`` every process calls this; the batch is shared among them.
     """
     _check_unused(out)
-    recipe = _rooted(recipe)
+    recipe = with_start(_rooted(recipe))
+    task = check_recipe(recipe)
+    _open(task, progress)
+    recipe, named = _resolved(recipe, task), recipe
+    if recipe.task != named.task:
+        task = make_task(recipe)
+        _open(task, progress=False)
     arguments = _arguments(recipe, out)
-    check_model(recipe)
-    data = data or _prepare(recipe, arguments, progress)
-    trainer = _trainer(recipe, data, arguments, progress)
+    trainer = _trainer(recipe, task, arguments, progress)
     trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
     with _sole_trainer(out, arguments):
         if trainer.is_world_process_zero():
             _check_unused(out)  # another process may have trained in it in the meantime
             identity = {
-                "data": data.identity,
+                "data": task.identity(),
                 "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
                 "processes": arguments.world_size,
             }
@@ -56,7 +61,7 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True, data: Data | None
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
         with quiet():
             trainer.train()
-        return _finish(trainer, data, out)
+        return _finish(trainer, task, out)
 
 
 def resume(out: Path, *, progress: bool = True) -> Path:
@@ -73,73 +78,26 @@ def resume(out: Path, *, progress: bool = True) -> Path:
     arguments = _arguments(recipe, out)
     with _sole_trainer(out, arguments):
         checkpoint = newest_whole_checkpoint(out)
-        if checkpoint and step_of(checkpoint) >= recipe.training.steps and (out / "config.json").is_file():
+        if checkpoint and (out / "config.json").is_file():  # written when a training has ended
             return out
         if not data_unchanged(out, recipe):
             raise ValueError(
                 f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
             )
-        data = _prepare(recipe, arguments, progress)
-        trainer = _trainer(recipe, data, arguments, progress)
+        task = make_task(recipe)
+        _open(task, progress)
+        trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet():
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _finish(trainer, data, out)
+        return _finish(trainer, task, out)
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
-    """Whether a run's data are still what they were when the run began: text by its hash; nothing is encoded."""
-    options = recipe.data
-    key = (
-        AssociativeRecall(options.vocab_size).identity
-        if options.source == RECALL
-        else content_key(open_source(options.source), options.tokenizer, options.vocab_size)
-    )
-    return key == read_json(out / RUN_FILE).get("data")
-
-
-def open_data(options: DataOptions, *, progress: bool = True) -> Data:
-    """The task that the options name, or their text, encoded. Errors as `AssociativeRecall` and `prepare`."""
-    if options.source == RECALL:
-        return AssociativeRecall(options.vocab_size, loss=options.loss)
-    return prepare(options.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
-
-
-def build_model(recipe: Recipe, data: Data) -> LagwiseForCausalLM:
-    """The recipe's model, freshly initialised, with the tokenizer's vocabulary. ValueError if they do not fit."""
-    tokenizer = data.tokenizer
-    config = _model_config(recipe, len(tokenizer))
-    if config.vocab_size < len(tokenizer):
-        raise ValueError(f"model.vocab_size {config.vocab_size} is less than the tokenizer's {len(tokenizer)}")
-    for kind in ("bos", "eos", "pad"):
-        setattr(config, f"{kind}_token_id", getattr(tokenizer, f"{kind}_token_id"))
-    set_seed(recipe.training.seed)
-    return LagwiseForCausalLM(config)
-
-
-def check_model(recipe: Recipe) -> None:
-    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
-    than the machine can train, or a training length that the model or one of its kernels cannot serve."""
-    config = _model_config(recipe, recipe.data.vocab_size)
-    check_memory(LagwiseForCausalLM, config, training=True)
-    limit = config.max_position_embeddings
-    with torch.device("meta"):
-        model = LagwiseForCausalLM(config)
-    for key, length in (("length", recipe.data.length), ("evaluate_length", recipe.data.evaluate_length or 0)):
-        if limit is not None and length > limit:
-            raise ValueError(f"data.{key} {length} is over model.max_position_embeddings {limit}")
-        for kernel in model.modules():
-            if isinstance(kernel, LagKernel) and (kernel.max_length or length) < length:
-                raise ValueError(f"data.{key} {length} is over the kernel's max_length {kernel.max_length}")
-
-
-def _model_config(recipe: Recipe, vocab_size: int) -> LagwiseConfig:
-    for name in recipe.model:
-        known(name, list(field_types()), "key in model")
-    fields: dict[str, Any] = {"vocab_size": vocab_size, **recipe.model}
-    return LagwiseConfig(**fields)
+    """Whether a run's data are still what they were when the run began, by their hash; nothing is encoded."""
+    return make_task(recipe).identity() == read_json(out / RUN_FILE).get("data")
 
 
 def _check_unused(out: Path) -> None:
@@ -155,32 +113,64 @@ def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextMan
     return locked(out, "training") if arguments.process_index == 0 else nullcontext()
 
 
+def check_recipe(recipe: Recipe) -> Task:
+    """The recipe's task, its data unread, once everything is checked that can be without them. ValueError says what is
+    wrong."""
+    _check_batch(recipe)
+    task = make_task(recipe)
+    check_model(recipe, task)
+    return task
+
+
+def make_task(recipe: Recipe) -> Task:
+    """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
+    data = replace(recipe.data)  # the task fills in what it takes where the recipe names no source
+    return build(TASKS, recipe.task, data, what="task")
+
+
 def _rooted(recipe: Recipe) -> Recipe:
     """The recipe with local paths made absolute, so that a run is understood from any folder."""
     options = recipe.data
     paths: dict[str, Any] = {
         name: str(expanded(value).resolve())
         for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if expanded(value).exists() and value not in ("stdlib", RECALL, "bytes", "bpe")
+        if value and value not in ("stdlib", "bytes", "bpe") and expanded(value).exists()
     }
     return replace(recipe, data=replace(options, **paths))
 
 
-def _prepare(recipe: Recipe, arguments: TrainingArguments, progress: bool) -> Data:
-    first = arguments.process_index == 0
-    with arguments.main_process_first(desc="tokenizing"):
-        return open_data(recipe.data, progress=progress and first)
+def _open(task: Task, progress: bool) -> None:
+    """Read the data, the first process before the others, and say what a person should know about them."""
+    state = PartialState()
+    with state.main_process_first():
+        task.open(progress=progress and state.is_main_process)
+    if progress and state.is_main_process:
+        for note in task.notes():
+            print(note, file=sys.stderr)
 
 
-def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
+def _resolved(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe with what task and data have decided: its source, its task's options, and the number of steps."""
     options = recipe.training
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if options.epochs is not None:
+        options = replace(options, steps=max(1, round(options.epochs * task.steps_per_epoch(options.batch_size))))
+    return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
+
+
+def _check_batch(recipe: Recipe) -> int:
+    """The rows of a micro-batch of one process. ValueError if the batch cannot be cut so."""
+    options, world = recipe.training, int(os.environ.get("WORLD_SIZE", "1"))
     if options.batch_size % (world * options.accumulate):
         raise ValueError(
             f"training.batch_size must be a multiple of processes times accumulate, got {options.batch_size} for "
             f"{world} * {options.accumulate}"
         )
-    micro_batch = options.batch_size // (world * options.accumulate)
+    return options.batch_size // (world * options.accumulate)
+
+
+def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
+    options, micro_batch = recipe.training, _check_batch(recipe)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     valid_batch = micro_batch * recipe.data.length // (recipe.data.evaluate_length or recipe.data.length)
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
     return TrainingArguments(
@@ -210,22 +200,18 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     )
 
 
-def _trainer(recipe: Recipe, data: Data, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
-    options, length = recipe.training, recipe.data.length
-    progress = progress and arguments.process_index == 0
-    lengths = recipe.data.lengths or [length]
-    examples = ScheduledExamples(data, lengths, options.batch_size, options.steps, options.seed)
-    valid = data.validation_examples(recipe.data.evaluate_length or length, options.evaluate_tokens)
+def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
+    options = recipe.training
     check_step_memory(
-        _model_config(recipe, len(data.tokenizer)),
+        task.model_class,
+        model_config(recipe, task, task.fields()),
         arguments.per_device_train_batch_size,
-        length,
+        recipe.data.length,
         checkpointing=options.gradient_checkpointing,
     )
-    model = build_model(recipe, data)
+    model: Any = build_model(recipe, task)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    tokens_per_step = options.batch_size * sum(lengths) / len(lengths)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, options.weight_decay),
         lr=options.learning_rate,
@@ -233,16 +219,19 @@ def _trainer(recipe: Recipe, data: Data, arguments: TrainingArguments, progress:
         eps=options.epsilon,
         fused=True,
     )
+    out = Path(str(arguments.output_dir))
+    best = BestModel(out, task.headline, task.greater_is_better, options.patience, options.select == "best")
+    tokens_per_step = options.batch_size * task.tokens_per_example()
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=examples,
-        eval_dataset=valid,
+        train_dataset=task.training_examples(options.steps, options.batch_size, options.seed),
+        eval_dataset=task.validation_examples(options.evaluate_tokens),
         optimizers=(optimizer, None),
-        callbacks=[Progress(tokens_per_step, show=progress)],
-        processing_class=data.tokenizer,
-        data_collator=default_data_collator,  # a step's examples are of one length: nothing to pad, no mask
-        valid_bytes_per_token=data.bytes_per_token("valid"),
+        callbacks=[best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
+        processing_class=task.tokenizer,
+        task=task,
+        best=best,
         keep_checkpoints=options.keep_checkpoints,
     )
 
@@ -256,13 +245,16 @@ def _tensorboard(out: Path) -> list[str]:
     return ["tensorboard"]
 
 
-def _finish(trainer: LagwiseTrainer, data: Data, out: Path) -> Path:
+def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
     """Put the final model at the top of the run folder, config.json last: it is what makes the folder a model."""
     if trainer.is_world_process_zero():
         with quiet(), saved_whole(out, "the model", last="config.json") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
-            data.tokenizer.save_pretrained(partial)
+            trainer.best.take(partial)
+            if task.tokenizer is not None:
+                task.tokenizer.save_pretrained(partial)
+        trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()
     return out

@@ -10,31 +10,37 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, one_line
 from lagwise.progress import progress_bar
+from lagwise.tasks import Task
+from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
 
 METRICS_FILE = "metrics.jsonl"
 
 
 class LagwiseTrainer(Trainer):
-    """Trainer whose checkpoints appear under their name only when complete, and whose evaluation speaks bits per byte,
-    or of a task without text, the share of sequences whose last token is foretold.
+    """Trainer whose checkpoints appear under their name only when complete, and that leaves to a task what a batch is,
+    what the loss is and how well the model does."""
 
-    valid_bytes_per_token: text bytes behind one token of the validation set; None for a task.
-    """
-
-    def __init__(self, *args: Any, valid_bytes_per_token: float | None, keep_checkpoints: int, **kwargs: Any):
-        super().__init__(*args, compute_metrics=None if valid_bytes_per_token else _accuracy, **kwargs)
-        self.valid_bytes_per_token = valid_bytes_per_token
+    def __init__(self, *args: Any, task: Task, best: BestModel, keep_checkpoints: int, **kwargs: Any):
+        own = {"compute_loss_func": task.loss} if task.own_loss else {}
+        super().__init__(*args, data_collator=task.collate, compute_metrics=self._metrics, **own, **kwargs)
+        self.task, self.best = task, best
         self.keep_checkpoints = keep_checkpoints
         self._saving = False
         self.remove_callback(PrinterCallback)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        collate, self.data_collator = self.data_collator, self.task.collate_evaluation
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = collate
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         for name in ("loss", "eval_loss"):
@@ -43,8 +49,8 @@ class LagwiseTrainer(Trainer):
                     f"{name} is {logs[name]} at step {self.state.global_step}: training has diverged. Try a smaller "
                     "training.learning_rate or training.precision=float32; saved checkpoints are intact"
                 )
-        if "eval_loss" in logs and self.valid_bytes_per_token:
-            logs["eval_bits_per_byte"] = logs["eval_loss"] / math.log(2) / self.valid_bytes_per_token
+        if "eval_loss" in logs and f"eval_{self.task.headline}" not in logs:  # the task needs the loss alone
+            logs |= {f"eval_{name}": value for name, value in self.task.metrics(logs["eval_loss"]).items()}
         if "train_loss" in logs:
             logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's leaves out earlier processes
         super().log(logs, *args, **kwargs)
@@ -53,11 +59,13 @@ class LagwiseTrainer(Trainer):
                 f.write(json.dumps({"step": self.state.global_step, **logs}) + "\n")
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Of whole logits only the token foretold for the end of each row is kept, and of labels the last."""
+        """Of outputs and labels only what the task's metrics need is kept."""
         loss, logits, labels = super().prediction_step(*args, **kwargs)
-        if logits is None or labels is None:
-            return loss, None, None
-        return loss, logits[:, -2].argmax(dim=-1), labels[:, -1]
+        kept = None if logits is None or labels is None else self.task.reduce(logits, labels)
+        return (loss, None, None) if kept is None else (loss, *kept)
+
+    def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
+        return self.task.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
@@ -100,10 +108,10 @@ class LagwiseTrainer(Trainer):
 
 
 class Progress(TrainerCallback):
-    """One bar for the whole training: loss, validation bits per byte or accuracy, and tokens per second."""
+    """One bar for the whole training: loss, the task's metric on validation data, and tokens per second."""
 
-    def __init__(self, tokens_per_step: float, show: bool):
-        self.tokens_per_step, self.show = tokens_per_step, show
+    def __init__(self, task: Task, tokens_per_step: float, show: bool):
+        self.task, self.tokens_per_step, self.show = task, tokens_per_step, show
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -123,10 +131,8 @@ class Progress(TrainerCallback):
             self.shown["loss (nats)"] = f"{logs['loss']:.3f}"
             speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
             self.shown["tokens/s"] = f"{speed:,.0f}"
-        if "eval_bits_per_byte" in logs:
-            self.shown["valid bits/byte"] = f"{logs['eval_bits_per_byte']:.3f}"
-        if "eval_accuracy" in logs:
-            self.shown["valid accuracy"] = f"{logs['eval_accuracy']:.3f}"
+        if f"eval_{self.task.headline}" in logs:
+            self.shown[f"valid {self.task.headline_label}"] = f"{logs[f'eval_{self.task.headline}']:.3f}"
         self.bar.set_postfix(self.shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -140,10 +146,6 @@ def _mean_loss(history: list[dict[str, float]]) -> float:
         if "loss" in line:
             total, step = total + line["loss"] * (line["step"] - step), line["step"]
     return total / max(step, 1)
-
-
-def _accuracy(outputs: EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float(np.mean(outputs.predictions == outputs.label_ids))}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

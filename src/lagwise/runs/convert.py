@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-from lagwise.data import RECALL, token_bytes
-from lagwise.evaluation.perplexity import evaluate
-from lagwise.evaluation.run import own_data
 from lagwise.files import is_unused, saved_whole, write_whole
-from lagwise.models import LagwiseForCausalLM, StreamingCache, load_model, recurrent_form
+from lagwise.models import LagwiseForCausalLM, StreamingCache, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.loading import quiet
+from lagwise.models.loading import load_language_model, quiet
 from lagwise.ops import Reduction
-from lagwise.training import load_recipe
+from lagwise.runs.evaluate import require_unchanged
+from lagwise.training import load_recipe, make_task
 
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64
@@ -39,11 +37,11 @@ def convert_run(
     """Write a run's model with its kernels as state spaces (`recurrent_form`) to ``out``, by default ``RUN-recurrent``.
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
-    bound and error of a channel relative to its gain; bits per byte of both models on the first ``max_tokens`` of the
-    test text, at the trained length and four times that (nothing for a run that is not of text, or whose text has gone
-    or changed); tokens a second of both after a prompt of the trained length. The folder evaluates and generates
-    as any run does. ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds
-    anything but an earlier conversion.
+    bound and error of a channel relative to its gain; the task's headline metric of both models on test data of
+    ``max_tokens`` tokens, at the trained length and four times that (not if the data have gone or changed); tokens a
+    second of both after a prompt of the trained length. The folder evaluates and generates as any run does. ValueError
+    as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
+    conversion.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
@@ -51,7 +49,7 @@ def convert_run(
     out = out or run.with_name(run.name + "-recurrent")
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is no earlier conversion; choose another --out")
-    model, tokenizer = load_model(run)
+    model, tokenizer = load_language_model(run)
     converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
     result: dict[str, Any] = {
         "run": str(run),
@@ -74,22 +72,19 @@ def convert_run(
             (partial / "recipe.yaml").write_text(recipe.to_yaml())
             if (run / "run.json").is_file():
                 shutil.copyfile(run / "run.json", partial / "run.json")
-    if recipe is not None and recipe.data.source != RECALL:
+    if recipe is not None:
+        task = make_task(recipe)
         try:
-            data = own_data(run, recipe, tokenizer, progress)
+            require_unchanged(run, recipe)
+            task.open(run=run, progress=progress)
         except (ValueError, OSError) as error:
             result["not_measured"] = str(error)
         else:
-            sizes, test = token_bytes(tokenizer, data.bytes_per_token("test")), data.splits["test"][:max_tokens]
-            result["bits_per_byte"] = [
-                {
-                    "length": n,
-                    "before": evaluate(model, test, n, sizes, progress=progress).bits_per_byte,
-                    "after": evaluate(converted, test, n, sizes, progress=progress).bits_per_byte,
-                }
-                for n in (length, 4 * length)
-                if model.length_limit is None or n <= model.length_limit
-            ]
+            usable = [n for n in (length, 4 * length) if model.length_limit is None or n <= model.length_limit]
+            scores = [task.scores(each, usable, max_tokens, progress=progress) for each in (model, converted)]
+            result["metric"] = task.headline
+            compared = zip(usable, *scores, strict=True)
+            result[task.headline] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
     room = (model.length_limit or length + _TIMED) - _TIMED
     speeds = tokens_per_second({"before": model, "after": converted}, max(1, min(length, room)))
     result["tokens_per_second"] = speeds

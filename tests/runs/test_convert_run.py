@@ -8,8 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lagwise.data import load_tokenizer
-from lagwise.evaluation import convert_run
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
+from lagwise.runs import convert_run
 from lagwise.training import Recipe
 
 

@@ -1,0 +1,68 @@
+"""Failures of the command line: one line on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import typer
+
+from lagwise.cli.terminal import plain
+
+# typer exports no other of click's errors; depending on its version, click is a package of its own or a part of typer.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
+_LONGEST = 600  # characters
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run a command line and exit. Whatever fails is printed as one line, with status 2; Ctrl-C gives status 130.
+
+    With ``LAGWISE_DEBUG=1`` the traceback is printed too.
+    """
+    try:
+        status = app(standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit:
+        raise
+    except BrokenPipeError:  # whoever read standard output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        # typer takes an EOFError for the user's Ctrl-D; here it is a file that is cut short.
+        status = _report(stop.__cause__) if isinstance(stop.__cause__, EOFError) else 130
+    except BaseException as error:  # a panic in tokenizers is no Exception
+        status = _report(error)
+    sys.exit(status)
+
+
+def _report(error: BaseException) -> int:
+    if os.environ.get("LAGWISE_DEBUG") == "1":
+        traceback.print_exception(error)
+    message = " ".join(plain(_message(error)).split())
+    if len(message) > _LONGEST:
+        message = f"{message[: _LONGEST * 2 // 3]} ... {message[-_LONGEST // 3 :]}"
+    if message:
+        typer.secho(f"error: {message}", fg="red", err=True)
+    return 2
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, _ClickError):
+        return _usage_message(error)
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+        return f"not enough memory{text and ': '}{text}"
+    # Messages of lagwise, the operating system and imports name what the user can change; those of others may not.
+    if type(error) is ValueError or isinstance(error, OSError | FloatingPointError | ImportError):
+        return text or type(error).__name__
+    return f"unexpected {type(error).__name__}{text and ': '}{text} (LAGWISE_DEBUG=1 shows the traceback)"
+
+
+def _usage_message(error: Any) -> str:
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if not message or context is None:  # without any arguments, the help has been printed
+        return message
+    return f"{message} (see '{context.command_path} --help')"

@@ -1,0 +1,66 @@
+"""``lagwise predict``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import not_empty, path
+from lagwise.cli.terminal import plain
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
+    data: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), or `hub:NAME`."),
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="One row's text; may be given several times.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
+    ] = None,
+) -> None:
+    """What a trained run says of new rows: each row again, with the predicted class and the probability of every class
+    beside it, or the predicted number. Of a language model, how well it predicts each text, in bits per byte.
+
+    lagwise predict runs/classify --data new.csv --out predicted.csv
+
+    lagwise predict runs/classify --text "I would see it again."
+
+    Without either, every line of standard input is the text of a row:
+
+    cat reviews.txt | lagwise predict runs/classify
+    """
+    from lagwise.runs import predict_run
+    from lagwise.runs.predict import write_rows
+
+    if data is not None and text:
+        raise typer.BadParameter("--data and --text are two ways to give rows; give one")
+    if out is not None and out.suffix != ".csv":
+        raise typer.BadParameter(f"--out is a .csv file, got {str(out)!r}")
+    if data is not None:
+        rows = predict_run(run, source=data)
+    else:
+        if not text and sys.stdin.isatty():
+            typer.echo("Reading a text a line from standard input; end with Ctrl-D.", err=True)
+        lines = text or [line.rstrip("\n") for line in sys.stdin]
+        rows = predict_run(run, texts(run, lines), progress=False)
+    if out is None:
+        write_rows(rows, sys.stdout)
+        return
+    with open(out, "w", newline="", encoding="utf-8") as file:
+        write_rows(rows, file)
+    typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
+
+
+def texts(run: Path, lines: list[str]) -> list[dict[str, str]]:
+    """Lines as rows for a run that reads one column of text. ValueError for a run that reads other rows."""
+    from lagwise.runs.evaluate import open_run
+
+    columns = open_run(run)[1].columns()
+    if len(columns) != 1:
+        raise ValueError(f"this run reads rows of {' and '.join(columns)}; give them with --data")
+    return [{columns[0]: line} for line in lines]

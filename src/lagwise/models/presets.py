@@ -1,0 +1,42 @@
+"""Models by one word: the block of each family, at sizes that suit a laptop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TCN = {"name": "tcn", "kernel_size": 5, "dilation": 3, "depth": 5}
+_MEGA = {"query_size": 32, "value_size": 192, "chunk": 128, "channel_mixer": {"name": "mlp", "expansion": 1}}
+_MEGA["channel_mixer"]["activation"] = "silu"
+
+
+def _tnn(kernel: dict[str, Any], **engine: Any) -> dict[str, Any]:
+    gtu = {"name": "gtu", "expansion": 1, "kernel": kernel, **engine}
+    return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": 1}}}
+
+
+#: Fields of `LagwiseConfig` that a word stands for; ``hidden_size`` and ``num_hidden_layers`` are the recipe's.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tnn": _tnn({"name": "rpe", "layers": 3, "hidden": 32}),
+    "fd-tnn": _tnn({"name": "frequency", "layers": 3, "hidden": 32}),
+    "ski-tnn": _tnn({"name": "warped", "filter_size": 32}, engine="ski"),
+    "mega": {"norm": "layer", "block": {"name": "mega", "memory": {"name": "ema", "dimension": 16}, **_MEGA}},
+    "tcnca": {"norm": "layer", "block": {"name": "mega", "memory": _TCN, **_MEGA}},
+    "tcn-mlp": {
+        "norm": "layer",
+        "block": {
+            "name": "prenorm",
+            "norm": "layer",
+            "token_mixer": {**_TCN, "norm": "rms"},
+            "channel_mixer": {"name": "mlp", "expansion": 2},
+        },
+    },
+    "transformer": {
+        "norm": "layer",
+        "block": {
+            "name": "prenorm",
+            "norm": "layer",
+            "token_mixer": {"name": "attention", "heads": 4, "position": "alibi"},
+            "channel_mixer": {"name": "mlp", "expansion": 2},
+        },
+    },
+}

@@ -1,0 +1,107 @@
+"""Which plan of causal SKI serves a kernel: the cheapest within a tolerance."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.local import direct_product
+from lagwise.ops.ski import SKIPlan, causal_ski_product, split_kernel
+
+# What a plan is chosen on.
+_SAMPLED_CHANNELS = 16
+SAMPLED_LAGS = 1024
+
+
+def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
+    """`toeplitz_product` for checked causal taps by the cheapest plan within the tolerance (`plan_from_tolerance`)."""
+    ends = taps.shape[1] < x.shape[1]
+    plan, _ = plan_from_tolerance(taps, tolerance, ends=ends)
+    if min(x.shape[1], taps.shape[1]) <= plan.width:
+        return direct_product(x, taps, 0)
+    nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
+    coarse = taps[:, :: plan.spacing][:, :nodes]
+    if ends:
+        coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
+    else:  # it goes on, but the nodes after the last token are all that meets the rest
+        beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
+        coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
+    return causal_ski_product(x, *split_kernel(taps[:, : plan.width], coarse, plan), plan)
+
+
+def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
+    """The cheapest plan whose error on this kernel is estimated to be within the tolerance, and that error.
+
+    The estimate is `ski_error` on the 16 roughest of the channels (by second differences) and the first 1024 lags.
+    ends: the kernel is zero beyond the taps, rather than not looked at. ValueError if tolerance is not positive, or if
+    no plan meets it: the message has the best one's figure. The choice depends on values, so an exported model cannot
+    make it.
+    """
+    if tolerance <= 0:
+        raise ValueError(f"tolerance must be positive, got {tolerance}")
+    plan, error = best_plan(taps, tolerance, ends=ends)
+    if error > tolerance:
+        raise ValueError(
+            f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {error:.1e}); use engine 'fft'"
+        )
+    return plan, error
+
+
+def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
+    """`plan_from_tolerance`, but the most accurate plan where none meets the tolerance."""
+    taps = taps.detach()
+    roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
+    chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
+    ends = ends and taps.shape[1] <= SAMPLED_LAGS
+    sample = taps[chosen, :SAMPLED_LAGS]
+    best: tuple[SKIPlan, float] | None = None
+    for plan in PLANS:
+        error = ski_error(sample, plan, ends=ends)
+        if best is None or error < best[1]:
+            best = plan, error
+        if error <= tolerance:
+            break
+    assert best is not None
+    return best
+
+
+# From the cheapest to the most accurate, by measurement (docs/log.md, "SKI plans").
+PLANS = (
+    SKIPlan(16, 64, 1),
+    SKIPlan(8, 64, 1),
+    SKIPlan(8, 64, 3),
+    SKIPlan(8, 96, 3),
+    SKIPlan(4, 96, 3),
+    SKIPlan(4, 128, 5),
+    SKIPlan(2, 128, 5),
+)
+
+
+@torch.no_grad()
+def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
+    """Largest error that `causal_ski_product` makes on signals within [-1, 1], relative to the largest output.
+
+    Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is where in a cell the earlier token lies: at
+    least the relative error of the operator in the maximum norm, for these channels and lags.
+
+    ends: the kernel is zero beyond the taps given, and the error of interpolating over its end counts. Otherwise it
+    goes on, and the last lags given, where interpolation would need later ones, are left out.
+
+    Shapes: taps ``(channels, n)``, lag 0 first.
+    """
+    edge = (plan.degree + 1) * plan.spacing
+    taps = taps.double()
+    total = taps.abs().sum(1).clamp(min=1e-300)
+    if ends:
+        taps = F.pad(taps, (0, 2 * edge))
+    length = taps.shape[1]
+    nodes = max(plan.short_nodes, plan.grid(length + plan.spacing).nodes)
+    padded = F.pad(taps, (0, max(plan.width, nodes * plan.spacing) - length))
+    short, coarse = split_kernel(padded[:, : plan.width], padded[:, :: plan.spacing][:, :nodes], plan)
+    # An impulse at each place in the first cell: what it becomes is the operator's column there.
+    signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
+    answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
+    kept = max(1, length - edge)
+    errors = torch.stack([answer[p : p + kept] - taps.t()[:kept] for p, answer in enumerate(answers)])
+    return (errors.abs().amax(0).sum(0) / total).max().item()

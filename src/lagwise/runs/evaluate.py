@@ -1,0 +1,70 @@
+"""Evaluate a trained run and leave the figures beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lagwise.files import write_whole
+from lagwise.models import load_model
+from lagwise.tasks import Task
+from lagwise.training import Recipe, data_unchanged, load_recipe, make_task, own_fields
+
+EVALUATION_FILE = "evaluation.json"
+
+
+def evaluate_run(
+    run: Path,
+    lengths: Sequence[int] | None = None,
+    *,
+    source: str | None = None,
+    max_tokens: int | None = None,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Score a run on held-out data, as its task does (`Task.evaluate`).
+
+    lengths, max_tokens: as the task understands them. source: other data to test on than the run's own (which must not
+    have changed). overrides: ``model.key=value`` changes that the weights allow, such as
+    ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
+    ``RUN/evaluation-CHANGES.json``. Errors as `load_model` and the task's `open` and `evaluate`.
+    """
+    if lengths is not None and (not lengths or min(lengths) < 1):
+        raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
+    if max_tokens is not None and max_tokens < 2:
+        raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
+    if wrong := [override for override in overrides if not override.startswith("model.")]:
+        raise ValueError(f"only model.key=value can be changed for an evaluation, got {wrong[0]!r}")
+    recipe, task = open_run(run, overrides)
+    model, _ = load_model(run, **(own_fields(recipe) if overrides else {}))
+    result: dict[str, Any] = {"data": source or task.data.source or task.identity(), "trained_at": recipe.data.length}
+    if source is None:
+        require_unchanged(run, recipe)
+    task.open(run=run, source=source, progress=progress)
+    result |= task.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
+    if overrides:
+        result["overrides"] = list(overrides)
+    changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)
+    write_whole(run / f"{Path(EVALUATION_FILE).stem}{changes}.json", json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
+    """A run's recipe and its task. FileNotFoundError if the folder is no finished run."""
+    if not (run / "recipe.yaml").is_file():
+        load_model(run)  # says why not
+        raise FileNotFoundError(f"{str(run)!r} is a model folder, not a run: it has no recipe.yaml")
+    recipe = load_recipe(str(run / "recipe.yaml"), overrides)
+    return recipe, make_task(recipe)
+
+
+def require_unchanged(run: Path, recipe: Recipe) -> None:
+    """ValueError if a run's data have changed since it was trained."""
+    if not data_unchanged(run, recipe):
+        raise ValueError(
+            f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
+            "seen in training. To evaluate on it all the same, give it with --data"
+        )

@@ -1,0 +1,50 @@
+"""What a trained run says of new rows."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from lagwise.data import load_tokenizer, open_rows
+from lagwise.models import load_model
+from lagwise.runs.evaluate import open_run
+
+
+def predict_run(
+    run: Path, rows: Iterable[Mapping[str, Any]] | None = None, *, source: str | None = None, progress: bool = True
+) -> list[dict[str, Any]]:
+    """Rows with what the run's model says of them beside, as its task does (`Task.predict`). Needs no labels, and not
+    the data that the run was trained on.
+
+    Give either the rows, as mappings from columns, or a source: a table as in `lagwise.data.open_rows`, whose splits
+    are taken one after the other. ValueError for rows without the columns that the run reads, and for a column of
+    theirs that has the name of a new one.
+    """
+    if (rows is None) == (source is None):
+        raise ValueError("give either rows or a source")
+    _, task = open_run(run)
+    if source is not None:
+        rows = (row for split in open_rows(source).read().values() for row in split)
+    assert rows is not None
+    kept = [dict(row) for row in rows]
+    if not kept:
+        raise ValueError("there are no rows to predict")
+    for number, row in enumerate(kept, 1):
+        if missing := [name for name in task.columns() if row.get(name) is None]:
+            columns = ", ".join(map(str, row)) or "nothing"
+            raise ValueError(f"row {number} has no {missing[0]!r}, which this run reads (it has {columns})")
+    model, tokenizer = load_model(run)
+    task.tokenizer = None if tokenizer is None else load_tokenizer(str(run))
+    added = task.predict(model, kept, progress=progress)
+    if taken := sorted(set(added[0]) & set(kept[0])):
+        raise ValueError(f"the rows have a column {taken[0]!r}, the name of a prediction; rename it")
+    return [row | new for row, new in zip(kept, added, strict=True)]
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
+    """Write rows as .csv."""
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)

@@ -1,0 +1,132 @@
+"""Associative recall as a task: which value followed this key?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data import AssociativeRecall, ScheduledExamples
+from lagwise.data.options import DataOptions
+from lagwise.progress import progress_bar
+from lagwise.tasks.base import Table, Task, require_none
+from lagwise.tasks.figures import accuracy_curve
+from lagwise.tasks.recall_score import recall
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+DEFAULT_SEQUENCES = 1000
+
+
+class AssociativeRecallTask(Task):
+    """Sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
+
+    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused. Options: loss, whether
+    training counts ``every`` value whose key has occurred before it, or the ``last`` alone.
+    """
+
+    headline: ClassVar[str] = "accuracy"
+    headline_label: ClassVar[str] = "accuracy"
+    greater_is_better: ClassVar[bool] = True
+
+    def __init__(self, data: DataOptions, *, loss: str = "every"):
+        super().__init__(data)
+        require_none("associative_recall, which generates its data", **{"data.source": data.source})
+        self.generator = AssociativeRecall(data.vocab_size, loss=loss)
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForCausalLM
+
+        return LagwiseForCausalLM
+
+    def identity(self) -> str:
+        return self.generator.identity
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        require_none("associative_recall, which generates its data", **{"--data": source})
+        self.tokenizer = self.generator.tokenizer
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        raise ValueError(
+            "training.epochs means nothing to associative_recall, whose data have no end; give training.steps"
+        )
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return ScheduledExamples(self.generator, self._lengths, batch_size, steps, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return self.generator.validation_examples(self.data.evaluate_length or self.data.length, tokens)
+
+    def tokens_per_example(self) -> float:
+        return sum(self._lengths) / len(self._lengths)
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        from transformers import default_data_collator
+
+        return default_data_collator(list(rows))
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The token predicted for the end of each row, and the true one."""
+        return logits[:, -2].argmax(dim=-1), labels[:, -1]
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return {"accuracy": float(np.mean(predictions == labels))}
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Accuracy on test sequences of each length, by default the trained one: of DEFAULT_SEQUENCES, or as many as
+        ``max_tokens`` make."""
+        lengths, limit = lengths or [self.data.length], model.length_limit
+        if limit is not None and min(lengths) > limit:
+            raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+        counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in lengths}
+        for length in lengths:
+            self.generator.test_examples(length, 1)  # a length that cannot be is found before any is evaluated
+        usable = [n for n in lengths if limit is None or n <= limit]
+        return {"test": [recall(model, self.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        counts = [max(1, min(DEFAULT_SEQUENCES, max_tokens // n)) for n in lengths]
+        scores = (recall(model, self.generator, n, c, progress=progress) for n, c in zip(lengths, counts, strict=True))
+        return [score.accuracy for score in scores]
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
+        return [Table(f"Accuracy, trained at {evaluation['trained_at']}", ("length", "accuracy", "sequences"), rows)]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
+
+    @torch.inference_mode()
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """The answer to each text ``key value ... key``."""
+        tokenizer = self.generator.tokenizer
+        found = []
+        for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):
+            try:
+                ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+            except Exception as error:  # the library's own type: a word that is neither key nor value
+                raise ValueError(f"{row['text']!r:.80} has a word that is no key or value of this task") from error
+            answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
+            found.append({"answer": tokenizer.decode([answer])})
+        return found
+
+    @property
+    def _lengths(self) -> Sequence[int]:
+        return self.data.lengths or [self.data.length]

@@ -1,0 +1,176 @@
+"""What a task is: everything about a training that depends on what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.options import DataOptions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Table(NamedTuple):
+    """A title, the head of each column, and rows of text or numbers: how tasks show results."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+class Task:
+    """What is learned, from which data, and how well. Abstract; `lagwise.tasks.TASKS` maps names to subclasses.
+
+    A task is made of the data options and its own options, which only checks them. `open` then reads the data; the
+    methods below it need that. Options of a task are keyword-only parameters of its constructor.
+    """
+
+    #: the metric by which checkpoints are compared, its name for people, and whether more of it is better
+    headline: ClassVar[str]
+    headline_label: ClassVar[str]
+    greater_is_better: ClassVar[bool]
+
+    #: the command that uses a trained run, for people
+    next_command: ClassVar[str] = "lagwise predict {run} --text ..."
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __init__(self, data: DataOptions):
+        self.data = data
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        """The head that is trained."""
+        raise NotImplementedError
+
+    def fixed_fields(self) -> dict[str, Any]:
+        """Fields of the model's configuration that are known before the data are read."""
+        return {}
+
+    def lengths(self) -> dict[str, int]:
+        """The lengths that the model must serve, by the option that sets each."""
+        return {"data.length": self.data.length}
+
+    def identity(self) -> str:
+        """A hash of the data, of how they are split, and of what decides how they are encoded. Encodes nothing."""
+        raise NotImplementedError
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        """Read the data and encode them, or find the result of having done so; ValueError if they do not serve.
+
+        run: the folder of a trained run, whose tokenizer and labels the data must have. source: other data to evaluate
+        it on.
+        """
+        raise NotImplementedError
+
+    # What follows needs the data to be open.
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the model's configuration that the data decide."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return {}
+        special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+        return {"vocab_size": len(tokenizer), **special}
+
+    def resolved(self) -> dict[str, Any]:
+        """The task's options with what the data have decided, to be saved with a run: it predicts without its data."""
+        return {}
+
+    def notes(self) -> Sequence[str]:
+        """What a person should know about the data before a long training, a line each."""
+        return ()
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Optimiser steps that see every training example about once."""
+        raise NotImplementedError
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        """``steps * batch_size`` examples in the order in which they are used; example i depends only on the data, the
+        arguments and i, so that a resumed run and any number of processes see the same."""
+        raise NotImplementedError
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        """Held-out examples of about ``tokens`` tokens at most."""
+        raise NotImplementedError
+
+    def tokens_per_example(self) -> float:
+        """Tokens of a training example on average."""
+        return float(self.data.length)
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """A batch of training examples."""
+        raise NotImplementedError
+
+    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """A batch of validation examples."""
+        return self.collate(rows)
+
+    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """The training loss where it is not the model's own (then a subclass sets `own_loss`)."""
+        raise NotImplementedError
+
+    #: whether `loss` takes the place of the model's
+    own_loss: ClassVar[bool] = False
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What `metrics` needs of a validation batch; None if the loss alone says it."""
+        return None
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        """Validation metrics by name, the headline among them, from the mean loss and what `reduce` kept."""
+        raise NotImplementedError
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Scores on held-out data, to be saved as JSON. ValueError for an option that means nothing to the task."""
+        raise NotImplementedError
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        """The headline metric of a language model on test data of about ``max_tokens`` tokens at each length."""
+        raise NotImplementedError
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        """The result of `evaluate` for people."""
+        raise NotImplementedError
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        """Pictures by name, drawn when called, from the lines of a run's log and the result of `evaluate`."""
+        raise NotImplementedError
+
+    def columns(self) -> tuple[str, ...]:
+        """The columns of rows that `predict` needs."""
+        return ("text",)
+
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """What the model says of each row, by the names of new columns."""
+        raise NotImplementedError
+
+
+def require_none(task: str, **options: Any) -> None:
+    """ValueError for an option that has been given but means nothing to a task."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} means nothing to the task {task}, got {value!r}")
+
+
+def finite(x: np.ndarray, what: str) -> np.ndarray:
+    """The array; FloatingPointError if a model has given NaN or infinity."""
+    if not np.isfinite(x).all():
+        raise FloatingPointError(f"{what} of the model are not finite; its weights may be damaged")
+    return x

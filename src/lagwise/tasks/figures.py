@@ -1,0 +1,109 @@
+"""Pictures of what a run has learned, for its task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.figures import columns, single
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def loss_curve(metrics: Sequence[Mapping[str, float]], *, bytes_per_token: float) -> Figure:
+    """Training and validation bits per byte over steps, from the lines of a run's metrics."""
+    figure, axes = single()
+    train = [(line["step"], line["loss"] / math.log(2) / bytes_per_token) for line in metrics if "loss" in line]
+    valid = [(line["step"], line["eval_bits_per_byte"]) for line in metrics if "eval_bits_per_byte" in line]
+    axes.plot(*columns(train), color="0.7", linewidth=1, label="training")
+    axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
+    axes.set(xlabel="step", ylabel="bits per byte", title="Learning")
+    axes.legend()
+    return figure
+
+
+def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> Figure:
+    """Accuracy on validation sequences over steps, from the lines of a run's metrics, and what guessing reaches."""
+    figure, axes = single()
+    valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
+    axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
+    axes.axhline(chance, color="0.7", linestyle="--", label="guessing a value")
+    axes.set(xlabel="step", ylabel="answers that are right", title="Learning", ylim=(-0.02, 1.02))
+    axes.legend(loc="center right")
+    return figure
+
+
+def extrapolation_curve(scores: Sequence[Mapping[str, Any]], *, trained_at: int) -> Figure:
+    """Bits per byte over the length of the context, with the training length marked (TNN fig. 1, right)."""
+    figure, axes = single()
+    lengths = [score["length"] for score in scores]
+    values = [score["bits_per_byte"] for score in scores]
+    axes.plot(lengths, values, marker="o")
+    axes.axvline(trained_at, color="0.7", linestyle="--", label=f"trained at {trained_at}")
+    margin = max(0.1 * max(values), max(values) - min(values))
+    axes.set(
+        xscale="log",
+        xlabel="context length (tokens)",
+        ylabel="bits per byte",
+        title="The same test bytes at longer contexts",
+        ylim=(max(0.0, min(values) - margin), max(values) + margin),
+    )
+    axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
+    axes.minorticks_off()
+    axes.legend()
+    return figure
+
+
+def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, chance: float | None = None) -> Figure:
+    """Training loss, and a validation metric on an axis of its own, over steps; ``chance``: what guessing reaches."""
+    figure, axes = single()
+    train = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
+    valid = [(line["step"], line[f"eval_{name}"]) for line in metrics if f"eval_{name}" in line]
+    axes.plot(*columns(train), color="0.7", linewidth=1, label="training loss")
+    axes.set(xlabel="step", ylabel="training loss", title="Learning")
+    right = axes.twinx()
+    right.plot(*columns(valid), color="C0", marker="o", markersize=3, label=f"validation {label}")
+    right.set_ylabel(f"validation {label}", color="C0")
+    if chance is not None:
+        right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="the commonest class")
+    handles, labels = (a + b for a, b in zip(*(a.get_legend_handles_labels() for a in (axes, right)), strict=True))
+    axes.legend(handles, labels, loc="center right")
+    return figure
+
+
+def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, most: int = 30) -> Figure:
+    """Rows of the true class by the class predicted, as shares of each true class with the counts written in. Of more
+    than ``most`` classes the commonest are shown."""
+    matrix = np.asarray(counts)
+    shown = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:most])
+    matrix, chosen = matrix[np.ix_(shown, shown)], [names[i] for i in shown]
+    shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
+    side = max(3.2, min(9.0, 1.6 + 0.55 * len(chosen)))
+    figure, axes = single(height=side)
+    axes.grid(False)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(chosen)), chosen, rotation=45 if max(map(len, chosen)) > 3 else 0, ha="right")
+    axes.set_yticks(range(len(chosen)), chosen)
+    axes.set(xlabel="predicted", ylabel="true", title="Test rows by true and predicted class")
+    if len(chosen) <= 12:
+        for i, j in np.ndindex(matrix.shape):
+            axes.text(
+                j, i, f"{matrix[i, j]:,}", ha="center", va="center", color="white" if shares[i, j] > 0.5 else "0.2"
+            )
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
+    return figure
+
+
+def predicted_against_true(predicted: Sequence[float], true: Sequence[float]) -> Figure:
+    """A point for each test row of a regression, and the line on which predictions are right."""
+    figure, axes = single(height=4.5)
+    axes.scatter(true, predicted, s=8, alpha=0.4)
+    low, high = min(*true, *predicted), max(*true, *predicted)
+    axes.plot([low, high], [low, high], color="0.5", linestyle="--", label="right")
+    axes.set(xlabel="true", ylabel="predicted", title="Test rows")
+    axes.legend()
+    return figure

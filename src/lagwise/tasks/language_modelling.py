@@ -1,0 +1,181 @@
+"""Predict the next token of running text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data import ScheduledExamples, TokenData, content_key, load_tokenizer, open_source, prepare, token_bytes
+from lagwise.data.options import DataOptions
+from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
+from lagwise.progress import progress_bar
+from lagwise.tasks.base import Table, Task
+from lagwise.tasks.figures import extrapolation_curve, loss_curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
+DEFAULT_TOKENS = 16 * 14336 + 1
+
+
+class LanguageModelling(Task):
+    """Causal language modelling: the next token of running text, in bits per byte of that text.
+
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library. No options.
+    """
+
+    headline: ClassVar[str] = "bits_per_byte"
+    headline_label: ClassVar[str] = "bits/byte"
+    greater_is_better: ClassVar[bool] = False
+    next_command: ClassVar[str] = "lagwise generate {run} --prompt ..."
+
+    def __init__(self, data: DataOptions):
+        super().__init__(data)
+        data.source = "stdlib" if data.source is None else data.source
+        self.text: TokenData
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForCausalLM
+
+        return LagwiseForCausalLM
+
+    def lengths(self) -> dict[str, int]:
+        evaluate_length = self.data.evaluate_length
+        return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
+
+    def identity(self) -> str:
+        return content_key(open_source(self._source), self.data.tokenizer, self.data.vocab_size)
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            self.text = prepare(source, str(run), progress=progress)
+        else:
+            options = self.data
+            self.text = prepare(self._source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+            if run is not None and self.text.tokenizer.get_vocab() != load_tokenizer(str(run)).get_vocab():
+                self.text = prepare(self._source, str(run), progress=progress)
+        self.tokenizer = self.text.tokenizer
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return ScheduledExamples(self.text, self._lengths, batch_size, steps, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return self.text.validation_examples(self.data.evaluate_length or self.data.length, tokens)
+
+    def tokens_per_example(self) -> float:
+        return sum(self._lengths) / len(self._lengths)
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        from transformers import default_data_collator
+
+        return default_data_collator(list(rows))  # the examples of a step are of one length: no padding, no mask
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return {"bits_per_byte": loss / math.log(2) / self.text.bytes_per_token("valid")}
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Validation text at the length of validation, test text at every length, and compressors on the same bytes.
+
+        lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: of each split, from
+        its start, by default DEFAULT_TOKENS.
+        """
+        lengths, count, limit = lengths or DEFAULT_LENGTHS, max_tokens or DEFAULT_TOKENS, model.length_limit
+        if limit is not None and min(lengths) > limit:
+            raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+        tokenizer, data = self.text.tokenizer, self.text
+        test, valid = (data.splits[s][:count] for s in ("test", "valid"))
+        valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
+        text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
+        window = max(1, round(self.data.length * data.bytes_per_token("test")))
+        valid_at = self.data.evaluate_length or self.data.length
+        return {
+            "valid": evaluate(model, valid, min(valid_at, limit or valid_at), valid_sizes).to_dict(),
+            "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],
+            "compressors": compressor_bits_per_byte(text, window=window),
+        }
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        sizes = token_bytes(self.text.tokenizer, self.text.bytes_per_token("test"))
+        test = self.text.splits["test"][:max_tokens]
+        return [evaluate(model, test, n, sizes, progress=progress).bits_per_byte for n in lengths]
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        valid, test = evaluation["valid"], evaluation["test"]
+        compared = [(f"this model, length {test[0]['length']}", test[0]["bits_per_byte"])]
+        compared += [
+            *evaluation["compressors"].items(),
+            (f"(validation, length {valid['length']})", valid["bits_per_byte"]),
+        ]
+        title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
+        if test[-1]["length"] > test[-1]["tokens"]:
+            title += f" (the test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once)"
+        return [
+            Table(
+                f"The same {test[0]['text_bytes']:,} test bytes",
+                ("", "bits/byte"),
+                [(name, f"{value:.3f}") for name, value in compared],
+            ),
+            Table(
+                title,
+                ("length", "bits/byte", "perplexity/token"),
+                [(s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.4f}") for s in test],
+            ),
+        ]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
+        if evaluation:
+            figures["extrapolation"] = lambda: extrapolation_curve(evaluation["test"], trained_at=self.data.length)
+        return figures
+
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """How well the model predicts each text: bits_per_byte, each text being a document of its own."""
+        assert self.tokenizer is not None
+        end, found = self.tokenizer.eos_token_id, []
+        for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
+            ids = self.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+            stream = np.asarray([end, *ids, end])
+            score = evaluate(
+                model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(self.tokenizer))
+            )
+            size = max(1, len(str(row["text"]).encode()))
+            found.append({"bits_per_byte": score.nats / math.log(2) / size})
+        return found
+
+    @property
+    def _source(self) -> str:
+        assert self.data.source is not None
+        return self.data.source
+
+    @property
+    def _lengths(self) -> Sequence[int]:
+        return self.data.lengths or [self.data.length]
+
+
+def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:
+    """From any validation line, which has the loss in both units."""
+    for line in metrics:
+        if line.get("eval_bits_per_byte", 0) > 0:
+            return line["eval_loss"] / math.log(2) / line["eval_bits_per_byte"]
+    return 1.0

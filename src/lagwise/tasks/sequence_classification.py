@@ -1,0 +1,338 @@
+"""Classes, or numbers, of whole rows: texts, pairs of texts, series of real values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data import (
+    BucketedExamples,
+    DocumentPackingCollator,
+    EncodedExamples,
+    LabelledData,
+    PaddingCollator,
+    RowEncoder,
+    labelled_key,
+    load_tokenizer,
+    open_rows,
+    prepare_labelled,
+)
+from lagwise.data.labelled import INPUTS
+from lagwise.data.labels import KINDS, known_labels
+from lagwise.data.options import DataOptions
+from lagwise.progress import progress_bar
+from lagwise.tables import known
+from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.figures import confusion_matrix, metric_curve, predicted_against_true
+from lagwise.tasks.scores import classification_scores, regression_scores
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+_TOKENS_A_BATCH = 16384  # of an evaluation
+CLASS_WEIGHTS = ("none", "balanced")
+
+
+class SequenceClassification(Task):
+    """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
+
+    Data: rows as in `lagwise.data.open_rows`. Options:
+        text: the column of the inputs, or two names for pairs of texts.
+        label: the column of the labels.
+        kind: ``classification``, ``regression``, or ``auto``: text and few whole numbers are classes.
+        inputs: ``tokens`` of text, or ``values``: series of real vectors.
+        class_weights: ``balanced`` weighs each class by the inverse of its share of the training rows.
+        label_smoothing: share of the true class's probability that is spread over all classes.
+        packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
+
+    Metrics: accuracy and macro F1 of classes, with accuracy as the headline; of numbers Pearson's and Spearman's
+    correlation and the mean squared error, with Pearson's as the headline.
+    """
+
+    headline_label: ClassVar[str] = "accuracy"
+    greater_is_better: ClassVar[bool] = True
+    own_loss: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        data: DataOptions,
+        *,
+        text: str | list[str] = "text",
+        label: str = "label",
+        kind: str = "auto",
+        inputs: str = "tokens",
+        class_weights: str = "none",
+        label_smoothing: float = 0.0,
+        packing: bool = False,
+    ):
+        super().__init__(data)
+        if not data.source:
+            raise ValueError("classification needs rows to learn from; give a file with --data, such as reviews.csv")
+        require_none(
+            "sequence_classification", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
+        )
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"task.label_smoothing must be in [0, 1), got {label_smoothing!r}")
+        self.kind = known(kind, KINDS, "task.kind")
+        self.inputs = known(inputs, INPUTS, "task.inputs")
+        self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
+        self.text, self.label = text, label
+        self.label_smoothing, self.packing = label_smoothing, packing
+        self.rows: LabelledData
+        self.label_names: tuple[str, ...] | None
+        self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
+
+    @property
+    def headline(self) -> str:  # type: ignore[override]
+        return "accuracy" if self.is_classification else "pearson"
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether the labels are classes. Needs the data, unless the kind was given."""
+        return (self.rows.kind if self.kind == "auto" else self.kind) == "classification"
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForSequenceClassification
+
+        return LagwiseForSequenceClassification
+
+    def fixed_fields(self) -> dict[str, Any]:
+        return {"causal": False} | ({"inputs": {"name": "values"}} if self.inputs == "values" else {})
+
+    def identity(self) -> str:
+        return labelled_key(self._source, **self._reading)
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            assert run is not None
+            self._open_other(run, source)
+            return
+        self.rows = prepare_labelled(self._source, **self._reading, progress=progress)
+        self.tokenizer = self.rows.tokenizer
+        if run is not None and self.tokenizer is not None:
+            own = load_tokenizer(str(run))
+            if own.get_vocab() != self.tokenizer.get_vocab():
+                reading = {**self._reading, "tokenizer": str(run)}
+                self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
+        self.label_names = self.rows.label_names
+        self.scored = {
+            split: (self.rows.splits[split], self.rows.splits[split]["label"][:]) for split in ("valid", "test")
+        }
+
+    def _open_other(self, run: Path, source: str) -> None:
+        """Rows of another table, all of them or those it calls test, with the labels of a run."""
+        from lagwise.models import LagwiseConfig
+
+        config = LagwiseConfig.from_pretrained(run)
+        if config.input_name == "tokens":
+            self.tokenizer = load_tokenizer(str(run))
+        self.label_names = (
+            None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
+        )
+        tables = open_rows(source).read()
+        rows = tables.get("test") or next(iter(tables.values()))
+        for column in (*self.columns(), self.label):
+            if column not in rows.column_names:
+                raise ValueError(f"{source!r} has no column {column!r} (it has {', '.join(rows.column_names)})")
+        labels = known_labels(rows[self.label][:], self.label_names, lambda i: f"row {i + 1} of {source!r}")
+        features = config.inputs["features"] if config.input_name == "values" else None
+        self.scored = {"test": (self._encoder(features)(rows), labels)}
+
+    def fields(self) -> dict[str, Any]:
+        names = self.rows.label_names
+        fields = super().fields()
+        if self.rows.features is not None:
+            fields["inputs"] = {"name": "values", "features": self.rows.features}
+        if isinstance(self.text, list) and len(self.text) == 2:
+            fields["type_vocab_size"] = 2
+        if names is None:
+            return fields | {"num_labels": 1, "problem_type": "regression"}
+        labels = dict(enumerate(names))
+        return fields | {
+            "num_labels": len(names),
+            "id2label": labels,
+            "label2id": {name: i for i, name in labels.items()},
+            "problem_type": "single_label_classification",
+        }
+
+    def resolved(self) -> dict[str, Any]:
+        columns = self.rows.encoder.columns
+        return {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+
+    def notes(self) -> Sequence[str]:
+        return self.rows.describe().splitlines()
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return -(-len(self.rows.splits["train"]) // batch_size)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return EncodedExamples(_by_length(self.rows.splits["valid"])[0])
+
+    def tokens_per_example(self) -> float:
+        return float(np.mean(self.rows.splits["train"]["length"][:]))
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        if self.packing:
+            return DocumentPackingCollator(self.data.length)(rows)
+        return self.collate_evaluation(rows)
+
+    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return PaddingCollator(None if self.tokenizer is None else self.tokenizer.pad_token_id)(rows)
+
+    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """Cross-entropy with class weights and label smoothing, or squared error: a mean over the rows of a step."""
+        logits = outputs.logits.float()
+        if self.is_classification:
+            weight = None
+            if self.class_weights == "balanced":
+                assert self.rows.label_names is not None
+                counts = torch.tensor([self.rows.counts["train"][name] for name in self.rows.label_names])
+                weight = (counts.sum() / (len(counts) * counts)).to(logits)
+            each = F.cross_entropy(
+                logits, labels, weight=weight, label_smoothing=self.label_smoothing, reduction="none"
+            )
+        else:
+            each = (logits[:, 0] - labels).square()
+        return each.mean() if num_items_in_batch is None else each.sum() / num_items_in_batch
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.float(), labels
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return self._scores(np.asarray(predictions), np.asarray(labels))[0]
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Scores of the valid and test rows; of classes also the confusion matrix and figures by class."""
+        require_none("sequence_classification", **{"--lengths": lengths, "--tokens": max_tokens})
+        kind = "regression" if self.label_names is None else "classification"
+        result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
+        for split, (rows, labels) in self.scored.items():
+            scores, details = self._scores(self._logits(model, rows, progress), np.asarray(labels))
+            result |= {split: {**scores, "rows": len(rows)}, **details}  # the details of the last, the test rows
+        return result
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        splits = [(split, evaluation[split]) for split in ("valid", "test") if split in evaluation]
+        names = [name for name in splits[0][1] if name != "rows"]
+        rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
+        tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), "rows"), rows)]
+        if evaluation["kind"] == "regression":
+            return tables
+        by_class = [
+            (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
+            for name, s in evaluation["classes"].items()
+        ]
+        tables.append(Table("Test rows by class", ("class", "precision", "recall", "F1", "rows"), by_class))
+        if len(evaluation["labels"]) <= 20:
+            title = "Test rows by true class (down) and predicted class (across)"
+            matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
+            tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
+        return tables
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        is_regression = any("eval_pearson" in line for line in metrics)
+        name = "pearson" if is_regression else "accuracy"
+        chance = None if evaluation is None or is_regression else evaluation["majority"]
+        figures = {"learning": lambda: metric_curve(metrics, name, name, chance)}
+        if evaluation and not is_regression:
+            figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
+        elif evaluation:
+            figures["predictions"] = lambda: predicted_against_true(evaluation["predicted"], evaluation["true"])
+        return figures
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
+
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
+        features = getattr(model.model.embed_tokens, "in_features", None) if self.inputs == "values" else None
+        logits = self._logits(model, self._encoder(features)(rows), progress)
+        if model.config.num_labels == 1:
+            return [{"predicted": float(value)} for value in logits[:, 0]]
+        shares = torch.tensor(logits).softmax(-1).numpy()
+        names = [model.config.id2label[i] for i in range(model.config.num_labels)]
+        return [
+            {
+                "predicted": names[int(row.argmax())],
+                **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
+            }
+            for row in shares
+        ]
+
+    def _encoder(self, features: int | None) -> RowEncoder:
+        return RowEncoder(self.columns(), self.data.length, self.tokenizer, self.data.tokenizer == "bytes", features)
+
+    @torch.inference_mode()
+    def _logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
+        """Logits ``(rows, labels)`` in the order of the rows, computed in batches of like lengths."""
+        ordered, order = _by_length(rows)
+        examples, lengths = EncodedExamples(ordered), ordered["length"][:]
+        result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
+        start = 0
+        with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
+            while start < len(order):
+                count = 1  # the longest row of a batch is its last: as many as keep it within the limit
+                while start + count < len(order) and (count + 1) * lengths[start + count] <= _TOKENS_A_BATCH:
+                    count += 1
+                batch = self.collate_evaluation([_unlabelled(examples[i]) for i in range(start, start + count)])
+                logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
+                result[order[start : start + count]] = logits.float().cpu().numpy()
+                start += count
+                bar.update(count)
+        return finite(result, "logits")
+
+    def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
+        if self.label_names is None:
+            return regression_scores(logits[:, 0], labels)
+        return classification_scores(logits.argmax(-1), labels, self.label_names)
+
+    @property
+    def _source(self) -> str:
+        assert self.data.source is not None
+        return self.data.source
+
+    @property
+    def _reading(self) -> dict[str, Any]:
+        """What decides how rows are read and encoded."""
+        options = self.data
+        return {
+            "text": self.text,
+            "label": self.label,
+            "kind": self.kind,
+            "inputs": self.inputs,
+            "tokenizer": options.tokenizer,
+            "vocab_size": options.vocab_size,
+            "length": options.length,
+        }
+
+
+def _by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
+    """Rows from the shortest to the longest, and where each was."""
+    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    return rows.select(order), order
+
+
+def _unlabelled(example: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in example.items() if name != "label"}

@@ -1,0 +1,55 @@
+"""The best model of a training by its validation metric, and stopping when there is no better one any more."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lagwise.files import saved_whole
+from lagwise.models.loading import quiet
+
+BEST = "best"
+
+
+class BestModel(TrainerCallback):
+    """Keeps the weights of the best evaluation in ``RUN/best``, and stops after ``patience`` evaluations without a
+    better one (0: never). Which that is follows from the log alone, so that a resumed run decides the same."""
+
+    def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
+        self.folder, self.metric = run / BEST, f"eval_{metric}"
+        self.sign = 1 if greater_is_better else -1
+        self.patience, self.keep = patience, keep
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:  # the last model is evaluated too
+            control.should_evaluate = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        values = [self.sign * line[self.metric] for line in state.log_history if self.metric in line]
+        since = evaluations_since_best(values)
+        if self.keep and since == 0 and state.is_world_process_zero:
+            with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
+                getattr(model, "module", model).save_pretrained(partial)
+        if self.patience and since >= self.patience:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def take(self, partial: Path) -> bool:
+        """Copy the best weights into a folder that is being saved; whether there are any."""
+        if not (self.keep and (self.folder / "config.json").is_file()):
+            return False
+        shutil.copyfile(self.folder / "model.safetensors", partial / "model.safetensors")
+        return True
+
+    def remove(self) -> None:
+        """Once the run has taken the best model as its own."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def evaluations_since_best(values: Sequence[float]) -> int:
+    """How many of the latest values have passed since the first of the largest."""
+    return len(values) - 1 - max(range(len(values)), key=lambda i: (values[i], -i))

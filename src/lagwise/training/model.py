@@ -1,0 +1,114 @@
+"""The model that a recipe describes, built for its task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel, set_seed
+
+from lagwise.data.options import DataOptions
+from lagwise.kernels import LagKernel
+from lagwise.models import LagwiseConfig
+from lagwise.models.configuration import field_types
+from lagwise.models.loading import check_weights, read_config
+from lagwise.models.memory import check_memory
+from lagwise.tables import known
+from lagwise.tasks import Task
+from lagwise.training.recipe import Recipe
+
+_START = "init_from"
+_BACKBONE = "model."  # how the weights of every head's backbone are named
+
+
+def check_model(recipe: Recipe, task: Task) -> None:
+    """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
+    than the machine can train, or a training length that the model or one of its kernels cannot serve."""
+    config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
+    check_memory(task.model_class, config, training=True)
+    limit = config.max_position_embeddings
+    with torch.device("meta"):
+        model = task.model_class(config)
+    for option, length in task.lengths().items():
+        if limit is not None and length > limit:
+            raise ValueError(f"{option} {length} is over model.max_position_embeddings {limit}")
+        for kernel in model.modules():
+            if isinstance(kernel, LagKernel) and (kernel.max_length or length) < length:
+                raise ValueError(f"{option} {length} is over the kernel's max_length {kernel.max_length}")
+
+
+def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
+    """The recipe's model, freshly initialised, or with the backbone of the run that ``model.init_from`` names, fitted
+    to the task's open data. ValueError if they do not fit."""
+    fields = task.fields()
+    config = model_config(recipe, task, fields)
+    if config.vocab_size < fields.get("vocab_size", 0):
+        raise ValueError(f"model.vocab_size {config.vocab_size} is less than the tokenizer's {fields['vocab_size']}")
+    set_seed(recipe.training.seed)
+    model = task.model_class(config)
+    if _START in recipe.model:
+        _take_backbone(model, Path(recipe.model[_START]))
+    return model
+
+
+def started_from(recipe: Recipe) -> Path | None:
+    """The folder that ``model.init_from`` names. FileNotFoundError if it holds no model."""
+    if _START not in recipe.model:
+        return None
+    folder = Path(str(recipe.model[_START])).expanduser()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"model.init_from must be the folder of a trained run, got {str(folder)!r}")
+    check_weights(folder)
+    return folder
+
+
+def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
+    """The configuration: what the task and the data say, and before that the recipe. ValueError for unknown fields."""
+    for name in recipe.model:
+        known(name, [*field_types(), _START], "key in model")
+    return LagwiseConfig(**{**task.fixed_fields(), **fields, **own_fields(recipe)})
+
+
+def own_fields(recipe: Recipe) -> dict[str, Any]:
+    """The fields of `LagwiseConfig` that a recipe gives."""
+    return {name: value for name, value in recipe.model.items() if name != _START}
+
+
+def with_start(recipe: Recipe) -> Recipe:
+    """The recipe with the path of ``model.init_from`` made absolute, the fields of that model where the recipe names no
+    others, and its tokenizer where the recipe names none."""
+    folder = started_from(recipe)
+    if folder is None:
+        return recipe
+    saved, place = read_config(folder).to_dict(), str(folder.resolve())
+    given = {name: saved[name] for name in field_types() if name in saved and not name.endswith("_token_id")}
+    options = recipe.data
+    if options.tokenizer == DataOptions.tokenizer and (folder / "tokenizer_config.json").is_file():
+        options = replace(options, tokenizer=place)
+    return replace(recipe, model={**given, **recipe.model, _START: place}, data=options)
+
+
+def without_start(recipe: Recipe) -> Recipe:
+    """The recipe for a training that has begun: the folder that it started from may be gone."""
+    return replace(recipe, model=own_fields(recipe))
+
+
+def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
+    """Load the weights of another run's backbone. ValueError if a weight is missing or of another shape."""
+    backbone = model.base_model
+    own = {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = [name for name in file.keys() if name.startswith(_BACKBONE)]  # noqa: SIM118 (it is no mapping)
+        found = {name.removeprefix(_BACKBONE): file.get_tensor(name) for name in names}
+    wrong = sorted(name for name in own if name not in found or tuple(found[name].shape) != own[name])
+    if wrong:
+        architecture = json.loads((folder / "config.json").read_text()).get("architectures", ["?"])[0]
+        raise ValueError(
+            f"model.init_from {str(folder)!r} ({architecture}) has no weights that fit {len(wrong)} parts of this "
+            f"model, such as {wrong[0]}; leave the model as it is there"
+        )
+    backbone.load_state_dict(found, strict=False)

@@ -1,0 +1,163 @@
+"""Whatever goes wrong is one line, and exit status 2."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from lagwise.cli import failures
+
+command_line = importlib.import_module("lagwise.cli.main")
+
+
+class Panic(BaseException):
+    """As tokenizers raises one."""
+
+
+def outcome(app: typer.Typer, *arguments: object) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lagwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            failures.run(app)
+    return stopped.value.code
+
+
+def failing(error: BaseException) -> typer.Typer:
+    app = typer.Typer()
+
+    @app.command()
+    def command() -> None:
+        raise error
+
+    return app
+
+
+def decoding_error() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+UNEXPECTED = "(LAGWISE_DEBUG=1 shows the traceback)"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("channels must be 1, got 2"), "channels must be 1, got 2"),
+        (ValueError("first\n  second\r\n\tthird\x1b[31m"), "first second third[31m"),
+        (ValueError("no folder '[/x] [bold]y'"), "no folder '[/x] [bold]y'"),
+        (FileNotFoundError(2, "No such file", "a\nb"), r"[Errno 2] No such file: 'a\nb'"),
+        (ImportError("no module; pip install it"), "no module; pip install it"),
+        (EOFError("cut short"), f"unexpected EOFError: cut short {UNEXPECTED}"),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("[x] DefaultCPUAllocator: can't allocate memory: 9"), "not enough memory: [x] DefaultCPU"),
+        (RuntimeError("CUDA out of memory. Tried"), "not enough memory: CUDA out of memory. Tried"),
+        (RuntimeError("shapes differ"), f"unexpected RuntimeError: shapes differ {UNEXPECTED}"),
+        (OverflowError("too large"), f"unexpected OverflowError: too large {UNEXPECTED}"),
+        (RecursionError(), f"unexpected RecursionError {UNEXPECTED}"),
+        (KeyError("config"), f"unexpected KeyError: 'config' {UNEXPECTED}"),
+        (decoding_error(), f"unexpected UnicodeDecodeError: {decoding_error()} {UNEXPECTED}"),
+        (
+            json.JSONDecodeError("Expecting value", "", 0),
+            "unexpected JSONDecodeError: Expecting value: line 1",
+        ),
+        (Panic("capacity overflow"), f"unexpected Panic: capacity overflow {UNEXPECTED}"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_failure_is_one_line(capsys: pytest.CaptureFixture[str], error: BaseException, line: str) -> None:
+    assert outcome(failing(error)) == 2
+    said = capsys.readouterr().err.strip("\n")
+    assert said.startswith(f"error: {line}")
+    assert len(said.splitlines()) == 1
+
+
+def test_long_messages_keep_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(failing(ValueError("the beginning " + 10**5 * "x " + "the end"))) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the beginning x")
+    assert said.endswith("the end\n")
+    assert len(said) < 700
+
+
+def test_the_traceback_is_there_for_those_who_ask(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAGWISE_DEBUG", "1")
+    assert outcome(failing(KeyError("config"))) == 2
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said
+    assert "raise error" in said
+    assert said.splitlines()[-1].startswith("error: unexpected KeyError")
+
+
+def test_stopping_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(failing(KeyboardInterrupt())) == 130
+    assert outcome(failing(typer.Exit(3))) == 3
+    assert capsys.readouterr().err == ""
+
+
+RUN = "no-such-run"
+PATHS = [
+    *(("train", option, "") for option in ("--data", "--recipe", "--out", "--resume")),
+    *(("plot", ""), ("generate", ""), ("convert", ""), ("demo", "--out", "")),
+    *(("convert", RUN, "--out", ""), ("bench", "ops", "--out", "")),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *((path, "must not be empty") for path in PATHS),
+        (("generate", RUN, "--temperature", "nan"), "'--temperature': must be at least 0, got nan"),
+        (("generate", RUN, "--temperature", "inf"), "got inf"),
+        (("generate", RUN, "--temperature", "-1"), "got -1.0"),
+        (("generate", RUN, "--top-p", "nan"), "'--top-p': must be in (0, 1], got nan"),
+        (("generate", RUN, "--top-p", "0"), "got 0.0"),
+        (("generate", RUN, "--tokens", "0"), "'--tokens': must be at least 1, got 0"),
+        (("generate", RUN, "--tokens", "1e3"), "'--tokens'"),
+        (("generate", RUN, "--seed", "-1"), "'--seed': must be in [0, 4294967295], got -1"),
+        (("generate", RUN, "--seed", 10**30), "4294967295], got 1000"),
+        (("generate", RUN, "--stop", "a", "--stop", ""), "'--stop': must not be empty"),
+        (("convert", RUN, "--tokens", "-5"), "'--tokens': must be at least 2, got -5"),
+        (("convert", RUN, "--tolerance", "nan"), "'--tolerance': must be in (0, 1), got nan"),
+        (("convert", RUN, "--tolerance", "1"), "got 1.0"),
+        (("convert", RUN, "--max-order", "0"), "'--max-order': must be at least 1"),
+        (("convert", RUN, "--lags", "-1"), "'--lags': must be at least 1, got -1"),
+        (("evaluate", RUN, "--tokens", "1"), "'--tokens': must be at least 2, got 1"),
+        (("evaluate", RUN, "--lengths", "1,0"), "--lengths are whole numbers of at least 1"),
+        (("evaluate", RUN, "--data", " "), "'--data': must not be empty"),
+        (("bench", "tcn", "8192", "--tokens", "0"), "'--tokens': must be at least 1, got 0"),
+        (("bench", "tcn", "1"), "must be at least 2, got 1"),
+        (("bench", "toeplitz", "--channels", "-1"), "'--channels': must be at least 1"),
+        (("bench", "toeplitz", "--repeats", "1"), "'--repeats': must be at least 2, got 1"),
+        (("bench", "generate", "--threads", "100000"), "'--threads': must be in [1, 1024], got 100000"),
+        (("generate", RUN, "--tempreture", "1"), "No such option"),
+        (("generat", RUN), "No such command 'generat'"),
+        (("generate",), "Missing argument 'RUN'"),
+    ],
+    ids=str,
+)
+def test_options_are_checked_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what an empty path would stand for
+    assert outcome(command_line.app, *arguments) == 2
+    said = capsys.readouterr().err.strip("\n")
+    assert said.startswith("error: ")
+    assert message in said
+    assert "--help')" in said
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("bench",)])
+def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str], arguments: tuple) -> None:
+    assert outcome(command_line.app, *arguments) == 2
+    said = capsys.readouterr()
+    assert "Usage: " in said.out
+    assert said.err == ""

@@ -1,0 +1,211 @@
+"""Random mixers on random rows, against dense references: outputs and gradients, whole and streamed.
+
+A failure shows its seed: ``LAGWISE_FUZZ_SEED=seed pytest tests/fuzz/test_parity.py`` runs it alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import campaign
+import pytest
+import torch
+from cases import QUICK, Case, Document, build, draw, lay_out
+from references import REFERENCES, reference
+from torch import Tensor
+
+from lagwise.mixers import MIXERS
+
+POISON = torch.tensor([float("nan"), float("inf"), float("-inf"), 1e30])
+# Relative to the largest value of the output, and of a gradient or a hundredth of all gradients.
+TOLERANCE = {torch.float64: (1e-11, 1e-10), torch.float32: (1e-5, 1e-4)}
+# An ill-conditioned case may err by more: this many times what rounding its numbers to their dtype changes.
+ROUNDINGS = 30
+MANY = 10**6
+
+pytestmark = pytest.mark.filterwarnings("ignore:no SKI plan meets")
+
+
+def test_every_mixer_has_a_reference() -> None:
+    assert set(REFERENCES) == set(MIXERS)
+
+
+@pytest.mark.parametrize("seed", campaign.seeds(QUICK))
+def test_parity(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(not campaign.SECONDS, reason="set LAGWISE_FUZZ_SECONDS (make fuzz)")
+def test_parity_at_length() -> None:
+    campaign.run(check, QUICK, share=0.75)
+
+
+def check(seed: int) -> None:
+    case = draw(seed)
+    try:
+        check_case(case)
+    except Exception as error:
+        raise AssertionError(f"{error}\n{case}") from error
+
+
+def check_case(case: Case) -> None:
+    mixer = build(case)
+    exact = deepcopy(mixer).double()
+    texts = [torch.randn(document.text, case.channels).to(case.dtype) for document in case.documents]
+    weights = [torch.randn_like(text) for text in texts]
+    ways = [partial(forward, case, mixer)]
+    if case.chunks:
+        ways.append(partial(stream, case, mixer))
+        if len(texts) > 1:
+            ways.append(partial(joined, case, mixer))
+    wanted = results(exact, partial(dense, exact), texts, weights)
+    for name, way in zip(("forward", "stream", "joined streams"), ways, strict=False):
+        ours = results(mixer, way, texts, weights)
+        wrong = differing(ours, wanted, dict.fromkeys(wanted, 0.0), case.dtype)
+        if wrong:
+            wrong = differing(ours, wanted, sensitivity(case, exact, texts, weights, wanted), case.dtype)
+        assert not wrong, f"{name}: {'; '.join(wrong)}"
+
+
+def dense(exact: Any, xs: list[Tensor]) -> list[Tensor]:
+    return [reference(exact, x) for x in xs]
+
+
+def sensitivity(
+    case: Case, exact: Any, texts: list[Tensor], weights: list[Tensor], wanted: dict[str, Tensor]
+) -> dict[str, float]:
+    """What may be off where rounding of the texts and parameters to the case's dtype makes a difference."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.double() * (1 + torch.finfo(case.dtype).eps * torch.randn_like(x, dtype=torch.float64))
+
+    nearby = deepcopy(exact)
+    with torch.no_grad():
+        for parameter in nearby.parameters():
+            parameter.copy_(rounded(parameter))
+    found = results(nearby, partial(dense, nearby), [rounded(text) for text in texts], weights)
+    return {name: ROUNDINGS * distance(found[name], right) for name, right in wanted.items()}
+
+
+def results(
+    mixer: Any, way: Callable[[list[Tensor]], list[Tensor]], texts: list[Tensor], weights: list[Tensor]
+) -> dict[str, Tensor]:
+    """Outputs for the texts, and gradients of their weighted sum, by name."""
+    parameters = dict(mixer.named_parameters())
+    dtype = next(iter(parameters.values())).dtype
+    xs = [text.to(dtype).requires_grad_() for text in texts]
+    ys = way(xs)
+    loss = sum(((y * w).sum() for y, w in zip(ys, weights, strict=True)), start=torch.zeros(()))
+    grads = torch.autograd.grad(loss, [*xs, *parameters.values()], materialize_grads=True)
+    return {
+        "output": torch.cat(ys),
+        "gradient of x": torch.cat(grads[: len(xs)]),
+        **{f"gradient of {name}": grad for name, grad in zip(parameters, grads[len(xs) :], strict=True)},
+    }
+
+
+def forward(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
+    x, mask, seq_idx = rows(case, xs)
+    before, version = x.detach().clone(), x._version
+    y = mixer(x, mask=mask, seq_idx=seq_idx)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert y.isfinite().all()
+    assert x._version == version
+    assert torch.equal(x.nan_to_num(), before.nan_to_num())
+    return texts_of(case, y)
+
+
+def stream(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
+    """In the case's chunks; before some of them other tokens go on from the same state, which must not matter."""
+    rng = random.Random(case.seed)
+    x, mask, _ = rows(case, xs)
+    state, parts, start = mixer.init_state(len(case.rows)), [], 0
+    for size in case.chunks:
+        chunk, real = (None if t is None else t[:, start : start + size] for t in (x, mask))
+        if rng.random() < 0.2:
+            mixer.prefill(torch.randn(x.shape[0], rng.randint(1, 9), case.channels, dtype=x.dtype), state)
+        if size == 1 and (real is None or real.all()):
+            y, state = mixer.step(chunk[:, 0], state)
+            y = y[:, None]
+        else:
+            y, state = mixer.prefill(chunk, state, mask=real)
+        assert y.isfinite().all()
+        parts.append(y)
+        start += size
+    return texts_of(case, torch.cat(parts, dim=1))
+
+
+def joined(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
+    """Every row begins alone, with any number of its tokens; then they go on together, and leave at their ends."""
+    rng = random.Random(case.seed)
+    states, parts = [], []
+    for x in xs:
+        parts.append([x[: rng.choice((0, rng.randint(0, len(x))))]])
+        state = mixer.init_state(1)
+        if len(parts[-1][0]):
+            y, state = mixer.prefill(parts[-1][0][None], state)
+            parts[-1] = [y[0]]
+        states.append(state)
+    state, live = states[0].join(states), list(range(len(xs)))
+    left = {row: xs[row][sum(map(len, parts[row])) :] for row in live}
+    while True:
+        staying = [i for i, row in enumerate(live) if len(left[row])]
+        if not staying:
+            return [torch.cat(part) for part in parts]
+        if len(staying) < len(live):
+            state, live = state.map_batch(lambda t, kept=torch.tensor(staying): t[kept]), [live[i] for i in staying]
+        size = rng.choice((1, rng.randint(1, 9), MANY))
+        size = min(size, *(len(left[row]) for row in live))
+        y, state = mixer.prefill(torch.stack([left[row][:size] for row in live]), state)
+        for i, row in enumerate(live):
+            parts[row].append(y[i])
+            left[row] = left[row][size:]
+
+
+def rows(case: Case, texts: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """x, mask and seq_idx: the texts where they belong, and noise or poison at padding."""
+    real = torch.stack([torch.cat([_text(document) for document in row]) for row in case.rows])
+    x = torch.randn(*real.shape, case.channels)
+    if case.poison:
+        x = POISON[torch.randint(len(POISON), x.shape)]
+    x = x.to(case.dtype).masked_scatter(real[..., None].expand_as(x), torch.cat(texts))
+    seq_idx = None
+    if case.packed:
+        seq_idx = torch.stack([torch.cat([torch.full((sum(d),), i) for i, d in enumerate(row)]) for row in case.rows])
+    return lay_out(x, case.layout), None if case.mask is None else real.to(case.mask), seq_idx
+
+
+def texts_of(case: Case, y: Tensor) -> list[Tensor]:
+    """The outputs of the texts, document by document."""
+    documents = torch.cat(list(y)).split([sum(document) for document in case.documents])
+    return [part[d.left : d.left + d.text] for part, d in zip(documents, case.documents, strict=True)]
+
+
+def _text(document: Document) -> Tensor:
+    place = torch.arange(sum(document))
+    return (place >= document.left) & (place < document.left + document.text)
+
+
+def differing(
+    ours: dict[str, Tensor], wanted: dict[str, Tensor], slack: dict[str, float], dtype: torch.dtype
+) -> list[str]:
+    """In words, what is not as it should be."""
+    largest = max(distance(t, 0 * t) for name, t in wanted.items() if name != "output")
+    wrong = []
+    for name, right in wanted.items():
+        scale, tolerance = distance(right, 0 * right), TOLERANCE[dtype][name != "output"]
+        if name != "output":
+            scale = max(scale, 0.01 * largest)
+        error = distance(ours[name], right)
+        if not error <= max(tolerance * scale, slack[name]):
+            wrong.append(f"{name} is off by {error:.1e} of {scale:.1e}")
+    return wrong
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return (a - b).abs().max().item() if a.numel() else 0.0

@@ -1,0 +1,76 @@
+"""Long causal products are cut into parts, so that rounding stays near its cause."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.ops import spectral, toeplitz_product
+
+pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
+
+
+def with_gradients(x: Tensor, taps: Tensor, weight: Tensor, engine: str) -> list[Tensor]:
+    x, taps = x.detach().requires_grad_(), taps.detach().requires_grad_()
+    y = toeplitz_product(x, taps, engine=engine)
+    return [y.detach(), *torch.autograd.grad(y, (x, taps), weight)]
+
+
+@pytest.mark.parametrize(("length", "n_taps"), [(65, 65), (257, 66), (1000, 1000), (1021, 500), (1021, 2000)])
+@pytest.mark.parametrize("most", [3, 16])
+def test_parts_equal_the_dense_matrix(length: int, n_taps: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectral, "_PART", 64)
+    monkeypatch.setattr(spectral, "_MOST_PARTS", most)
+    monkeypatch.setattr(spectral, "_CPU_GROUP_CHANNELS", 3)
+    monkeypatch.setattr(spectral, "_CPU_GROUP_ELEMENTS", 4096)  # and fewer at a time where parts meet frames
+    x, weight = torch.randn(2, 3, length, 5, dtype=torch.float64)
+    taps = torch.randn(5, n_taps, dtype=torch.float64)
+    plan = spectral._plan(length, min(n_taps, length), 0, "auto")
+    assert plan.frames > 1
+    assert plan.parts <= most
+    for ours, exact in zip(*(with_gradients(x, taps, weight, e) for e in ("auto", "dense")), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
+
+
+def test_what_comes_later_moves_nothing_in_earlier_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectral, "_PART", 64)
+    x, taps = torch.randn(1, 1024, 3), torch.randn(3, 1024)
+    before = toeplitz_product(x, taps)
+    x[:, 700] *= 1e5
+    after = toeplitz_product(x, taps)
+    assert torch.equal(before[:, :640], after[:, :640])
+    assert not torch.equal(before[:, 700:], after[:, 700:])
+
+
+def test_float32_is_right_at_both_ends_of_100000_tokens() -> None:
+    """The first outputs, and the gradients of the last tokens and lags, are sums of few terms: rounding that is small
+    beside the largest is large beside them."""
+    length, near = 100_000, 64
+    x, weight = torch.randn(2, 1, length, 2) + 1
+    taps = torch.randn(2, length) + 1
+    exact = with_gradients(x.double(), taps.double(), weight.double(), "fft")
+    for ours, true, ends in zip(
+        with_gradients(x, taps, weight, "auto"),
+        exact,
+        ((slice(None), slice(near)), (slice(None), slice(-near, None)), (slice(None), slice(-near, None))),
+        strict=True,
+    ):
+        assert (ours - true)[ends].abs().max() < 5e-5 * true[ends].abs().max()
+        assert (ours - true).abs().max() < 1e-6 * true.abs().max()
+
+
+def test_compiled_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectral, "_PART", 64)
+    compiled = torch.compile(toeplitz_product, backend="aot_eager")
+    x, taps = torch.randn(2, 300, 2, requires_grad=True), torch.randn(2, 300, requires_grad=True)
+    ours, exact = compiled(x, taps), toeplitz_product(x, taps)
+    torch.testing.assert_close(ours, exact)
+    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, taps)) for y in (ours, exact)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_usual_lengths_take_one_frame() -> None:
+    assert spectral._plan(8192, 8192, 0, "auto").frames == 1
+    assert spectral._plan(100_000, 100_000, 0, "fft").frames == 1
+    assert spectral._plan(100_000, 199_999, 99_999, "auto").frames == 1  # two-sided: no output is a sum of few terms

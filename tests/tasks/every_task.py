@@ -1,0 +1,109 @@
+"""Every entry of the table of tasks, as a recipe that trains in about a second, with its data."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lagwise.training import Recipe, load_recipe
+
+_TRAINING = [
+    *("training.steps=6", "training.batch_size=4", "training.warmup_steps=2", "training.save_every=3"),
+    *("training.evaluate_every=3", "training.log_every=1", "training.evaluate_tokens=512"),
+    "training.precision=float32",
+]
+MODEL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "block": {
+        "name": "prenorm",
+        "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "rpe", "hidden": 4, "layers": 1}},
+    },
+}
+
+
+class Case(NamedTuple):
+    """task: its name in the table. prepare: writes data into a folder and gives overrides of the recipe. rows: to
+    predict. wrong: overrides that cannot be, and a part of the error."""
+
+    task: str
+    prepare: Callable[[Path], list[str]]
+    rows: list[dict[str, Any]]
+    wrong: tuple[str, str]
+
+
+def _words(count: int) -> str:
+    return " ".join(random.choices(["good", "bad", "film", "long", "short", "seen", "again", "never"], k=count))
+
+
+def _text(folder: Path) -> list[str]:
+    (folder / "text.txt").write_text("\n".join(_words(10) for _ in range(300)) + "\n")
+    return ["task.name=language_modelling", f"data.source={folder / 'text.txt'}", "data.length=32"]
+
+
+def _recall(folder: Path) -> list[str]:
+    return ["task.name=associative_recall", "data.length=16", "data.vocab_size=6"]
+
+
+def _classes(folder: Path) -> list[str]:
+    texts = [_words(random.randint(1, 12)) for _ in range(60)]
+    _write(folder / "rows.csv", [{"text": t, "label": "yes" if "good" in t else "no"} for t in texts])
+    return [*_CLASSIFY, f"data.source={folder / 'rows.csv'}"]
+
+
+def _pairs(folder: Path) -> list[str]:
+    rows = [{"one": _words(3), "two": _words(random.randint(1, 5)), "score": i / 7} for i in range(60)]
+    _write(folder / "pairs.csv", rows)
+    return [*_CLASSIFY, f"data.source={folder / 'pairs.csv'}", "task.text=[one, two]", "task.label=score"]
+
+
+def _series(folder: Path) -> list[str]:
+    values = np.random.default_rng(0).normal(size=(60, 20, 2)).astype(np.float32)
+    np.savez(folder / "series.npz", input_values=values, label=(values.mean((1, 2)) > 0).astype(int))
+    return [*_CLASSIFY, f"data.source={folder / 'series.npz'}", "task.inputs=values"]
+
+
+_CLASSIFY = ["task.name=sequence_classification", "data.length=32"]
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+CASES = {
+    "language modelling": Case(
+        "language_modelling", _text, [{"text": "good film"}, {"text": ""}], ("data.source=nowhere.txt", "nowhere.txt")
+    ),
+    "associative recall": Case(
+        "associative_recall", _recall, [{"text": "a 1 b 0 a"}], ("data.source=text.txt", "means nothing to the task")
+    ),
+    "classes of text": Case(
+        "sequence_classification", _classes, [{"text": "good", "id": 7}, {"text": ""}], ("task.label=stars", "'stars'")
+    ),
+    "numbers of pairs": Case(
+        "sequence_classification", _pairs, [{"one": "bad", "two": "film"}], ("task.kind=rank", "unknown task.kind")
+    ),
+    "classes of series": Case(
+        "sequence_classification",
+        _series,
+        [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
+        ("task.class_weights=even", "unknown task.class_weights"),
+    ),
+}
+
+
+def recipe(name: str, folder: Path, *overrides: str) -> Recipe:
+    """The recipe of a case, its data written into the folder."""
+    random.seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = load_recipe("tnn-lm", [*CASES[name].prepare(folder), *_TRAINING, *overrides])
+    made.model = MODEL
+    return made

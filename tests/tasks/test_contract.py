@@ -1,0 +1,114 @@
+"""What every task does: train, resume to the same losses, evaluate, predict, report, and refuse wrong data."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from every_task import CASES, recipe
+
+from lagwise.analysis.report import plot_run
+from lagwise.runs import evaluate_run, predict_run
+from lagwise.tasks import TASKS
+from lagwise.training import load_recipe, make_task, read_metrics, resume, train
+
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def losses(run: Path) -> dict[float, float]:
+    return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of every case, trained when it is first asked for."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    class Runs(dict):
+        def __missing__(self, name: str) -> Path:
+            place = folder / name.replace(" ", "-")
+            self[name] = train(recipe(name, place / "data"), place / "run", progress=False)
+            return self[name]
+
+    return Runs()
+
+
+def test_every_task_is_here() -> None:
+    assert {case.task for case in CASES.values()} == set(TASKS)
+
+
+@every_case
+def test_it_trains_and_logs_its_metric(name: str, runs: dict[str, Path]) -> None:
+    task = make_task(load_recipe(str(runs[name] / "recipe.yaml")))
+    task.open(progress=False)
+    metrics = read_metrics(runs[name])
+    assert list(losses(runs[name])) == [1, 2, 3, 4, 5, 6]
+    found = [line for line in metrics if f"eval_{task.headline}" in line]
+    assert [line["step"] for line in found] == [3, 6]
+    assert all(math.isfinite(line[f"eval_{task.headline}"]) and math.isfinite(line["eval_loss"]) for line in found)
+
+
+@every_case
+def test_it_resumes_to_the_same_losses(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(runs[name], half)
+    for path in (half / "config.json", half / "model.safetensors"):
+        path.unlink()
+    shutil.rmtree(half / "checkpoint-6")
+    resume(half, progress=False)
+    assert losses(half) == losses(runs[name])
+    assert (half / "model.safetensors").read_bytes() == (runs[name] / "model.safetensors").read_bytes()
+
+
+@every_case
+def test_it_evaluates_and_shows_the_result(name: str, runs: dict[str, Path]) -> None:
+    result = evaluate_run(runs[name], progress=False)
+    assert json.loads(json.dumps(result)) == json.loads((runs[name] / "evaluation.json").read_text())
+    task = make_task(load_recipe(str(runs[name] / "recipe.yaml")))
+    for table in task.tables(result):
+        assert table.rows
+        assert all(len(row) == len(table.head) for row in table.rows)
+
+
+@every_case
+def test_it_predicts_without_the_data_it_was_trained_on(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere"
+    shutil.copytree(runs[name], place)
+    rows = CASES[name].rows
+    predicted = predict_run(place, rows, progress=False)
+    assert len(predicted) == len(rows)
+    for row, before in zip(predicted, rows, strict=True):
+        assert row.items() >= before.items()
+        assert len(row) > len(before)
+    with pytest.raises(ValueError, match=r"row 1 has no '\w+', which this run reads"):
+        predict_run(place, [{"other": "good"}], progress=False)
+
+
+@every_case
+def test_its_report_has_its_pictures_and_tables(name: str, runs: dict[str, Path]) -> None:
+    evaluate_run(runs[name], progress=False)
+    *pictures, report = plot_run(runs[name])
+    assert all(path.stat().st_size > 5000 for path in pictures)
+    page = report.read_text()
+    assert page.count("<img") == len(pictures)
+    assert "<h2>Results</h2>" in page
+
+
+@every_case
+def test_it_refuses_wrong_data_before_a_run_begins(name: str, tmp_path: Path) -> None:
+    override, message = CASES[name].wrong
+    wrong = recipe(name, tmp_path / "data", override)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(wrong, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_changed_data_are_noticed(tmp_path: Path) -> None:
+    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
+    with open(tmp_path / "data" / "rows.csv", "a") as file:
+        file.write("a new row,yes\n")
+    with pytest.raises(ValueError, match="has changed since"):
+        evaluate_run(run, progress=False)

@@ -1,0 +1,126 @@
+"""What is particular to classes and numbers of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from every_task import recipe
+from torch.utils.data import DataLoader
+
+from lagwise.runs import evaluate_run, predict_run
+from lagwise.tasks import SequenceClassification
+from lagwise.tasks.scores import classification_scores, regression_scores
+from lagwise.training import check_recipe, make_task, read_metrics, train
+from lagwise.training.model import build_model
+
+
+def opened(folder: Path, *overrides: str, name: str = "classes of text") -> SequenceClassification:
+    task = make_task(recipe(name, folder, *overrides))
+    assert isinstance(task, SequenceClassification)
+    task.open(progress=False)
+    return task
+
+
+def test_the_loss_weighs_classes_and_smooths_labels(tmp_path: Path) -> None:
+    task = opened(tmp_path, "task.class_weights=balanced", "task.label_smoothing=0.1")
+    logits, labels = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
+    counts = task.rows.counts["train"]
+    weight = torch.tensor([sum(counts.values()) / (2 * counts[name]) for name in ("no", "yes")])
+    each = F.cross_entropy(logits, labels, weight=weight, label_smoothing=0.1, reduction="none")
+    out = SimpleNamespace(logits=logits)
+    torch.testing.assert_close(task.loss(out, labels), each.mean())
+    torch.testing.assert_close(task.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
+
+
+def test_packed_rows_have_the_loss_of_padded_ones(tmp_path: Path) -> None:
+    losses = []
+    for packing in ("true", "false"):
+        made = recipe("classes of text", tmp_path, f"task.packing={packing}", "data.length=64")
+        task = check_recipe(made)
+        task.open(progress=False)
+        model = build_model(made, task).eval()
+        batch = next(iter(DataLoader(task.training_examples(1, 12, 0), batch_size=12, collate_fn=task.collate)))
+        labels = batch.pop("labels")
+        losses.append(task.loss(model(**batch), labels))
+        assert ("seq_idx" in batch) == (packing == "true")
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
+
+
+def test_gradient_accumulation_changes_nothing(tmp_path: Path) -> None:
+    runs = []
+    for parts in (1, 2):
+        made = recipe("classes of text", tmp_path / "data", f"training.accumulate={parts}", "training.steps=3")
+        runs.append(train(made, tmp_path / f"run{parts}", progress=False))
+    one, two = ([line["loss"] for line in read_metrics(run) if "loss" in line] for run in runs)
+    assert one == pytest.approx(two, rel=1e-3)
+
+
+def test_other_rows_are_scored_with_the_labels_of_the_run(tmp_path: Path) -> None:
+    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\ngood film,yes\nbad,yes\n")
+    result = evaluate_run(run, source=str(other), progress=False)
+    predicted = [row["predicted"] for row in predict_run(run, source=str(other), progress=False)]
+    assert result["test"]["accuracy"] == predicted.count("yes") / 2
+    assert "valid" not in result
+    for cell, message in (("maybe", "is 'maybe', which the model does not know"), ("", "has no label")):
+        other.write_text(f"text,label\ngood film,yes\nbad,{cell}\n")
+        with pytest.raises(ValueError, match=f"row 2 of .*{message}"):
+            evaluate_run(run, source=str(other), progress=False)
+
+
+def test_predictions_come_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
+    texts = ["good " * n for n in (9, 1, 30, 4)]
+    together = predict_run(run, [{"text": text} for text in texts], progress=False)
+    alone = [predict_run(run, [{"text": text}], progress=False)[0] for text in texts]
+    for one, other in zip(together, alone, strict=True):
+        assert one["p(yes)"] == pytest.approx(other["p(yes)"], abs=1e-5)
+        assert one["p(yes)"] + one["p(no)"] == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ValueError, match="a column 'predicted', the name of a prediction"):
+        predict_run(run, [{"text": "good", "predicted": 1}], progress=False)
+
+
+def test_the_only_column_of_text_serves_and_is_remembered(tmp_path: Path) -> None:
+    made = recipe("classes of text", tmp_path / "data")
+    path = tmp_path / "data" / "rows.csv"
+    path.write_text(path.read_text().replace("text,label", "review,label", 1))
+    run = train(made, tmp_path / "run", progress=False)
+    assert predict_run(run, [{"review": "good"}], progress=False)[0]["predicted"] in ("yes", "no")
+    assert evaluate_run(run, progress=False)["test"]["rows"] > 0
+
+
+def test_scores_are_those_of_their_definitions() -> None:
+    true, predicted = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 2, 2, 0])
+    scores, details = classification_scores(predicted, true, ("a", "b", "c"))
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+    assert scores["macro_f1"] == pytest.approx((0.5 + 2 / 3 + 0.8) / 3)
+    assert details["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 2]]
+    assert details["majority"] == 0.5
+    x, y = np.array([1.0, 2.0, 3.0, 5.0]), np.array([2.0, 1.0, 3.0, 9.0])
+    scores, _ = regression_scores(x, y)
+    assert scores["pearson"] == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert scores["spearman"] == pytest.approx(0.8)
+    assert scores["mean_squared_error"] == pytest.approx(4.5)
+    assert regression_scores(np.ones(3), np.arange(3.0))[0]["pearson"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.source=", "classification needs rows to learn from"),
+        ("data.lengths=[16, 32]", "data.lengths means nothing"),
+        ("task.label_smoothing=1.0", r"label_smoothing must be in \[0, 1\)"),
+        ("task.packing=yes please", "packing must be true or false"),
+        ("task.labels=stars", "did you mean 'label'"),
+        ("task.text=nothing", "nothing"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path, override)

@@ -1,0 +1,32 @@
+"""Long texts are cut where tokenizers cut too."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lagwise.data import load_tokenizer
+from lagwise.text import pieces
+
+LINES = "def f(x):\n    return x  # (;\n\n\nclass A:\n    pass\n" * 20
+WORDS = "it was the best of times; it was the worst " * 20
+
+
+@pytest.mark.parametrize("text", ["", "a", LINES, WORDS, "x" * 1000, "\n" * 1000, " " * 999 + "a", "é€\t" * 300])
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_pieces_are_the_text(text: str, size: int) -> None:
+    cut = list(pieces(text, size))
+    assert "".join(cut) == text
+    assert all(size <= len(piece) <= 2 * size for piece in cut[:-1])
+    assert all(0 < len(piece) <= 2 * size for piece in cut)
+
+
+@pytest.mark.parametrize("text", [LINES, WORDS])
+def test_a_tokenizer_of_words_does_not_notice(text: str) -> None:
+    random.seed(0)
+    learned = " ".join(random.choices((LINES + WORDS).split(" "), k=4000))
+    tokenizer = load_tokenizer("bpe", vocab_size=300, texts=iter([learned, LINES]))
+    parts = [tokenizer(piece)["input_ids"] for piece in pieces(text, 50)]
+    assert len(parts) > 5
+    assert [token for part in parts for token in part] == tokenizer(text)["input_ids"]

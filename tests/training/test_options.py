@@ -1,0 +1,128 @@
+"""Epochs, the best model, stopping early, starting from another run, and models by one word."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
+from every_task import MODEL, recipe
+
+from lagwise.models import load_model
+from lagwise.models.presets import PRESETS
+from lagwise.runs import evaluate_run, predict_run
+from lagwise.training import check_recipe, load_recipe, read_metrics, resume, train
+from lagwise.training import run as run_module
+from lagwise.training.best import evaluations_since_best
+
+
+def _stop(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def accuracies(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["eval_accuracy"]) for line in read_metrics(run) if "eval_accuracy" in line]
+
+
+def test_epochs_count_passes_over_the_rows(tmp_path: Path) -> None:
+    made = recipe("classes of text", tmp_path / "data")  # 48 rows to train on, batches of 4
+    made.training.epochs = 1.5
+    run = train(made, tmp_path / "run", progress=False)
+    saved = load_recipe(str(run / "recipe.yaml"))
+    assert saved.training.steps == 18
+    assert read_metrics(run)[-1]["step"] == 18
+    assert accuracies(run)[-1][0] == 18
+
+
+def test_generated_data_have_no_epochs(tmp_path: Path) -> None:
+    made = recipe("associative recall", tmp_path / "data")
+    made.training.epochs = 1.0
+    with pytest.raises(ValueError, match=r"training\.epochs means nothing"):
+        train(made, tmp_path / "run", progress=False)
+
+
+def test_the_run_ends_with_its_best_model(tmp_path: Path) -> None:
+    """A learning rate that ruins the model later: the best weights are those of the best evaluation."""
+    made = recipe("classes of text", tmp_path / "data", "training.select=best", "training.learning_rate=0.05")
+    made.training.steps, made.training.evaluate_every, made.training.save_every = 40, 5, 20
+    run = train(made, tmp_path / "run", progress=False)
+    best = max(value for _, value in accuracies(run))
+    assert evaluate_run(run, progress=False)["valid"]["accuracy"] == pytest.approx(best)
+    assert not (run / "best").exists()
+
+
+def test_the_best_model_survives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe("classes of text", tmp_path / "data", "training.select=best", "training.learning_rate=0.05")
+    whole, half = train(made, tmp_path / "whole", progress=False), tmp_path / "half"
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_finish", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(made, half, progress=False)
+    shutil.rmtree(half / "checkpoint-6")
+    resume(half, progress=False)
+    expected, found = (load_file(run / "model.safetensors") for run in (whole, half))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_training_stops_when_nothing_gets_better(tmp_path: Path) -> None:
+    made = recipe("classes of text", tmp_path / "data", "training.patience=2", "training.learning_rate=1.0e-12")
+    made.training.steps, made.training.evaluate_every = 60, 3
+    run = train(made, tmp_path / "run", progress=False)
+    assert [step for step, _ in accuracies(run)] == [3, 6, 9]
+    assert (run / "config.json").is_file()
+    before = read_metrics(run)
+    resume(run, progress=False)  # it has ended
+    assert read_metrics(run) == before
+
+
+@pytest.mark.parametrize(("values", "since"), [([1.0], 0), ([1, 2], 0), ([2, 1, 1], 2), ([1, 2, 2], 1), ([3, 3], 1)])
+def test_evaluations_since_the_best(values: list[float], since: int) -> None:
+    assert evaluations_since_best(values) == since
+
+
+def test_a_classifier_starts_from_a_language_models_backbone(tmp_path: Path) -> None:
+    start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
+    made = recipe("classes of text", tmp_path / "rows", "training.learning_rate=1.0e-12", "training.steps=3")
+    made.model = {"init_from": str(start)}
+    run = train(made, tmp_path / "run", progress=False)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, start))
+    name = "model.layers.0.block.token_mixer.out.weight"
+    torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
+    model, _ = load_model(run)
+    assert model.config.causal  # as it was trained
+    assert load_recipe(str(run / "recipe.yaml")).model["hidden_size"] == MODEL["hidden_size"]
+    assert len(predict_run(run, [{"text": "good"}], progress=False)) == 1
+
+
+def test_a_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
+    made = recipe("classes of text", tmp_path / "rows")
+    made.model = {"init_from": str(start), "hidden_size": 16}
+    with pytest.raises(ValueError, match="has no weights that fit"):
+        train(made, tmp_path / "run", progress=False)
+    made.model = {"init_from": str(tmp_path / "nothing")}
+    with pytest.raises(FileNotFoundError, match=r"model\.init_from must be the folder of a trained run"):
+        train(made, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("word", PRESETS)
+def test_a_model_by_one_word(word: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(20)))
+    made = load_recipe("classify", ["model.hidden_size=16", f"model={word}", f"data.source={rows}"])
+    assert made.model["hidden_size"] == 16
+    assert made.model["block"] == PRESETS[word]["block"]
+    check_recipe(made)
+    changed = load_recipe("classify", ["model.block.dropout=0.3", f"model={word}"])
+    assert changed.model["block"]["dropout"] == 0.3
+    assert "dropout" not in PRESETS[word]["block"]
+
+
+def test_an_unknown_word_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown model: 'fd_tnn'; did you mean 'fd-tnn'"):
+        load_recipe("classify", ["model=fd_tnn"])
