@@ -200,3 +200,19 @@ def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> Non
     every = train(tiny_recipe, tmp_path / "every", progress=False)
     losses = [line["loss"] for line in read_metrics(every) if "loss" in line]
     assert resumed[-1]["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
+
+
+def test_dying_after_the_last_step(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary is logged, the model not yet at the top of the folder: it is put there, and nothing logged twice."""
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "_finish", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    before = [line["step"] for line in read_metrics(tmp_path / "run")]
+    resume(tmp_path / "run", progress=False)
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == before
+    assert (tmp_path / "run" / "config.json").exists()

@@ -261,11 +261,11 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
 
 
 def _rewind_metrics(out: Path, step: int) -> None:
-    """Drop logged lines beyond the checkpoint; training will write them again."""
+    """Drop logged lines beyond the checkpoint, and the summary; training will write them again."""
     path = out / METRICS_FILE
     if not path.is_file():  # stopped before the first line
         return
-    kept = [line for line in _logged(path) if line["step"] <= step]
+    kept = [line for line in _logged(path) if line["step"] <= step and "train_loss" not in line]
     write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
