@@ -308,7 +308,8 @@ def test_two_processes_give_the_loss_of_one(
 ) -> None:
     """torchrun with gloo, the same total batch; the task with lengths that change, which the processes must share."""
     if task:
-        tiny_recipe.data = dataclasses.replace(recall_recipe.data, lengths=[16, 64])
+        recall_recipe.data.lengths = [16, 64]
+        tiny_recipe.data, tiny_recipe.task = recall_recipe.data, recall_recipe.task
     tiny_recipe.training.save_every = 100
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_recipe.to_yaml())
