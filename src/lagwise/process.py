@@ -1,10 +1,13 @@
-"""Settings of a whole process, for programs only: they must precede the import of torch."""
+"""What concerns a whole process: its memory, and settings for programs only, which must precede the import of torch."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
+from contextlib import suppress
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE = 2**30
@@ -36,3 +39,15 @@ def share_cores() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+
+
+def memory() -> float:
+    """Bytes of memory that the machine has, or that its container may use of it; infinity if the system does not
+    say."""
+    limits = []
+    with suppress(OSError, ValueError, AttributeError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text()))
+    return min(limits, default=math.inf)

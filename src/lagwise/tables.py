@@ -16,7 +16,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from lagwise.files import one_line
+
 LARGEST_OPTION = 2**24  # of a part's whole numbers: sizes and counts
+LARGEST_VOCABULARY = 2**20  # that is trained, or made up by a task: a few times the largest in use
 _QUOTED = reprlib.Repr()
 _QUOTED.maxstring = _QUOTED.maxother = 100
 Spec = Mapping[str, Any]
@@ -41,7 +44,7 @@ def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what:
     try:
         return part(*args, **{key: value for key, value in context.items() if key in accepted}, **options)
     except (TypeError, OverflowError, RuntimeError) as error:  # products of sizes that no number or tensor holds
-        raise ValueError(f"{what} {spec['name']!r} cannot be built from {shown(options)}: {error}") from error
+        raise ValueError(f"{what} {spec['name']!r} cannot be built from {shown(options)}: {one_line(error)}") from error
 
 
 def typed(kind: Any, value: Any, where: str, *, most: int = 2**63 - 1) -> Any:

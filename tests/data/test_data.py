@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare, read_documents, token_bytes
+from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare, read_documents, reading, token_bytes
 from lagwise.data import tokens as tokens_module
 from lagwise.data.tokenizers import pieces
 from lagwise.files import lock
@@ -143,6 +143,18 @@ class TestSources:
         with pytest.raises(ValueError, match=message) as error:
             split_texts(str(tmp_path / name))
         assert name in str(error.value)
+
+    @pytest.mark.parametrize("name", ["bomb.txt.xz", "bomb.jsonl.xz", "lines.jsonl.xz"])
+    def test_a_file_that_unpacks_beyond_memory_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        monkeypatch.setattr(reading, "memory", lambda: 8 * 10**6)
+        line = b'{"text": "' + b"a" * 10**5 + b'"}\n'
+        content = line * 50 if name.startswith("lines") else b"a" * 5 * 10**6
+        (tmp_path / name).write_bytes(lzma.compress(content, preset=0))
+        assert (tmp_path / name).stat().st_size < 10**5
+        with pytest.raises(ValueError, match=r"holds over .* GB of text"):
+            split_texts(str(tmp_path / name))
 
     def test_missing_paths_and_empty_folders(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="hub:nowhere"):

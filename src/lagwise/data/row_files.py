@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import lzma
 import zipfile
 import zlib
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.sources import decoded
+from lagwise.data.reading import decoded, opened, read_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,22 +32,15 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of one file, of all columns or those named. ValueError names the file and the place of the fault."""
     kind = file_kind(path)
     assert kind is not None
-    try:
-        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    except (lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
-    return READERS[kind](data, path, columns)
+    return READERS[kind](read_whole(path), path, columns)
 
 
 def read_columns(path: Path) -> tuple[str, ...]:
     """The columns of one file: of .csv and .tsv the header, of .jsonl the fields of the first record."""
     kind = file_kind(path)
     if kind in (".csv", ".tsv", ".jsonl"):
-        try:
-            with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
-                line = next((line for line in f if line.strip()), b"")
-        except (lzma.LZMAError, EOFError) as error:
-            raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+        with opened(path) as f:
+            line = next((line for line in f if line.strip()), b"")
         assert kind is not None
         return tuple(READERS[kind](line, path, None).column_names)
     if kind == ".parquet" and path.suffix != ".xz":

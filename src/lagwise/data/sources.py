@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import lzma
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lagwise.data.reading import check_size, decoded, most_text, opened, read_whole
 from lagwise.files import expanded, one_line
 
 SPLITS = ("train", "valid", "test")
@@ -58,7 +59,7 @@ class Source:
             return
         for path in self.files[split]:
             documents = read_documents(path)
-            yield from _cut(list(documents), self.ranges[split]) if self.ranges else documents
+            yield from _cut(_held(documents, path), self.ranges[split]) if self.ranges else documents
 
     def fingerprint(self) -> str:
         """Hash of the content (and of how it is split)."""
@@ -129,19 +130,16 @@ def read_documents(path: Path) -> Iterator[str]:
     ValueError names the file, and the place where it stops being valid.
     """
     kind = _kind(path)
-    try:
-        if kind == ".parquet":
-            yield from _parquet(path)
-            return
-        with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
-            if kind == ".jsonl":
-                for number, line in enumerate(f, 1):
-                    if line.strip():
-                        yield _record(line, path, number)
-            else:
-                yield decoded(f.read(), path)
-    except (lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+    if kind == ".parquet":
+        yield from _parquet(path)
+    elif kind == ".jsonl":
+        with opened(path) as f:
+            for number, line in enumerate(iter(partial(f.readline, most_text() + 1), b""), 1):
+                check_size(path, len(line))
+                if line.strip():
+                    yield _record(line, path, number)
+    else:
+        yield decoded(read_whole(path), path)
 
 
 def _parquet(path: Path) -> Iterator[str]:
@@ -174,16 +172,13 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def decoded(data: bytes, path: Path) -> str:
-    if b"\0" in data:
-        raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start} is {data[error.start]:#04x}); convert it, for example with "
-            f"'iconv -f latin1 -t utf-8 {path.name}'"
-        ) from error
+def _held(documents: Iterator[str], path: Path) -> list[str]:
+    held, size = [], 0
+    for document in documents:
+        held.append(document)
+        size += len(document)
+        check_size(path, size)
+    return held
 
 
 def _cut(documents: list[str], share: tuple[float, float]) -> list[str]:

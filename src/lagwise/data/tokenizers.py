@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lagwise.files import expanded, one_line
+from lagwise.tables import LARGEST_VOCABULARY
 from lagwise.text import pieces
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     folder = expanded(name)
     if not name or not folder.is_dir():
         raise ValueError(f"tokenizer must be 'bytes', 'bpe' or a folder, got {name!r}")
-    if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
-        from tokenizers.models import BPE
-
-        return _wrap(_byte_level(*BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))))
-    from transformers import AutoTokenizer
-
     try:
+        if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
+            from tokenizers.models import BPE
+
+            return _wrap(_byte_level(*BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))))
+        from transformers import AutoTokenizer
+
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"no tokenizer in folder {name!r}: {one_line(error)}") from error
@@ -104,8 +105,11 @@ def _trained(vocab_size: int, texts: Iterator[str] | None):
 
     if texts is None:
         raise ValueError("tokenizer 'bpe' is trained on the data: give texts")
-    if vocab_size < 258:
-        raise ValueError(f"vocab_size must be at least 258 (256 bytes and 2 specials), got {vocab_size}")
+    if not 258 <= vocab_size <= LARGEST_VOCABULARY:
+        raise ValueError(
+            f"vocab_size must be at least 258 (256 bytes and 2 specials) and at most {LARGEST_VOCABULARY}, got "
+            f"{vocab_size}"
+        )
     tokenizer = _byte_level({}, [])
     alphabet = _byte_alphabet()
     trainer = BpeTrainer(vocab_size=vocab_size - 2, initial_alphabet=alphabet, show_progress=True)

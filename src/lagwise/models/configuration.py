@@ -82,8 +82,10 @@ class LagwiseConfig(PreTrainedConfig):
         if self.initializer_range < 0:
             raise ValueError(f"initializer_range must be at least 0, got {self.initializer_range}")
         self.block = {"name": "prenorm"} if self.block is None else self.block
-        if not isinstance(self.block.get("name"), str):
-            raise ValueError(f"block must be a mapping with a 'name', got {shown(self.block)}")
+        for name in ("block", "inputs", "norm"):
+            value = getattr(self, name)
+            if isinstance(value, dict) and not isinstance(value.get("name"), str):
+                raise ValueError(f"{name} must be a mapping with a 'name', got {shown(value)}")
         for name in ("embedding_dropout", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")

@@ -70,6 +70,8 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
         check_weights(folder, planned)
     except ValueError as error:
         raise ValueError(f"the changes asked for need other weights: {error}" if changes else str(error)) from error
+    if (folder / "generation_config.json").is_file():
+        read_json(folder / "generation_config.json")  # transformers would pass over a damaged one
     try:
         with quiet():
             model = head.from_pretrained(folder, config=config)
@@ -128,9 +130,10 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
     if model is None:
         return
     own = {name: (list(value.shape), value.is_floating_point()) for name, value in model.state_dict().items()}
-    tied = getattr(model, "_tied_weights_keys", None) or ()  # saved once
+    names = dict(model.named_parameters(remove_duplicate=False))
+    present = {id(names[name]) for name in found.keys() & names.keys()}  # tied weights are saved once
     wrong = {
-        "missing": own.keys() - found.keys() - set(tied),
+        "missing": {name for name in own.keys() - found.keys() if id(names.get(name)) not in present},
         "unexpected": found.keys() - own.keys(),
         "of another shape": {name for name in own.keys() & found.keys() if own[name][0] != found[name][0]},
         "of another kind of number": {name for name in own.keys() & found.keys() if own[name][1] != found[name][1]},

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,24 +13,18 @@ from transformers import GenerationMixin
 
 from lagwise.files import one_line
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.process import memory
 
 _FLOAT = 4  # bytes of a weight, and of a value of the residual stream
 _TRAINED = 4 * _FLOAT  # bytes for each weight: itself, its gradient, and AdamW's two moments
 _MOST_TENSORS = 10_000  # parameters in one block: each costs the time to make a module
 
 
-def machine_memory() -> float:
-    """Bytes of memory of the GPU if there is one, else of the machine or what its container may use of it; infinity
-    if the system does not say."""
+def available_memory() -> float:
+    """Bytes of memory of the GPU if there is one, else of the machine."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    limits = []
-    with suppress(OSError, ValueError, AttributeError):
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            limits.append(int(Path(file).read_text()))
-    return min(limits, default=float("inf"))
+    return memory()
 
 
 def parameter_count(model_class: Any, config: LagwiseConfig) -> int:
@@ -72,7 +64,7 @@ def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length
 
 
 def _compare(needed: int, what: str, advice: str) -> None:
-    available = machine_memory()
+    available = available_memory()
     if needed > available:
         raise ValueError(f"{what.format(_gigabytes(needed))}, of which there is {_gigabytes(available)}; {advice}")
 

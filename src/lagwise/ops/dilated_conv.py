@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -71,11 +72,14 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     """Tokens that a stack sees, from the first to the last.
 
     Formula: ``1 + B (K - 1) (f**D - 1) / (f - 1)``, for kernel size K, dilation factor f, depth D and B convolutions a
-    block. ValueError if any is less than 1. Source: TCNCA app. E.
+    block. ValueError if any is less than 1, if there are over 10,000 convolutions, or if ``f**D`` is over 2**63.
+    Source: TCNCA app. E.
     """
     sizes = {"kernel_size": kernel_size, "dilation": dilation, "depth": depth, "convolutions": convolutions}
     for name, size in sizes.items():
         whole_number(name, size)
+    if depth * convolutions > 10_000 or depth * math.log2(dilation) > 63:
+        raise ValueError(f"depth must be smaller for dilation {dilation} and convolutions {convolutions}, got {depth}")
     return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))
 
 

@@ -18,7 +18,7 @@ from lagwise.files import one_line
 from lagwise.models.loading import check_weights
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
-_DAMAGE += (SafetensorError, pickle.UnpicklingError)  # what readers of damaged files raise
+_DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # what readers of damaged files raise
 
 
 def checkpoints(run: Path) -> list[Path]:

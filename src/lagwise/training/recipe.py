@@ -16,13 +16,12 @@ import yaml
 from lagwise.data.options import DataOptions
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import PRESETS
-from lagwise.tables import known, shown, typed
+from lagwise.tables import LARGEST_VOCABULARY, known, shown, typed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
 SELECTIONS = ("last", "best")
 DEFAULT_RECIPE = "tnn-lm"
-LARGEST_VOCABULARY = 2**20  # that is trained, or made up: twice the largest in use
 MOST_STEPS = 10**8  # the length of each is drawn beforehand
 _LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels
 
@@ -100,8 +99,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
 
     ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
-    (docs/limits.md).
-    Keys below ``model.block`` are checked when the model is built.
+    (docs/limits.md). Keys below ``model.block`` are checked when the model is built.
     """
     path = expanded(name)
     if path.suffix in (".yaml", ".yml"):
@@ -141,10 +139,12 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
 def _parsed(text: bytes | str, what: str) -> Any:
     """YAML as plain values. ValueError unless it is valid and of a moderate size, aliases written out."""
     try:
-        if not _is_moderate(yaml.compose(text, yaml.SafeLoader)):
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if not _is_moderate(root):
             raise ValueError(f"it has over {_MOST_NODES} values, aliases written out, or is over {_DEEPEST} deep")
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return None if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{what} is not valid YAML: {one_line(error)}") from error
 
 

@@ -1,0 +1,60 @@
+"""Reading files that may be compressed, damaged, in another encoding, or far larger unpacked than they look."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from lagwise.process import memory
+
+_PIECE = 1 << 24  # bytes read at a time
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file to read from, unpacked if it is an .xz file. ValueError if it is damaged."""
+    try:
+        with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
+            yield f
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+
+
+def read_whole(path: Path) -> bytes:
+    """All of a file, unpacked if it is an .xz file. ValueError if it is damaged, or more than memory should hold."""
+    pieces, size = [], 0
+    with opened(path) as f:
+        while piece := f.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            check_size(path, size)
+    return b"".join(pieces)
+
+
+def most_text() -> int:
+    """Bytes of text that are held at a time: a text is in memory several times while it is split and encoded."""
+    return int(min(memory(), 2**62)) // 8
+
+
+def check_size(path: Path, size: int) -> None:
+    """ValueError if a text of ``size`` bytes is more than memory should hold."""
+    if size > most_text():
+        raise ValueError(
+            f"{path} holds over {most_text() / 1e9:.1f} GB of text, an eighth of this machine's memory; cut it into "
+            "several files"
+        )
+
+
+def decoded(data: bytes, path: Path) -> str:
+    if b"\0" in data:
+        raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 (byte {error.start} is {data[error.start]:#04x}); convert it, for example with "
+            f"'iconv -f latin1 -t utf-8 {path.name}'"
+        ) from error

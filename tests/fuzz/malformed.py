@@ -1,0 +1,418 @@
+"""A corpus of malformed input: recipes, overrides, options, data files and run folders.
+
+A case is a name and a function of (a folder to write to, a copy of a trained run) that must raise an error of one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import lzma
+import shutil
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
+from lagwise.data import load_tokenizer, open_source, prepare
+from lagwise.kernels import KERNELS
+from lagwise.mixers import MIXERS
+from lagwise.models import load_model
+from lagwise.models.configuration import field_types
+from lagwise.tables import build
+from lagwise.training import check_model, load_recipe, resume
+from lagwise.training.recipe import DataOptions, TrainingOptions
+
+Case = tuple[str, Callable[[Path, Path], object]]
+
+# Values that are not of a type, as YAML text. Whole numbers are fine as floats, and every type may be optional.
+WRONG = {
+    int: ("2.0", "1.5", "true", "many", ".nan", ".inf", "[1]", "{a: 1}", "1" + "0" * 30, "-1" + "0" * 30),
+    float: ("true", "fast", ".nan", ".inf", "-.inf", "nan", "[1.0]", "{a: 1}", "1" + "0" * 400, "1e999"),
+    str: ("1", "1.5", "true", "[a]", "{a: b}"),
+    bool: ("1", "0.0", "foo", "[true]", "{}", "'true'"),
+    dict: ("1", "text", "[]", "[1]", "true", "''", "{name: nonsense}", "{name: [1]}", "{name: {}}"),
+    list: ("1", "text", "[1.5]", "[true]", "[x]", "{a: 1}", "[[1]]"),
+}
+HUGE = (10**6, 10**7, 10**9, 10**12, 10**18)
+
+
+def wrong_values(kind: Any) -> tuple[str, ...]:
+    """YAML texts of values that are not of this type."""
+    members = [member for member in typing.get_args(kind) or (kind,) if member is not type(None)]
+    if typing.get_origin(kind) in (list, dict):
+        members = [kind]
+    kinds = {typing.get_origin(member) or member for member in members}
+    kinds = {dict if member is Mapping else member for member in kinds}
+    if kinds == {str, dict}:
+        return ("1", "1.5", "true", "[]", "{}", "{name: 5}", "nonsense")
+    if len(kinds) > 1 or not kinds & WRONG.keys():
+        return ()
+    return WRONG[kinds.pop()]
+
+
+def overrides() -> Iterator[Case]:
+    """Every field of a recipe with values of other types, and what is no override."""
+    for section, cls in (("data", DataOptions), ("training", TrainingOptions)):
+        for field, kind in typing.get_type_hints(cls).items():
+            for value in wrong_values(kind):
+                yield f"{section}.{field}={value[:40]}", _overridden(f"{section}.{field}={value}")
+    for name, kind in field_types().items():
+        for value in wrong_values(kind):
+            if (name, value) != ("block", "{}"):
+                yield f"model.{name}={value[:40]}", _overridden(f"model.{name}={value}")
+    for text in (
+        *("data", "data=", "data=5", "=5", ".=5", "model", "model=[]", "training..steps=5", "nothing.x=1", "x" * 5000),
+        *("data.loss=foo", "data.source=''", "data.source=", "data.source='  '", "data.tokenizer=''"),
+        *("model.model_type=gpt2", "model.hidden=5", "model.num_labels=3", "model.dtype=int8", "model.1=2"),
+        *("training.steps=0", "training.steps=-5", "training.batch_size=0", "training.log_every=0", "data.length=0"),
+        *("training.seed=-1", "training.seed=4294967296", "training.learning_rate=0", "training.learning_rate=-1"),
+        *("training.beta1=1.0", "training.beta2=-0.1", "training.clip=-1", "training.schedule=steps"),
+        *("training.precision=int8", "data.lengths=[0]", "data.lengths=[16, 8]", "data.evaluate_length=1"),
+        *("training.steps=[", "training.steps={", "training.steps=&a *b", "training.steps=!!python/name:os.system"),
+        *(
+            "training.steps=!!int ''",
+            "training.clip=!!float ''",
+            "description=!!binary x",
+            "training.seed=!!timestamp x",
+        ),
+        *(
+            "training.gradient_checkpointing=!!bool 5",
+            "model=!!set 5",
+            "model.block=!!omap [1]",
+            "data.source=!!str [a]",
+        ),
+        *("training.steps=" + "[" * 1000, "model.block=" + "{a: " * 500, "training.steps=\0", "training.steps=!x"),
+        *("training.learning_rate=" + "9" * 5000, "training.steps=" + "9" * 5000, "training.accumulate=3"),
+        *("model.block.token_mixer.kernel.decay=.nan", "model.block.token_mixer.kernel.decay=2"),
+        *("model.block.dropout=.nan", "model.block.dropout=1.5", "model.block.dropout=-0.5", "model.inputs=values"),
+        *("model.position_embedding=learned", "model.max_position_embeddings=4", "model.norm={name: rms, x: 1}"),
+    ):
+        yield text[:60], _overridden(text)
+
+
+def sizes() -> Iterator[Case]:
+    """Sizes that no memory holds."""
+    for field in ("hidden_size", "num_hidden_layers", "vocab_size", "type_vocab_size"):
+        for size in HUGE[1:]:
+            yield f"model.{field}={size}", _overridden(f"model.{field}={size}")
+    for size in HUGE[1:]:
+        learned = ("model.position_embedding=learned", f"model.max_position_embeddings={size}")
+        yield f"learned positions: {size}", _overridden(*learned, "model.hidden_size=4096", "model.block.dropout=0.1")
+        yield f"training.batch_size={size}", _overridden(f"training.batch_size={size}", step=True)
+        yield f"recall of length {size}", _overridden(*_RECALL, f"data.length={size}", step=True)
+        yield f"data.vocab_size={size}", _overridden("data.tokenizer=bpe", f"data.vocab_size={size}")
+        yield f"a BPE of {size}", lambda folder, run, n=size: load_tokenizer("bpe", vocab_size=n, texts=iter(["text"]))
+    for size in HUGE[3:]:
+        yield f"training.steps={size}", _overridden(f"training.steps={size}")
+    for mixer, option in (
+        *(("gtu", "expansion"), ("ema", "dimension"), ("attention", "heads"), ("chunked_attention", "heads")),
+        *(("tcn", "depth"), ("tcn", "convolutions"), ("tcn", "kernel_size"), ("tcn", "dilation")),
+    ):
+        for size in HUGE[1:]:
+            spec = f"{{name: {mixer}, {option}: {size}}}"
+            yield f"{mixer}.{option}={size}", _overridden(f"model.block={{name: prenorm, token_mixer: {spec}}}")
+    for kernel, option in (
+        *(("rpe", "hidden"), ("rpe", "layers"), ("free", "max_length"), ("frequency", "hidden"), ("modal", "modes")),
+        *(("frequency", "grid"), ("warped", "points"), ("warped", "filter_size"), ("ema", "dimension")),
+    ):
+        for size in HUGE[2:]:
+            spec = f"{{name: gtu, kernel: {{name: {kernel}, {option}: {size}}}}}"
+            yield f"{kernel}.{option}={size}", _overridden(f"model.block={{name: prenorm, token_mixer: {spec}}}")
+
+
+_RECALL = ("data.source=associative-recall", "data.vocab_size=8")
+
+
+def _overridden(*texts: str, step: bool = False) -> Callable[[Path, Path], object]:
+    def check(folder: Path, run: Path) -> None:
+        from lagwise.models.memory import check_step_memory
+        from lagwise.training.run import _model_config
+
+        recipe = load_recipe("tnn-lm", texts)
+        check_model(recipe)
+        if step:
+            check_step_memory(
+                _model_config(recipe, 8), recipe.training.batch_size, recipe.data.length, checkpointing=False
+            )
+
+    return check
+
+
+def options() -> Iterator[Case]:
+    """Every option of every part, with values of other types and beyond all ranges."""
+    import yaml
+
+    for what, table in (("block", BLOCKS), ("mixer", MIXERS), ("kernel", KERNELS), ("channel mixer", CHANNEL_MIXERS)):
+        for name, part in table.items():
+            hints = typing.get_type_hints(part.__init__)
+            signature = inspect.signature(part).parameters.values()
+            context = {p.name: True for p in signature if p.name == "causal"}
+            for parameter in signature:
+                if parameter.kind is not parameter.KEYWORD_ONLY or parameter.name in context:
+                    continue
+                for text in wrong_values(hints[parameter.name]):
+                    spec = {"name": name, parameter.name: yaml.safe_load(text)}
+                    yield (
+                        f"{what} {name} {parameter.name}={text[:40]}",
+                        lambda folder, run, t=table, s=spec, w=what, c=context: build(t, s, 16, what=w, **c),
+                    )
+            spec = {"name": name, "nonsense": 1}
+            yield (
+                f"{what} {name} nonsense",
+                lambda folder, run, t=table, s=spec, w=what, c=context: build(t, s, 16, what=w, **c),
+            )
+
+
+def recipes() -> Iterator[Case]:
+    """Files that are no recipes."""
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+    merges = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))
+    contents: dict[str, bytes] = {
+        "a list": b"[1, 2]",
+        "a number": b"5",
+        "text": b"just words",
+        "a model that is a list": b"model: [1]",
+        "data that are null": b"data: null",
+        "unclosed": b"model: [unclosed",
+        "tabs": b"model:\n\thidden_size: 5",
+        "binary": bytes(range(256)),
+        "latin1": "description: größe".encode("latin1"),
+        "zeros": b"\0" * 100,
+        "1,000 deep": b"model: " + b"[" * 1000 + b"]" * 1000,
+        "100,000 deep": b"[" * 100_000,
+        "1,000 mappings deep": b"model: " + b"{a: " * 1000 + b"1" + b"}" * 1000,
+        "an alias bomb": f"model:\n  {bomb.replace(chr(10), chr(10) + '  ')}".encode(),
+        "a bomb of merges": f"model:\n  {merges.replace(chr(10), chr(10) + '  ')}".encode(),
+        "an alias of itself": b"model: &a {b: *a}",
+        "an unknown alias": b"model: *nothing",
+        "2 MB": b"description: " + b"x" * 2_000_000,
+        "20,000 values": b"model: [" + b"1, " * 20_000 + b"]",
+        "a Python object": b"model: !!python/object/apply:os.system ['true']",
+        "a date as a number": b"training: {steps: 2020-01-01}",
+        "an unhashable key": b"model: {[1]: 2}",
+        "a number as a key": b"model: {1: 2}",
+        "two documents": b"model: {}\n---\nmodel: {}",
+        "an unknown section": b"modell: {}",
+        "a block that is a list": b"model: {block: []}",
+        "a block without a name": b"model: {block: {token_mixer: {name: gtu}}}",
+        "a chain of nothing": b"model: {block: {name: chain, blocks: []}}",
+        "a chain of text": b"model: {block: {name: chain, blocks: [prenorm]}}",
+        "a deep chain": b"model: {block: {name: chain, blocks: [{name: chain, blocks: [{name: prenorm}]}]}}",
+    }
+
+    def check(folder: Path, run: Path, content: bytes) -> None:
+        (folder / "recipe.yaml").write_bytes(content)
+        check_model(load_recipe(str(folder / "recipe.yaml")))
+
+    for name, content in contents.items():
+        yield f"recipe: {name}", lambda folder, run, c=content: check(folder, run, c)
+    for name in ("", "tnn", "nothing.yaml", "~nosuchuser/recipe.yaml", "x" * 300, "../tnn-lm", "a\0.yaml"):
+        yield f"recipe named {name[:40]!r}", lambda folder, run, n=name: load_recipe(n)
+
+
+def data() -> Iterator[Case]:
+    """Files and names that are no text."""
+    good = b"A line of text.\n" * 500
+    deep = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    contents: dict[str, bytes] = {
+        "empty.txt": b"",
+        "short.txt": b"ab",
+        "binary.txt": bytes(range(256)) * 10,
+        "latin1.txt": "größe\n".encode("latin1") * 100,
+        "utf16.txt": good.decode().encode("utf-16"),
+        "utf32.txt": good.decode().encode("utf-32"),
+        "surrogates.txt": b"\xed\xa0\x80" * 100,
+        "cut.txt": "ü".encode()[:1] * 50,
+        "utf16.jsonl": ('{"text": "words"}\n' * 50).encode("utf-16"),
+        "utf16-of-one-line.jsonl": '{"text": "words"}'.encode("utf-16"),
+        "deep.jsonl": deep,
+        "list.jsonl": b'["text"]\n',
+        "number.jsonl": b"5\n",
+        "null.jsonl": b"null\n",
+        "no-text.jsonl": b'{"txt": "words"}\n',
+        "text-is-null.jsonl": b'{"text": null}\n',
+        "text-is-a-list.jsonl": b'{"text": ["words"]}\n',
+        "text-is-a-number.jsonl": b'{"text": 5}\n',
+        "surrogate.jsonl": b'{"text": "\\ud800"}\n',
+        "cut.jsonl": b'{"text": "words"}\n{"text": "wo',
+        "long-number.jsonl": b'{"text": ' + b"9" * 10_000 + b"}\n",
+        "garbage.parquet": b"PAR1 not really",
+        "empty.parquet": b"PAR1",
+        "cut.txt.xz": lzma.compress(good)[:60],
+        "text.txt.xz": good,
+        "nothing.txt.xz": lzma.compress(b""),
+        "short.jsonl": b'{"text": "a"}\n',
+        "spaces.jsonl": b"\n\n\n",
+    }
+
+    def check(folder: Path, run: Path, name: str, content: bytes) -> None:
+        (folder / name).write_bytes(content)
+        prepare(str(folder / name), "bytes", cache=folder / "cache", progress=False)
+
+    for name, content in contents.items():
+        yield f"data: {name}", lambda folder, run, n=name, c=content: check(folder, run, n, c)
+    for name in ("", "  ", "nowhere.txt", "~nosuchuser/text.txt", "x" * 300, "hub:", "a\0.txt", "/dev/null", "/proc"):
+        yield f"data named {name[:40]!r}", lambda folder, run, n=name: prepare(n, cache=folder, progress=False)
+    yield "data: an empty folder", lambda folder, run: open_source(str(folder))
+    for name in ("", "gpt2", "nowhere", "~nosuchuser", "/dev/null", "."):
+        yield (
+            f"tokenizer named {name!r}",
+            lambda folder, run, n=name: load_tokenizer(n) if n != "." else load_tokenizer(str(folder)),
+        )
+    tokenizers = {
+        "tokenizer.json": (b"", b"[]", b"null", b"{}", b'{"model": 5}', b"[" * 100_000, bytes(range(256))),
+        "merges.txt": (b"", b"a", bytes(range(256))),
+    }
+    for file, contents_ in tokenizers.items():
+        for content in contents_:
+            yield (
+                f"tokenizer: {file} is {content[:20]!r}",
+                lambda folder, run, f=file, c=content: (
+                    (folder / f).write_bytes(c),
+                    (folder / "tokenizer_config.json").write_text("{}"),
+                    load_tokenizer(str(folder)),
+                ),
+            )
+
+
+JSON_DAMAGES = (b"", b"[]", b"null", b"5", b'"text"', b"{", b"[" * 100_000, b"\xff\xfe", b"\0" * 10)
+
+
+def run_folders() -> Iterator[Case]:
+    """A trained run with one of its files damaged."""
+    for content in (*JSON_DAMAGES, b"{}"):
+        for file in ("config.json", "trainer_state.json", "run.json"):
+            yield f"{file} is {content[:20]!r}", _damaged(file, content)
+    for content in JSON_DAMAGES:
+        for file in ("tokenizer.json", "tokenizer_config.json", "evaluation.json", "generation_config.json"):
+            yield f"{file} is {content[:20]!r}", _damaged(file, content)
+    for file in ("model.safetensors", "checkpoint-2/optimizer.pt", "checkpoint-2/scheduler.pt"):
+        for content in (b"", b"\0" * 100, b"{}", b"\xff" * 1000, b"PK\3\4" + b"\0" * 50):
+            yield f"{file} is {content[:20]!r}", _damaged(file, content)
+    for content in (b"", b"\0" * 100, b"PK\3\4"):
+        yield f"rng_state.pth is {content[:20]!r}", _damaged("checkpoint-2/rng_state.pth", content)
+    for evaluation in ({"valid": 5}, {"valid": {}, "test": 5}, {"valid": {}, "test": [{}]}, {"test": [5]}):
+        yield f"evaluation.json is {evaluation}", _damaged("evaluation.json", json.dumps(evaluation).encode())
+    for content in (b"", b"[1]", b"model: 5", b"data: {}\ntraining: {steps: x}", b"\xff\xfe\xfd", b"[" * 5000):
+        yield f"recipe.yaml is {content[:20]!r}", _damaged("recipe.yaml", content)
+    for lines in (b"[]\n{}\n", b"5\n{}\n", b'{"loss": 1}\n{}\n', b'{"step": "x"}\n{}\n', b"\xff\n{}\n", b"{\n{}\n"):
+        yield f"metrics.jsonl is {lines!r}", _damaged("metrics.jsonl", lines)
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml", "run.json"):
+        yield f"{file} is missing", _changed(file, lambda path: path.unlink())
+    for fields in (
+        *({"model_type": value} for value in ("gpt2", None, 5, [], "")),
+        *({"hidden_size": value} for value in (0, -1, 10**6, 10**12, 10**30, 16.0, "16", True, None, [])),
+        *({"num_hidden_layers": value} for value in (0, 3, 10**6, 10**12, 2.0, None, "x")),
+        *({"vocab_size": value} for value in (1, 10**9, 10**12, -5, None, "x")),
+        *({"dtype": value} for value in ("int8", "complex64", "nonsense", 5, [], "float8_e4m3fn", {"x": 1})),
+        *({"id2label": value} for value in (5, "x", [1], {"a": "b"})),
+        *({"num_labels": value} for value in (10**9, 10**12, -1, "x", 1.5)),
+        *({"block": value} for value in ([], "x", 5, {}, {"name": "nothing"}, {"name": "prenorm", "dropout": "x"})),
+        *({"norm": value} for value in (5, [], "none of these", {"name": "rms", "x": 1}, None)),
+        *({"causal": value} for value in ("yes", 1, None)),
+        *({"initializer_range": value} for value in (-1, "x", None, 10**400)),
+        *({"use_cache": "foo"}, {"tie_word_embeddings": 5}, {"tie_word_embeddings": False}, {"eos_token_id": "x"}),
+        *({"max_position_embeddings": value} for value in (0, -1, 1.5, "x")),
+        *({"position_embedding": value} for value in ("learned", "nothing", 5)),
+    ):
+        yield f"config.json has {str(fields)[:60]}", _configured(fields)
+    weights: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+        "of no tensors": lambda w: w.clear(),
+        "without one": lambda w: w.popitem(),
+        "with one more": lambda w: w.update(more=torch.zeros(3)),
+        "of NaN": lambda w: w.update({k: v * torch.nan for k, v in w.items()}),
+        "of one infinity": lambda w: next(iter(w.values())).view(-1)[:1].fill_(torch.inf),
+        "of integers": lambda w: w.update({k: v.int() for k, v in w.items()}),
+        "of booleans": lambda w: w.update({k: v.bool() for k, v in w.items()}),
+        "of complex numbers": lambda w: w.update({k: v.to(torch.complex64) for k, v in w.items()}),
+        "of another shape": lambda w: w.update({k: torch.cat([v, v]) for k, v in w.items()}),
+        "flattened": lambda w: w.update({k: v.flatten() for k, v in w.items()}),
+        "transposed": lambda w: w.update({k: v.t().contiguous() for k, v in w.items() if v.dim() == 2}),
+        "of no numbers": lambda w: w.update({k: v[:0] for k, v in w.items()}),
+    }
+    for name, change in weights.items():
+        yield f"weights {name}", _changed("model.safetensors", lambda path, c=change: _weights(path, c))
+    states: dict[str, Any] = {
+        "global_step": (3, "2", None, 2.5, -2, True),
+        "log_history": ("x", 5, [1], {}),
+        "epoch": ("x", [], True),
+        "logging_steps": (0, "x", -1),
+        "max_steps": ("x", None),
+        "stateful_callbacks": (5, "x", [1]),
+        "nonsense": (1,),
+    }
+    for field, values in states.items():
+        for value in values:
+            yield f"trainer_state.json has {field}={value!r}", _state(field, value)
+    pickles: dict[str, tuple[Any, ...]] = {
+        "optimizer.pt": ([], {}, {"state": 5, "param_groups": 5}, {"state": {}, "param_groups": []}, torch.zeros(3)),
+        "scheduler.pt": ([], {}, 5, {"last_epoch": 7}, {"last_epoch": "x"}, torch.zeros(3)),
+        "rng_state.pth": ([], {}, 5, {"python": 5, "numpy": 5, "cpu": 5}, {"cpu": torch.zeros(3)}),
+    }
+    for file, contents in pickles.items():
+        for content in contents:
+            yield (
+                f"{file} holds {str(content)[:40]}",
+                _changed(f"checkpoint-2/{file}", lambda path, c=content: torch.save(c, path)),
+            )
+
+
+def _use(run: Path) -> None:
+    """All that reads a run."""
+    from lagwise.analysis.report import plot_run
+
+    load_model(run)
+    changed = (run / "metrics.jsonl").read_bytes() != (run / "metrics.copy").read_bytes()
+    if changed or (run / "evaluation.json").exists():
+        plot_run(run)
+    (run / "config.json").unlink()  # as if it had not finished
+    resume(run, progress=False)
+
+
+def _changed(file: str, change: Callable[[Path], object]) -> Callable[[Path, Path], object]:
+    def check(folder: Path, run: Path) -> None:
+        shutil.copytree(run, folder / "run", dirs_exist_ok=True)
+        names = [file]
+        if file == "trainer_state.json":
+            names = ["checkpoint-2/trainer_state.json"]
+        for name in names:
+            change(folder / "run" / name)
+        _use(folder / "run")
+
+    return check
+
+
+def _damaged(file: str, content: bytes) -> Callable[[Path, Path], object]:
+    return _changed(file, lambda path: path.write_bytes(content))
+
+
+def _configured(fields: dict[str, Any]) -> Callable[[Path, Path], object]:
+    return _changed("config.json", lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields})))
+
+
+def _state(field: str, value: Any) -> Callable[[Path, Path], object]:
+    def change(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+
+    return _changed("checkpoint-2/trainer_state.json", change)
+
+
+def _weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, {"format": "pt"})
+
+
+def corpus() -> list[Case]:
+    """All cases, with names that differ."""
+    kinds = (overrides, sizes, options, recipes, data, run_folders)
+    cases = [case for kind in kinds for case in kind()]
+    return [(f"{number}: {name}", check) for number, (name, check) in enumerate(cases)]
+
+
+__all__ = ["Case", "corpus"]

@@ -1,0 +1,52 @@
+"""Malformed input of every kind ends in one clear line: a ValueError or an OSError, and no traceback, crash or hang.
+
+The normal suite takes a sample of the corpus, `make test-slow` all of it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from malformed import Case, corpus
+
+from lagwise.training import load_recipe, train
+
+CASES = corpus()
+SAMPLE = {name for name, _ in random.Random(0).sample(CASES, 400)}
+LONGEST = 400  # characters of a message
+
+
+@pytest.fixture(scope="session")
+def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, and its only checkpoint."""
+    small = "{name: prenorm, token_mixer: {name: gtu, expansion: 1, kernel: {name: rpe, hidden: 8, layers: 1}}}"
+    recipe = load_recipe(
+        "tnn-lm",
+        [
+            f"data.source={text_file}",
+            *("model.hidden_size=16", "model.num_hidden_layers=2", f"model.block={small}"),
+            *("data.length=16", "training.steps=2", "training.batch_size=2", "training.warmup_steps=1"),
+            *("training.evaluate_tokens=64", "training.precision=float32", "training.log_every=1"),
+        ],
+    )
+    run = train(recipe, tmp_path_factory.mktemp("malformed") / "run", progress=False)
+    shutil.copyfile(run / "metrics.jsonl", run / "metrics.copy")
+    return run
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case[0], marks=() if case[0] in SAMPLE else pytest.mark.slow) for case in CASES],
+)
+def test_malformed_input_is_one_line(case: Case, trained: Path, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, OSError)) as caught:
+        case[1](tmp_path, trained)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    assert len(message) <= LONGEST
