@@ -104,9 +104,10 @@ class LagwisePreTrainedModel(PreTrainedModel):
                 init.ones_(module.weight)
                 init.zeros_(module.bias)
             if isinstance(module, nn.BatchNorm1d):
-                init.zeros_(module.running_mean)
-                init.ones_(module.running_var)
-                init.zeros_(module.num_batches_tracked)
+                buffers = dict(module.named_buffers())
+                init.ones_(buffers.pop("running_var"))
+                for buffer in buffers.values():
+                    init.zeros_(buffer)
 
 
 class LagwiseModel(LagwisePreTrainedModel):
