@@ -1,6 +1,6 @@
 """Named parts: how a name with options in a configuration becomes a module.
 
-A *spec* is a dictionary such as ``{"name": "rpe", "layers": 3}``. Each room keeps a plain table from names to classes;
+A *spec* is a dictionary such as ``{"name": "rpe", "layers": 3}``. Each package keeps a plain table from names to classes;
 `build` looks the name up and checks every other key against the constructor, so a typo is an error and not a default.
 """
 
