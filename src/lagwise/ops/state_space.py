@@ -221,40 +221,27 @@ def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
     poles, residues = poles[once], residues[once] * (1 + (poles[once].imag > 0))
     moved, used = _in_float32(poles)
     weights = (residues / moved).to(torch.complex64).to(poles.dtype)
-    if bool((used.abs() >= 1).any()) or not bool(weights.isfinite().all()):
+    exact = k[0] - weights.real.sum()
+    direct = exact.float().double()
+    if bool((used.abs() >= 1).any()) or not bool(weights.isfinite().all() & direct.isfinite()):
         return _Fit(moved, weights, 0.0, s, *(float("inf"),) * 4)
-    direct = (k[0] - weights.real.sum()).float().double()
-    amplification = float((weights.abs() / (1 - moved.abs())).sum())
-    rounding = _ROUNDING * (amplification + abs(float(direct)))
-    bound = error = l1_error = 0.0
-    for each in (used, moved):
+    bound = error = l1_error = amplification = 0.0
+    for each in (moved, used):
         away = 1 - each.abs()
-        change = (
-            residues.abs() * (each - poles).abs() / (away * (1 - poles.abs()))
-            + (weights * each - residues).abs() / away
-        )
-        bound = max(bound, float(bounds[s] + change.sum() + (k[0] - weights.real.sum() - direct).abs()))
-        if error <= allowed:
-            modes = Modes(each[None], weights[None], direct[None])
-            largest, total = largest_difference(k, modes, enough=allowed)
-            error, l1_error = max(error, largest), max(l1_error, total)
-    # Each is an upper bound, or the second is more than what is allowed.
-    error = min(error, bound) + rounding
-    return _Fit(
-        moved,
-        weights,
-        float(direct),
-        s,
-        bound + rounding,
-        error,
-        l1_error + rounding,
-        amplification / max(gain, 1e-300),
-    )
+        change = (weights * each - residues).abs() + residues.abs() * (each - poles).abs() / (1 - poles.abs())
+        bound = max(bound, float(bounds[s] + (change / away).sum() + (exact - direct).abs()))
+        largest, total = largest_difference(k, Modes(each[None], weights[None], direct[None]), enough=allowed)
+        error, l1_error = max(error, largest), max(l1_error, total)
+        amplification = max(amplification, float((weights.abs() / away).sum()))
+    rounding = _ROUNDING * (amplification + abs(float(direct)))
+    bound, l1_error, amplification = bound + rounding, l1_error + rounding, amplification / max(gain, 1e-300)
+    # Both are upper bounds, unless the first is more than what is allowed.
+    return _Fit(moved, weights, float(direct), s, bound, min(error + rounding, bound), l1_error, amplification)
 
 
 def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
     """Poles as a `ModalKernel` keeps them, by float32 rates and angles, and as float32 arithmetic makes them of these:
-    what is measured must be what will run."""
+    what is certified must be what will run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
     angle = poles.angle().float()
     kept = modal_poles(rate.double(), angle.double())
