@@ -19,13 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
 from lagwise.data import load_tokenizer, open_source, prepare
+from lagwise.data.options import DataOptions
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS
 from lagwise.models import load_model
 from lagwise.models.configuration import field_types
 from lagwise.tables import build
-from lagwise.training import check_model, load_recipe, resume
-from lagwise.training.recipe import DataOptions, TrainingOptions
+from lagwise.training import check_recipe, load_recipe, resume
+from lagwise.training.recipe import TrainingOptions
 
 Case = tuple[str, Callable[[Path, Path], object]]
 
@@ -67,7 +68,7 @@ def overrides() -> Iterator[Case]:
                 yield f"model.{name}={value[:40]}", _overridden(f"model.{name}={value}")
     for text in (
         *("data", "data=", "data=5", "=5", ".=5", "model", "model=[]", "training..steps=5", "nothing.x=1", "x" * 5000),
-        *("data.loss=foo", "data.source=''", "data.source=", "data.source='  '", "data.tokenizer=''"),
+        *("data.loss=foo", "data.source=''", "data.source='  '", "data.tokenizer=''"),
         *("model.model_type=gpt2", "model.hidden=5", "model.num_labels=3", "model.dtype=int8", "model.1=2"),
         *("training.steps=0", "training.steps=-5", "training.batch_size=0", "training.log_every=0", "data.length=0"),
         *("training.seed=-1", "training.seed=4294967296", "training.learning_rate=0", "training.learning_rate=-1"),
@@ -125,20 +126,20 @@ def sizes() -> Iterator[Case]:
             yield f"{kernel}.{option}={size}", _overridden(f"model.block={{name: prenorm, token_mixer: {spec}}}")
 
 
-_RECALL = ("data.source=associative-recall", "data.vocab_size=8")
+_RECALL = ("task.name=associative_recall", "data.vocab_size=8")
 
 
 def _overridden(*texts: str, step: bool = False) -> Callable[[Path, Path], object]:
     def check(folder: Path, run: Path) -> None:
         from lagwise.models.memory import check_step_memory
-        from lagwise.training.run import _model_config
+        from lagwise.training.model import model_config
 
         recipe = load_recipe("tnn-lm", texts)
-        check_model(recipe)
+        task = check_recipe(recipe)
         if step:
-            check_step_memory(
-                _model_config(recipe, 8), recipe.training.batch_size, recipe.data.length, checkpointing=False
-            )
+            config = model_config(recipe, task, {"vocab_size": 8})
+            rows, length = recipe.training.batch_size, recipe.data.length
+            check_step_memory(task.model_class, config, rows, length, checkpointing=False)
 
     return check
 
@@ -207,7 +208,7 @@ def recipes() -> Iterator[Case]:
 
     def check(folder: Path, run: Path, content: bytes) -> None:
         (folder / "recipe.yaml").write_bytes(content)
-        check_model(load_recipe(str(folder / "recipe.yaml")))
+        check_recipe(load_recipe(str(folder / "recipe.yaml")))
 
     for name, content in contents.items():
         yield f"recipe: {name}", lambda folder, run, c=content: check(folder, run, c)
