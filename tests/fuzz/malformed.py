@@ -24,8 +24,11 @@ from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS
 from lagwise.models import load_model
 from lagwise.models.configuration import field_types
+from lagwise.models.memory import check_step_memory
 from lagwise.tables import build
+from lagwise.tasks import TASKS
 from lagwise.training import check_recipe, load_recipe, resume
+from lagwise.training.model import model_config
 from lagwise.training.recipe import TrainingOptions
 
 Case = tuple[str, Callable[[Path, Path], object]]
@@ -68,25 +71,16 @@ def overrides() -> Iterator[Case]:
                 yield f"model.{name}={value[:40]}", _overridden(f"model.{name}={value}")
     for text in (
         *("data", "data=", "data=5", "=5", ".=5", "model", "model=[]", "training..steps=5", "nothing.x=1", "x" * 5000),
-        *("data.loss=foo", "data.source=''", "data.source='  '", "data.tokenizer=''"),
+        *("task.loss=foo", "task=5", "task={}", "task.name=nothing", "task.name=5", "data.loss=every"),
+        *("data.source=''", "data.source='  '", "data.tokenizer=''"),
         *("model.model_type=gpt2", "model.hidden=5", "model.num_labels=3", "model.dtype=int8", "model.1=2"),
         *("training.steps=0", "training.steps=-5", "training.batch_size=0", "training.log_every=0", "data.length=0"),
         *("training.seed=-1", "training.seed=4294967296", "training.learning_rate=0", "training.learning_rate=-1"),
         *("training.beta1=1.0", "training.beta2=-0.1", "training.clip=-1", "training.schedule=steps"),
         *("training.precision=int8", "data.lengths=[0]", "data.lengths=[16, 8]", "data.evaluate_length=1"),
         *("training.steps=[", "training.steps={", "training.steps=&a *b", "training.steps=!!python/name:os.system"),
-        *(
-            "training.steps=!!int ''",
-            "training.clip=!!float ''",
-            "description=!!binary x",
-            "training.seed=!!timestamp x",
-        ),
-        *(
-            "training.gradient_checkpointing=!!bool 5",
-            "model=!!set 5",
-            "model.block=!!omap [1]",
-            "data.source=!!str [a]",
-        ),
+        *("training.steps=!!int ''", "training.clip=!!float ''", "training.seed=!!timestamp x"),
+        *("training.gradient_checkpointing=!!bool 5", "model.block=!!set 5", "model.block=!!omap [1]"),
         *("training.steps=" + "[" * 1000, "model.block=" + "{a: " * 500, "training.steps=\0", "training.steps=!x"),
         *("training.learning_rate=" + "9" * 5000, "training.steps=" + "9" * 5000, "training.accumulate=3"),
         *("model.block.token_mixer.kernel.decay=.nan", "model.block.token_mixer.kernel.decay=2"),
@@ -105,7 +99,8 @@ def sizes() -> Iterator[Case]:
         learned = ("model.position_embedding=learned", f"model.max_position_embeddings={size}")
         yield f"learned positions: {size}", _overridden(*learned, "model.hidden_size=4096", "model.block.dropout=0.1")
         yield f"training.batch_size={size}", _overridden(f"training.batch_size={size}", step=True)
-        yield f"recall of length {size}", _overridden(*_RECALL, f"data.length={size}", step=True)
+        recall = {"name": "associative-recall", "step": True}
+        yield f"recall of length {size}", _overridden(f"data.length={size}", **recall)
         yield f"data.vocab_size={size}", _overridden("data.tokenizer=bpe", f"data.vocab_size={size}")
         yield f"a BPE of {size}", lambda folder, run, n=size: load_tokenizer("bpe", vocab_size=n, texts=iter(["text"]))
     for size in HUGE[3:]:
@@ -126,15 +121,9 @@ def sizes() -> Iterator[Case]:
             yield f"{kernel}.{option}={size}", _overridden(f"model.block={{name: prenorm, token_mixer: {spec}}}")
 
 
-_RECALL = ("task.name=associative_recall", "data.vocab_size=8")
-
-
-def _overridden(*texts: str, step: bool = False) -> Callable[[Path, Path], object]:
+def _overridden(*texts: str, name: str = "tnn-lm", step: bool = False) -> Callable[[Path, Path], object]:
     def check(folder: Path, run: Path) -> None:
-        from lagwise.models.memory import check_step_memory
-        from lagwise.training.model import model_config
-
-        recipe = load_recipe("tnn-lm", texts)
+        recipe = load_recipe(name, texts)
         task = check_recipe(recipe)
         if step:
             config = model_config(recipe, task, {"vocab_size": 8})
@@ -148,7 +137,9 @@ def options() -> Iterator[Case]:
     """Every option of every part, with values of other types and beyond all ranges."""
     import yaml
 
-    for what, table in (("block", BLOCKS), ("mixer", MIXERS), ("kernel", KERNELS), ("channel mixer", CHANNEL_MIXERS)):
+    tables = {"block": BLOCKS, "mixer": MIXERS, "kernel": KERNELS, "channel mixer": CHANNEL_MIXERS, "task": TASKS}
+    for what, table in tables.items():
+        first: Any = DataOptions() if table is TASKS else 16
         for name, part in table.items():
             hints = typing.get_type_hints(part.__init__)
             signature = inspect.signature(part).parameters.values()
@@ -160,12 +151,12 @@ def options() -> Iterator[Case]:
                     spec = {"name": name, parameter.name: yaml.safe_load(text)}
                     yield (
                         f"{what} {name} {parameter.name}={text[:40]}",
-                        lambda folder, run, t=table, s=spec, w=what, c=context: build(t, s, 16, what=w, **c),
+                        lambda folder, run, t=table, f=first, s=spec, w=what, c=context: build(t, s, f, what=w, **c),
                     )
             spec = {"name": name, "nonsense": 1}
             yield (
                 f"{what} {name} nonsense",
-                lambda folder, run, t=table, s=spec, w=what, c=context: build(t, s, 16, what=w, **c),
+                lambda folder, run, t=table, f=first, s=spec, w=what, c=context: build(t, s, f, what=w, **c),
             )
 
 
