@@ -1,4 +1,4 @@
-"""Rooms, their order, and what importing costs."""
+"""Packages, their order, and what importing costs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
-# Each room may import itself, those before it, and the small modules at the top of the package.
-ROOMS = (
+# Each package may import itself, those before it, and the small modules at the top of the package.
+PACKAGES = (
     *("ops", "kernels", "mixers", "blocks", "models", "data", "evaluation", "tasks", "training", "runs", "analysis"),
     *("bench", "cli"),
 )
 TOP = {"_lazy", "_registration", "cache", "compiler", "figures", "files", "process", "progress", "tables", "text"}
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported_packages(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -32,16 +32,16 @@ def imported_rooms(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
 def test_dependencies_point_one_way(path: Path) -> None:
-    room = path.relative_to(PACKAGE).parts[0]
-    if room not in ROOMS:
+    package = path.relative_to(PACKAGE).parts[0]
+    if package not in PACKAGES:
         return
-    allowed = set(ROOMS[: ROOMS.index(room) + 1]) | TOP | {"__version__"}
-    assert imported_rooms(path) <= allowed
+    allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP | {"__version__"}
+    assert imported_packages(path) <= allowed
 
 
-def test_every_folder_is_a_room() -> None:
+def test_every_folder_is_a_package() -> None:
     folders = {f.name for f in PACKAGE.iterdir() if f.is_dir() and f.name != "__pycache__"}
-    assert folders == {*ROOMS, "recipes"}
+    assert folders == {*PACKAGES, "recipes"}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())

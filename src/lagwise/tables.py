@@ -1,7 +1,8 @@
 """Named parts: how a name with options in a configuration becomes a module.
 
-A *spec* is a dictionary such as ``{"name": "rpe", "layers": 3}``. Each room keeps a plain table from names to classes;
-`build` looks the name up and checks every other key against the constructor, so a typo is an error and not a default.
+A *spec* is a dictionary such as ``{"name": "rpe", "layers": 3}``. Each package keeps a plain table from names to
+classes; `build` looks the name up and checks every other key against the constructor, so a typo is an error and not a
+default.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, tran
 
 def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Accuracy, over steps and at lengths; nothing of bytes."""
-    tiny_recipe.data = load_recipe("associative-recall", ["data.length=8"]).data
+    recall = load_recipe("associative-recall", ["data.length=8"])
+    tiny_recipe.data, tiny_recipe.task = recall.data, recall.task
     block = {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}
     tiny_recipe.model = {**tiny_recipe.model, "block": block}
     run = train(tiny_recipe, tmp_path / "run", progress=False)

@@ -203,7 +203,8 @@ def test_accuracy_of_recall_is_that_of_the_answer_alone() -> None:
 
 
 def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
-    tiny_recipe.data = load_recipe("associative-recall", ["data.length=8"]).data
+    recall = load_recipe("associative-recall", ["data.length=8"])
+    tiny_recipe.data, tiny_recipe.task = recall.data, recall.task
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     result = evaluate_run(run, progress=False)
     assert [(s["length"], s["sequences"]) for s in result["test"]] == [(8, 1000)]
@@ -213,7 +214,7 @@ def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_fi
     assert set(result) == {"data", "trained_at", "test", "overrides"}
     with pytest.raises(ValueError, match=r"even and at least 4 .* got 7"):
         evaluate_run(run, [8, 7], progress=False)
-    with pytest.raises(ValueError, match="has no words for text"):
+    with pytest.raises(ValueError, match="--data means nothing to the task"):
         evaluate_run(run, source=str(text_file), progress=False)
 
 

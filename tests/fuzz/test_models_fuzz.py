@@ -11,11 +11,10 @@ from typing import Any
 import campaign
 import pytest
 import torch
-from cases import Options, mixer_options
+from cases import SEQUENCE_MIXERS, Options, mixer_options
 from torch import Tensor, nn
 
 from lagwise.blocks import LINKS
-from lagwise.mixers import MIXERS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
 from lagwise.ops import ATTENTION_FUNCTIONS
 
@@ -70,7 +69,7 @@ def draw(rng: random.Random) -> Options:
 
 def link(rng: random.Random, channels: int) -> Options:
     name = rng.choice(list(LINKS))
-    mixer = rng.choice(list(MIXERS))
+    mixer = rng.choice(SEQUENCE_MIXERS)
     spec = {"name": mixer, **mixer_options(rng, mixer, channels, causal=True, length=2 * LONGEST)}
     options = {
         "name": name,

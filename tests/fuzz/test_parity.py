@@ -14,11 +14,9 @@ from typing import Any
 import campaign
 import pytest
 import torch
-from cases import QUICK, Case, Document, build, draw, lay_out
+from cases import QUICK, SEQUENCE_MIXERS, Case, Document, build, draw, lay_out
 from references import REFERENCES, reference
 from torch import Tensor
-
-from lagwise.mixers import MIXERS
 
 POISON = torch.tensor([float("nan"), float("inf"), float("-inf"), 1e30])
 # Relative to the largest value of the output, and of a gradient or a hundredth of all gradients.
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:no SKI plan meets")
 
 
 def test_every_mixer_has_a_reference() -> None:
-    assert set(REFERENCES) == set(MIXERS)
+    assert set(REFERENCES) == set(SEQUENCE_MIXERS)
 
 
 @pytest.mark.parametrize("seed", campaign.seeds(QUICK))

@@ -1,4 +1,4 @@
-"""Every entry of the table of mixers, with the options that change how it computes."""
+"""Every entry of the table of mixers that takes sequences, with the options that change how it computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHANNELS = 16
 
 # Every entry with its defaults, and the options that change how it computes.
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in MIXERS),
+    *((name, {}) for name, mixer in MIXERS.items() if not mixer.needs_grid),  # those have test_grid.py
     ("attention", {"position": "none"}),
     ("chunked_attention", {"chunk": 7}),
     ("chunked_attention", {"chunk": 16, "heads": 2, "position": "none"}),

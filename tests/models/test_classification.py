@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
 
@@ -128,3 +136,31 @@ def test_what_cannot_be_is_refused() -> None:
         LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs="values"))
     with pytest.raises(ValueError, match="a row without any token"):
         model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
+
+
+def bert_style_tokenizer() -> PreTrainedTokenizerFast:
+    """One that adds [CLS] and [SEP], pads on the right and returns token_type_ids."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "good", "bad", "film"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, [("[CLS]", 2), ("[SEP]", 3)])
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_input_names=names)
+
+
+def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -> None:
+    tokenizer = bert_style_tokenizer()
+    model = make(BLOCKS["tnn"], vocab_size=8, id2label={0: "no", 1: "yes", 2: "maybe"}, type_vocab_size=2)
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
+    results = classify(["a good film", "bad", {"text": "a film", "text_pair": "good"}], batch_size=3)
+    assert all(result["label"] in ("no", "yes", "maybe") for result in results)
+    encoded = tokenizer("a film", "good", return_tensors="pt")
+    assert encoded["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1]]
+    assert results[2]["score"] == pytest.approx(model(**encoded).logits.softmax(-1).max().item(), abs=1e-5)
+    rows = [{**tokenizer("a good film" if i % 2 else "bad"), "label": i % 2} for i in range(8)]
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=4, per_device_train_batch_size=4, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
+    assert torch.isfinite(torch.tensor(trainer.train().training_loss))

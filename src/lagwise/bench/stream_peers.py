@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.bench.n_state import n_state_modes
 from lagwise.mixers import Mixer, ToeplitzMixer
 from lagwise.models import LagwiseForCausalLM
-from lagwise.ops import Window, modal_prefill, toeplitz_product
+from lagwise.ops import Layout, Window, modal_prefill, toeplitz_product
 
 _SLICE_ELEMENTS = 1 << 17  # products of a slice stay in cache until they are added up; the fastest of those tried
 
@@ -31,8 +31,8 @@ class RingBuffer(Mixer):
         assert isinstance(mixer, ToeplitzMixer)
         self.mixer = mixer
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self.mixer.mix(x, mask)
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.mixer.mix(x, layout)
 
     def init_state(self, batch_size: int) -> RingState:
         taps = self.mixer.kernel.taps(256).t().flip(0)
@@ -64,8 +64,8 @@ class NStates(Mixer):
         self.mixer = mixer
         self.modes = n_state_modes(mixer.kernel.taps(n))
 
-    def mix(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return self.mixer.mix(x, mask)
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.mixer.mix(x, layout)
 
     def init_state(self, batch_size: int) -> Any:
         return self.modes.poles.new_zeros(batch_size, *self.modes.poles.shape)

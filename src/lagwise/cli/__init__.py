@@ -1,4 +1,4 @@
-"""The command line. Commands only parse, call and print; the work is in the other rooms."""
+"""The command line. Commands only parse, call and print; the work is in the other packages."""
 
 from lagwise.cli.main import main
 

@@ -38,7 +38,7 @@ def print_conversion(result: Mapping[str, Any]) -> None:
     metric = result.get("metric", "bits_per_byte")
     rows = [
         (
-            f"{metric.replace('_', ' ')} at {score['length']}",
+            f"{result['label']} at {score['length']}",
             f"{score['before']:.4f}",
             f"{score['after']:.4f}",
             f"{score['after'] - score['before']:+.1e}",

@@ -1,15 +1,23 @@
-"""Text as token files, tables of labelled rows, generators: sources, tokenizers, examples, collators."""
+"""Text as token files, tables of labelled rows, generators: sources, tokenizers, examples, collators.
 
-from lagwise.data.associative_recall import AssociativeRecall
-from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
-from lagwise.data.encoding import RowEncoder
-from lagwise.data.examples import ScheduledExamples
-from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
-from lagwise.data.packing import DocumentPackingCollator, PackingCollator
-from lagwise.data.rows import RowSource, open_rows, split_rows
-from lagwise.data.sources import SPLITS, Source, open_source, read_documents
-from lagwise.data.tokenizers import load_tokenizer, token_bytes
-from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
+Lazy: reading a recipe does not load torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from lagwise._lazy import lazy
+
+if TYPE_CHECKING:
+    from lagwise.data.associative_recall import AssociativeRecall
+    from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
+    from lagwise.data.encoding import RowEncoder
+    from lagwise.data.examples import ScheduledExamples
+    from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
+    from lagwise.data.packing import DocumentPackingCollator, PackingCollator
+    from lagwise.data.rows import RowSource, open_rows, split_rows
+    from lagwise.data.sources import SPLITS, Source, open_source, read_documents
+    from lagwise.data.tokenizers import load_tokenizer, token_bytes
+    from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
 __all__ = [
     "SPLITS",
@@ -37,3 +45,33 @@ __all__ = [
     "split_rows",
     "token_bytes",
 ]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "AssociativeRecall": "lagwise.data.associative_recall",
+        "BucketedExamples": "lagwise.data.batches",
+        "DocumentPackingCollator": "lagwise.data.packing",
+        "EncodedExamples": "lagwise.data.batches",
+        "LabelledData": "lagwise.data.labelled",
+        "PackingCollator": "lagwise.data.packing",
+        "PaddingCollator": "lagwise.data.batches",
+        "RowEncoder": "lagwise.data.encoding",
+        "RowSource": "lagwise.data.rows",
+        "SPLITS": "lagwise.data.sources",
+        "ScheduledExamples": "lagwise.data.examples",
+        "Source": "lagwise.data.sources",
+        "TokenData": "lagwise.data.tokens",
+        "TrainingWindows": "lagwise.data.tokens",
+        "content_key": "lagwise.data.tokens",
+        "labelled_key": "lagwise.data.labelled",
+        "load_tokenizer": "lagwise.data.tokenizers",
+        "open_rows": "lagwise.data.rows",
+        "open_source": "lagwise.data.sources",
+        "prepare": "lagwise.data.tokens",
+        "prepare_labelled": "lagwise.data.labelled",
+        "read_documents": "lagwise.data.sources",
+        "split_rows": "lagwise.data.rows",
+        "token_bytes": "lagwise.data.tokenizers",
+    },
+)

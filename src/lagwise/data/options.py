@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -20,3 +21,17 @@ class DataOptions:
     length: int = 512
     lengths: list[int] | None = None
     evaluate_length: int | None = None
+
+
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """The sections of a recipe of lagwise 0.1, whose data options told the task, in today's form."""
+    data = values.get("data")
+    if "task" in values or not isinstance(data, dict):
+        return values
+    loss = {"loss": data["loss"]} if "loss" in data else {}
+    if data.get("source") == "associative-recall":
+        kept = {key: value for key, value in data.items() if key not in ("loss", "source")}
+        return {**values, "task": {"name": "associative_recall", **loss}, "data": kept}
+    if "description" in values and "training" in values and "loss" in data:  # written into a run by 0.1
+        return {**values, "data": {key: value for key, value in data.items() if key != "loss"}}
+    return values

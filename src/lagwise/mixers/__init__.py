@@ -4,6 +4,7 @@ from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.ema import EMAMixer
+from lagwise.mixers.grid import GridMixer, GTU2d
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
@@ -15,6 +16,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "ema": EMAMixer,
     "tcn": TCNMixer,
     "chunked_attention": ChunkedAttentionMixer,
+    "grid": GridMixer,
+    "gtu2d": GTU2d,
 }
 
 __all__ = [
@@ -24,6 +27,8 @@ __all__ = [
     "ChunkedAttention",
     "ChunkedAttentionMixer",
     "EMAMixer",
+    "GTU2d",
+    "GridMixer",
     "Mixer",
     "TCNMixer",
     "ToeplitzMixer",

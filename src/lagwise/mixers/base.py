@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -35,6 +35,9 @@ class Mixer(nn.Module):
     and one token at a time (`step`). Padding and neighbours in a packed row leave no trace. Bidirectional mixers have
     only `forward`. The contract tests in ``tests/mixers`` hold every entry of the table to this.
     """
+
+    #: whether it mixes over the grid of a picture (`Layout.grid`), and so takes no plain sequence and is never causal
+    needs_grid: ClassVar[bool] = False
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
@@ -70,6 +73,7 @@ class Mixer(nn.Module):
 
     def init_state(self, batch_size: int) -> Any:
         """State before the first token. ValueError for a bidirectional mixer."""
+        self.require_causal()
         raise NotImplementedError
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -98,9 +102,8 @@ class Mixer(nn.Module):
 
     def require_causal(self) -> None:
         if not self.causal:
-            raise ValueError(
-                f"{type(self).__name__} is bidirectional: it has no streaming state; build it with causal=True"
-            )
+            remedy = "" if self.needs_grid else "; build it with causal=True"
+            raise ValueError(f"{type(self).__name__} is bidirectional: it has no streaming state{remedy}")
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:

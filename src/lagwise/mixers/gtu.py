@@ -30,9 +30,7 @@ class GTU(Mixer):
         engine: str | Mapping[str, Any] = "auto",
     ):
         super().__init__(channels, causal)
-        width = round(expansion * channels)
-        if width < 1:
-            raise ValueError(f"expansion must give at least one channel, got {expansion} * {channels}")
+        width = gated_width(channels, expansion)
         self.gate = nn.Linear(channels, width)
         self.value = nn.Linear(channels, width)
         self.toeplitz = ToeplitzMixer(width, causal=causal, kernel=kernel, engine=engine)
@@ -48,3 +46,11 @@ class GTU(Mixer):
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
         return self.out(F.silu(self.gate(x)) * mixed), state
+
+
+def gated_width(channels: int, expansion: float) -> int:
+    """Channels of the gate: ``expansion * channels``, rounded. ValueError if that is less than 1."""
+    width = round(expansion * channels)
+    if width < 1:
+        raise ValueError(f"expansion must give at least one channel, got {expansion} * {channels}")
+    return width

@@ -104,9 +104,10 @@ class LagwisePreTrainedModel(PreTrainedModel):
                 init.ones_(module.weight)
                 init.zeros_(module.bias)
             if isinstance(module, nn.BatchNorm1d):
-                init.zeros_(module.running_mean)
-                init.ones_(module.running_var)
-                init.zeros_(module.num_batches_tracked)
+                buffers = dict(module.named_buffers())
+                init.ones_(buffers.pop("running_var"))
+                for buffer in buffers.values():
+                    init.zeros_(buffer)
 
 
 class LagwiseModel(LagwisePreTrainedModel):
@@ -142,7 +143,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.gradient_checkpointing = False
         self._number = _Number()
         limits = [config.max_position_embeddings]
-        limits += [module.max_length for module in self.modules() if isinstance(module, LagKernel)]
+        axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
+        apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits are those of a row or a column
+        kernels = (module for module in self.modules() if isinstance(module, LagKernel) and module not in apart)
+        limits += [kernel.max_length for kernel in kernels]
         # Longest sequence that the configuration and every kernel can serve; None for any.
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
         self.post_init()

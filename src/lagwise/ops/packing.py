@@ -70,6 +70,17 @@ class Layout:
         return tuple(found)
 
     @cached_property
+    def axes(self) -> tuple[Layout, Layout]:
+        """For a batch of grids, the layouts of all rows as one batch ``(batch * height, width)``, and of all columns
+        ``(batch * width, height)``. Those of padding alone count as real: mixers need some token in every row."""
+        assert self.grid is not None
+        if self.mask is None:
+            return Layout(), Layout()
+        mask = self.mask.unflatten(1, self.grid)
+        rows, columns = mask.flatten(0, 1), mask.transpose(1, 2).flatten(0, 1)
+        return Layout(rows | ~rows.any(1, keepdim=True)), Layout(columns | ~columns.any(1, keepdim=True))
+
+    @cached_property
     def compact(self) -> tuple[Tensor, Layout] | None:
         """The places ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout of
         these n tokens as one packed row. None if it would hardly be shorter than the batch, or there is a grid."""

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.modal import Modes, modal_poles, modal_taps
+from lagwise.ops.modal import Modes, modal_poles
 from lagwise.ops.spectral import fast_length
+from lagwise.ops.transfer import frequencies, largest_difference
 
 _FIRST_SUBSPACE = 64  # doubled where singular values left outside could matter
 _ROUNDS = 2
 _BASIS_ELEMENTS = 1 << 22  # of one basis of the channels reduced together; four are held at a time: 128 MB
 _FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
-_FREQUENCIES, _BETWEEN = 8, 1.0196  # a tap: a gain between them is at most 1 / cos(pi / 16) of the largest at them
 _MARGIN = 0.25  # of the tolerance, for what a subspace may leave outside before it is doubled
 _FURTHER = 4  # orders that are tried beyond one that should do
 # No pole is nearer 0: its weight is residue / pole, and here its rounding is what moving it away from 0 changes.
@@ -26,10 +26,11 @@ class Reduction(NamedTuple):
     """What `reduce_taps` found; figures are ``(channels,)`` in float64, and absolute: divide them by gain.
 
     modes: float64 and complex128. order: real states, a conjugate pair being two. gain: largest ``|K(exp(iw))|``.
-    bound: what the error is below by theory. error: largest ``|K - K^|``, measured over all lags to infinity and at
-    enough frequencies to be 2% above it at most.
+    bound: what the error is below by theory. error: a bound of ``|K - K^|`` over all lags to infinity and at every
+    frequency, 4% above the largest value met at most (`largest_difference`). Both hold for these modes in float64, and
+    for a float32 `ModalKernel` of them, with ``2**-24 (|direct| + sum_i |w_i| / (1 - |p_i|))`` for its arithmetic.
     l1_error: an upper bound of ``sum_l |k_l - k^_l|``, by which an output moves at most for inputs of at most 1.
-    amplification: ``sum_i |w_i| / (1 - |p_i|)`` over gain; 6e-8 of it is what float32 states may cost, of the gain.
+    amplification: ``sum_i |w_i| / (1 - |p_i|)`` over gain.
     taps: how many there were.
     """
 
@@ -48,15 +49,15 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
 
     Formula: with ``sigma_1 >= sigma_2 >= ...`` the singular values of ``H_ij = k_{i+j+1}``, balanced truncation to s
     states has ``sigma_{s+1} <= max_w |K - K^| <= 2 sum_{i > s} sigma_i``, and ``|k_l - k^_l|`` is no larger at any lag;
-    k_0 is exact. The order is the smallest, by bisection between those that these two allow, whose error is at most
-    ``tolerance * max_w |K(exp(iw))|``, measured. Singular values outside the subspace that is searched count by
+    k_0 is exact but for float32. The order is the smallest, by bisection between those that these two allow, whose
+    error is at most ``tolerance * max_w |K(exp(iw))|``. Singular values outside the subspace that is searched count by
     ``sum sigma_i <= sqrt(N) |H - Q Qᵀ H Q Qᵀ|_F``, whose squares are ``sum_l l k_l**2`` less those inside.
 
     Shapes: taps ``(channels, n)``, lag 0 first, zero from lag n on; result a `Reduction`. Where a kernel is cut
     before it has decayed, the edge costs more states than all that comes before.
 
-    Units and ranges: tolerance relative to a channel's gain, in (0, 1); rounding of the certificate limits it to some
-    1e-6 at 2000 taps. max_order counts real states; by default ``n // 4``, between 8 and 256. All poles have
+    Units and ranges: tolerance relative to a channel's gain, in (0, 1); rounding of float32 limits it to some 1e-6 or
+    1e-5. max_order counts real states; by default ``n // 4``, between 8 and 256. All poles have
     ``2**-12 <= |p| < 1``; what moving one there, or to float32, may change is part of the bound, and of the error.
 
     Preconditions: ValueError for other taps or ranges, or NaN; and for a channel that cannot be reduced: it needs more
@@ -78,7 +79,9 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
     k = taps.detach().double()
     if not k.isfinite().all():
         raise ValueError("taps must be finite, got NaN or infinite ones")
-    gain = torch.cat([torch.fft.rfft(part, _grid(part)).abs().amax(1) for part in k.split(_channels(8 * k.shape[1]))])
+    gain = torch.cat(
+        [torch.fft.rfft(part, frequencies(part.shape[1])).abs().amax(1) for part in k.split(_channels(8 * k.shape[1]))]
+    )
     found: dict[int, _Fit] = {}
     work = [(torch.arange(len(k), device=k.device), _FIRST_SUBSPACE)]
     while work:
@@ -125,10 +128,6 @@ class _Fit(NamedTuple):
 
 def _channels(elements: int) -> int:
     return max(1, _BASIS_ELEMENTS // elements)
-
-
-def _grid(k: Tensor) -> int:
-    return fast_length(_FREQUENCIES * k.shape[-1])
 
 
 def _refused(channel: int, why: str, max_order: int, tolerance: float) -> str:
@@ -190,27 +189,29 @@ def _smallest(
     best, nearest = None, (float("inf"), 0)
     last = min(most + _FURTHER, max_order, len(system[1]))
     for s in range(most, max(most, last) + 1):
-        fit, cost = _fit(system, s, gain)
-        if cost <= tolerance:
+        fit = _fit(system, s, gain, tolerance * gain)
+        if fit.error <= tolerance * gain:
             best = fit
             break
-        nearest = min(nearest, (cost, s))
+        nearest = min(nearest, (fit.error, s))
     if best is None:
-        why = f"is off by {nearest[0]:.2g} of its gain with {nearest[1]} states in float32, too much"
+        why = (
+            f"is off by {nearest[0] / max(gain, 1e-300):.2g} of its gain with {nearest[1]} states in float32, too much"
+        )
         raise ValueError(_refused(channel, why, max_order, tolerance))
     most = best.order
     while least < most:
         s = (least + most) // 2
-        fit, cost = _fit(system, s, gain)
-        if cost <= tolerance:
+        fit = _fit(system, s, gain, tolerance * gain)
+        if fit.error <= tolerance * gain:
             best, most = fit, s
         else:
             least = s + 1
     return best
 
 
-def _fit(system: list[Tensor], s: int, gain: float) -> tuple[_Fit, float]:
-    """The modes of an order, and their error over the gain, rounding of float32 states included."""
+def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
+    """The modes of an order. Their error is a bound, or something above what is allowed."""
     k, values, shift, first, bounds = system
     scale = values[:s].abs().sqrt()
     poles, vectors = torch.linalg.eig(shift[:s, :s] * (scale / scale[:, None]))
@@ -219,36 +220,29 @@ def _fit(system: list[Tensor], s: int, gain: float) -> tuple[_Fit, float]:
     once = poles.imag >= 0  # the others are their conjugates
     poles, residues = poles[once], residues[once] * (1 + (poles[once].imag > 0))
     moved, used = _in_float32(poles)
-    away = moved.abs()
-    change = (residues * (moved - poles)).abs() / ((1 - away) * (1 - poles.abs()))
     weights = (residues / moved).to(torch.complex64).to(poles.dtype)
-    unstable = bool((used.abs() >= 1).any()) or not bool(weights.isfinite().all())
-    error, l1_error, direct = (float("inf"),) * 3 if unstable else _measure(k, used, weights)
-    amplification = float("inf") if unstable else float((weights.abs() / (1 - away)).sum()) / max(gain, 1e-300)
-    bound = float(bounds[s] + change.sum())
-    error = error if unstable else min(error, bound)  # both are upper bounds
-    fit = _Fit(moved, weights, direct, s, bound, error, l1_error, amplification)
-    return fit, max(error / max(gain, 1e-300), _ROUNDING * amplification)
+    exact = k[0] - weights.real.sum()
+    direct = exact.float().double()
+    if bool((used.abs() >= 1).any()) or not bool(weights.isfinite().all() & direct.isfinite()):
+        return _Fit(moved, weights, 0.0, s, *(float("inf"),) * 4)
+    bound = error = l1_error = amplification = 0.0
+    for each in (moved, used):
+        away = 1 - each.abs()
+        change = (weights * each - residues).abs() + residues.abs() * (each - poles).abs() / (1 - poles.abs())
+        bound = max(bound, float(bounds[s] + (change / away).sum() + (exact - direct).abs()))
+        largest, total = largest_difference(k, Modes(each[None], weights[None], direct[None]), enough=allowed)
+        error, l1_error = max(error, largest), max(l1_error, total)
+        amplification = max(amplification, float((weights.abs() / away).sum()))
+    rounding = _ROUNDING * (amplification + abs(float(direct)))
+    bound, l1_error, amplification = bound + rounding, l1_error + rounding, amplification / max(gain, 1e-300)
+    # Both are upper bounds, unless the first is more than what is allowed.
+    return _Fit(moved, weights, float(direct), s, bound, min(error + rounding, bound), l1_error, amplification)
 
 
 def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
     """Poles as a `ModalKernel` keeps them, by float32 rates and angles, and as float32 arithmetic makes them of these:
-    what is measured must be what will run."""
+    what is certified must be what will run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
     angle = poles.angle().float()
     kept = modal_poles(rate.double(), angle.double())
     return kept, modal_poles(rate, angle).to(kept.dtype)
-
-
-def _measure(k: Tensor, poles: Tensor, weights: Tensor) -> tuple[float, float, float]:
-    """Largest error over frequencies, a bound of the sum of its absolute values over lags, and direct."""
-    direct = float(k[0] - weights.real.sum())
-    points = _grid(k)
-    # At the points of a transform all lags that differ by its length are one: a geometric series of each mode.
-    last = poles**points
-    folded = Modes(poles[None], (weights / (1 - last))[None], k.new_tensor([direct]))
-    difference = -modal_taps(folded, points)[0]
-    difference[: len(k)] += k
-    beyond = 2 * (weights.abs() * last.abs() / ((1 - last.abs()) * (1 - poles.abs()))).sum()
-    error = _BETWEEN * float(torch.fft.rfft(difference).abs().max())
-    return error, float(difference.abs().sum() + beyond), direct

@@ -82,7 +82,7 @@ def convert_run(
         else:
             usable = [n for n in (length, 4 * length) if model.length_limit is None or n <= model.length_limit]
             scores = [task.scores(each, usable, max_tokens, progress=progress) for each in (model, converted)]
-            result["metric"] = task.headline
+            result |= {"metric": task.headline, "label": task.headline_label}
             compared = zip(usable, *scores, strict=True)
             result[task.headline] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
     room = (model.length_limit or length + _TIMED) - _TIMED

@@ -25,10 +25,8 @@ def predict_run(
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
-    if source is not None:
-        rows = (row for split in open_rows(source).read().values() for row in split)
-    assert rows is not None
-    kept = [dict(row) for row in rows]
+    tables: Any = [rows] if source is None else open_rows(source).read().values()
+    kept = [dict(row) for table in tables for row in table]
     if not kept:
         raise ValueError("there are no rows to predict")
     for number, row in enumerate(kept, 1):

@@ -19,7 +19,7 @@ def classification_scores(
     from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
     labels = list(range(len(names)))
-    precision, recall, f1, rows = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
+    by_class: Any = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
     scores = {
         "accuracy": float(accuracy_score(true, predicted)),
         "macro_f1": float(f1_score(true, predicted, average="macro", zero_division=0)),
@@ -28,7 +28,7 @@ def classification_scores(
         "confusion": confusion_matrix(true, predicted, labels=labels).tolist(),
         "classes": {
             name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
-            for name, p, r, f, n in zip(names, precision, recall, f1, rows, strict=True)
+            for name, p, r, f, n in zip(names, *by_class, strict=True)
         },
         "majority": float(np.bincount(true, minlength=len(names)).max() / len(true)),
     }

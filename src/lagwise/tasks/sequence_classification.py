@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -122,7 +122,7 @@ class SequenceClassification(Task):
         if run is not None and self.tokenizer is not None:
             own = load_tokenizer(str(run))
             if own.get_vocab() != self.tokenizer.get_vocab():
-                reading = {**self._reading, "tokenizer": str(run)}
+                reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
         self.label_names = self.rows.label_names
         self.scored = {
@@ -131,15 +131,15 @@ class SequenceClassification(Task):
 
     def _open_other(self, run: Path, source: str) -> None:
         """Rows of another table, all of them or those it calls test, with the labels of a run."""
-        from lagwise.models import LagwiseConfig
+        from lagwise.models.loading import read_config
 
-        config = LagwiseConfig.from_pretrained(run)
+        config: Any = read_config(run)
         if config.input_name == "tokens":
             self.tokenizer = load_tokenizer(str(run))
         self.label_names = (
             None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
         )
-        tables = open_rows(source).read()
+        tables: dict[str, Any] = dict(open_rows(source).read())
         rows = tables.get("test") or next(iter(tables.values()))
         for column in (*self.columns(), self.label):
             if column not in rows.column_names:
@@ -331,7 +331,7 @@ class SequenceClassification(Task):
 def _by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
     """Rows from the shortest to the longest, and where each was."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return rows.select(order), order
+    return cast("Rows", rows.select(order)), order
 
 
 def _unlabelled(example: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class BestModel(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         values = [self.sign * line[self.metric] for line in state.log_history if self.metric in line]
+        if not values:  # a model without a loss
+            return
         since = evaluations_since_best(values)
         if self.keep and since == 0 and state.is_world_process_zero:
             with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lagwise.data.options import DataOptions
+from lagwise.data.options import DataOptions, upgraded
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import PRESETS
 from lagwise.tables import LARGEST_VOCABULARY, known, shown, typed
@@ -114,26 +114,12 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     values = _parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
-    values = _upgraded(values)
+    values = upgraded(values)
     for override in sorted(overrides, key=lambda each: not each.startswith(("model=", "model.init_from="))):
         _apply(values, override)
     recipe = _fill(Recipe, values, "")
     _check(recipe)
     return recipe
-
-
-def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """A recipe of lagwise 0.1, which told the task by its data, in today's form."""
-    data = values.get("data")
-    if "task" in values or not isinstance(data, dict):
-        return values
-    loss = {"loss": data["loss"]} if "loss" in data else {}
-    if data.get("source") == "associative-recall":
-        kept = {key: value for key, value in data.items() if key not in ("loss", "source")}
-        return {**values, "task": {"name": "associative_recall", **loss}, "data": kept}
-    if "description" in values and "training" in values and "loss" in data:  # written into a run by 0.1
-        return {**values, "data": {key: value for key, value in data.items() if key != "loss"}}
-    return values
 
 
 def _parsed(text: bytes | str, what: str) -> Any:

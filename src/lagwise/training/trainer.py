@@ -28,8 +28,9 @@ class LagwiseTrainer(Trainer):
     what the loss is and how well the model does."""
 
     def __init__(self, *args: Any, task: Task, best: BestModel, keep_checkpoints: int, **kwargs: Any):
-        own = {"compute_loss_func": task.loss} if task.own_loss else {}
-        super().__init__(*args, data_collator=task.collate, compute_metrics=self._metrics, **own, **kwargs)
+        loss = task.loss if task.own_loss else None
+        kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": loss}
+        super().__init__(*args, **kwargs)
         self.task, self.best = task, best
         self.keep_checkpoints = keep_checkpoints
         self._saving = False

@@ -1,0 +1,109 @@
+"""Mixing over a grid, such as the patches of a picture: along its rows and along its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer
+from lagwise.mixers.gtu import gated_width
+from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.ops import Layout
+from lagwise.tables import build
+
+
+class GridMixer(Mixer):
+    """Any two token mixers, one for each axis of a grid: ``rows(x) + columns(x)``.
+
+    Formula: ``y[i, j] = rows(x[i, :])[j] + columns(x[:, j])[i]``: rows are a batch for the mixer along them, and
+    columns for the other.
+
+    Options: rows and columns, specs of token mixers (default ``toeplitz``). The grid comes with the layout
+    (`lagwise.ops.Layout.grid`); a mask may be true at any places, such as those of smaller pictures in a batch of
+    several sizes. ValueError for causal=True, since a grid has no order in which a token follows all others, and in
+    the forward pass for tokens without a grid.
+
+    Source: SKI-TNN §5.2 (pictures as sequences in each dimension).
+    """
+
+    needs_grid = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = False,
+        rows: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ):
+        super().__init__(channels, causal)
+        _refuse_causal(self)
+        self.rows = _axis_mixer(rows, channels, "rows")
+        self.columns = _axis_mixer(columns, channels, "columns")
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return _along_both(self, x, layout)
+
+
+class GTU2d(Mixer):
+    """Gated Toeplitz unit over a grid: ``W_o (silu(W_u x) * (TNO_rows(v) + TNO_columns(v)))``, ``v = silu(W_v x)``.
+
+    Options: expansion, kernel and engine, as in `GTU`; each axis has a kernel of its own, made from the same spec.
+    Grid, masks and errors as in `GridMixer`.
+
+    Source: TNN §3.1 and fig. 2; SKI-TNN §5.2 (pictures as sequences in each dimension).
+    """
+
+    needs_grid = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = False,
+        expansion: float = 3,
+        kernel: Mapping[str, Any] | None = None,
+        engine: str | Mapping[str, Any] = "auto",
+    ):
+        super().__init__(channels, causal)
+        _refuse_causal(self)
+        width = gated_width(channels, expansion)
+        self.gate = nn.Linear(channels, width)
+        self.value = nn.Linear(channels, width)
+        self.rows = ToeplitzMixer(width, causal=False, kernel=kernel, engine=engine)
+        self.columns = ToeplitzMixer(width, causal=False, kernel=kernel, engine=engine)
+        self.out = nn.Linear(width, channels)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        mixed = _along_both(self, F.silu(self.value(x)), layout)
+        return self.out(F.silu(self.gate(x)) * mixed)
+
+
+def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:
+    """The sum of what the mixers of both axes make of x."""
+    if layout.grid is None:
+        raise ValueError(
+            f"{type(mixer).__name__} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), "
+            "one in each row, or a Layout with a grid"
+        )
+    height, width = layout.grid
+    rows, columns = layout.axes
+    image = x.unflatten(1, (height, width))
+    along = mixer.rows(image.flatten(0, 1), layout=rows).view_as(image)
+    down = mixer.columns(image.transpose(1, 2).flatten(0, 1), layout=columns).unflatten(0, (-1, width))
+    return (along + down.transpose(1, 2)).flatten(1, 2)
+
+
+def _axis_mixer(spec: Mapping[str, Any] | None, channels: int, axis: str) -> Mixer:
+    from lagwise.mixers import MIXERS  # here, because the table holds the mixers of this file
+
+    table = {name: mixer for name, mixer in MIXERS.items() if not mixer.needs_grid}
+    return build(table, {"name": "toeplitz"} if spec is None else spec, channels, what=f"mixer of {axis}", causal=False)
+
+
+def _refuse_causal(mixer: Mixer) -> None:
+    if mixer.causal:
+        raise ValueError(f"{type(mixer).__name__} has no causal form: build it with causal=False")
