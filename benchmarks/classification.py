@@ -3,7 +3,7 @@
 Each model is the recipe `classify` with a word for its block, trained in a folder of its own below --runs: a run that
 is there already is gone on with, and one that has ended is only evaluated. A results file that is there is added to.
 
-    python benchmarks/classification.py imdb/ --out benchmarks/results/imdb-cpu.json --models tnn tcn-mlp training.epochs=3
+    python benchmarks/classification.py imdb/ --out benchmarks/results/imdb-cpu.json --models tnn training.epochs=3
 """
 
 from __future__ import annotations
