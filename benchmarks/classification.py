@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="a table with the columns text and label, and its splits train and test")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", nargs="*", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--models", default=",".join(PRESETS), help="words of models, separated by commas")
     parser.add_argument("--runs", type=Path, default=Path("runs/classification"))
     parser.add_argument("--tf-idf", action="store_true", help="also logistic regression on one and two words")
     options, overrides = parser.parse_known_args()
@@ -84,7 +84,7 @@ def main() -> None:
 
     for words in (1, 2) if options.tf_idf else ():
         add(f"tf-idf of {words} word(s)", tf_idf(options.data, words))
-    for name in options.models:
+    for name in options.models.split(","):
         add(name, measure(options.runs / name, options.data, [f"model={name}", *overrides]))
 
 
