@@ -95,8 +95,8 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
-    Two overrides replace what the recipe says of the model: ``model=WORD``, its block by a word of
-    `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
+    Two overrides replace what the recipe says of the model: ``model=WORD``, its block (but for its dropout) by a word
+    of `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
 
     ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
     (docs/limits.md). Keys below ``model.block`` are checked when the model is built.
@@ -154,8 +154,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if key == "model" and separator:
         preset = PRESETS[known(text, PRESETS, "model")]
-        kept = {k: v for k, v in values.get("model", {}).items() if k not in ("name", "block", "norm")}
+        old = values.get("model") or {}
+        kept = {k: v for k, v in old.items() if k not in ("block", "norm")}
         values["model"] = {**kept, **copy.deepcopy(preset)}
+        if isinstance(old.get("block"), dict) and "dropout" in old["block"]:  # which every block has
+            values["model"]["block"]["dropout"] = old["block"]["dropout"]
         return
     if key == "model.init_from" and separator:
         values["model"] = {}

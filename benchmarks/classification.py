@@ -1,0 +1,92 @@
+"""Classifiers of one table of labelled rows, beside TF-IDF: `python benchmarks/classification.py DATA --out FILE`.
+
+Each model is the recipe `classify` with a word for its block, trained in a folder of its own below --runs: a run that
+is there already is gone on with, and one that has ended is only evaluated. A results file that is there is added to.
+
+    python benchmarks/classification.py imdb/ --out benchmarks/results/imdb-cpu.json --models tnn training.epochs=3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lagwise.bench.harness import save_results
+from lagwise.data import open_rows
+from lagwise.models.presets import PRESETS
+from lagwise.runs import evaluate_run
+from lagwise.training import load_recipe, read_metrics, resume, train
+
+
+def measure(run: Path, data: str, overrides: list[str]) -> dict[str, Any]:
+    """Train, or go on; the scores, the curve, and what it took."""
+    if (run / "recipe.yaml").is_file():
+        resume(run)
+    else:
+        recipe = load_recipe("classify", overrides)
+        recipe.data.source = data
+        train(recipe, run)
+    scores = evaluate_run(run)
+    recipe, identity = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
+    lines = read_metrics(run)
+    return {
+        "parameters": identity["parameters"],
+        "threads": identity["threads"],
+        "epochs": recipe.training.epochs,
+        "steps": recipe.training.steps,
+        "seconds": sum(line.get("train_runtime", 0.0) for line in lines),
+        "valid": scores["valid"],
+        "test": scores["test"],
+        "curve": [(line["step"], line["eval_accuracy"]) for line in lines if "eval_accuracy" in line],
+    }
+
+
+def tf_idf(data: str, words: int) -> dict[str, Any]:
+    """Logistic regression on TF-IDF of up to ``words`` words, its penalty chosen on a tenth of the training rows."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    tables = open_rows(data).read()
+    train_rows, test_rows = tables["train"], tables["test"]
+    vectors = TfidfVectorizer(ngram_range=(1, words), min_df=2, sublinear_tf=True)
+    x, y = vectors.fit_transform(train_rows["text"][:]), np.asarray(train_rows["label"][:])
+    held = np.random.default_rng(0).random(len(y)) < 0.1
+    rated = {}
+    for strength in (1.0, 4.0, 16.0):
+        model = LogisticRegression(C=strength, max_iter=500).fit(x[~held], y[~held])
+        rated[strength] = model.score(x[held], y[held])
+    best = max(rated, key=lambda strength: rated[strength])
+    model = LogisticRegression(C=best, max_iter=500).fit(x, y)
+    accuracy = model.score(vectors.transform(test_rows["text"][:]), np.asarray(test_rows["label"][:]))
+    return {"parameters": x.shape[1] + 1, "C": best, "test": {"accuracy": float(accuracy), "rows": len(test_rows)}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="a table with the columns text and label, and its splits train and test")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="*", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--runs", type=Path, default=Path("runs/classification"))
+    parser.add_argument("--tf-idf", action="store_true", help="also logistic regression on one and two words")
+    options, overrides = parser.parse_known_args()
+    results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
+    command = f"python benchmarks/classification.py {' '.join(sys.argv[1:])}"
+
+    def add(name: str, found: dict[str, Any]) -> None:
+        results[name] = found
+        save_results(options.out, command, results)
+        print(f"{name:<24} test accuracy {found['test']['accuracy']:.4f}", flush=True)
+
+    for words in (1, 2) if options.tf_idf else ():
+        add(f"tf-idf of {words} word(s)", tf_idf(options.data, words))
+    for name in options.models:
+        add(name, measure(options.runs / name, options.data, [f"model={name}", *overrides]))
+
+
+if __name__ == "__main__":
+    main()
