@@ -22,7 +22,7 @@ from lagwise.files import one_line
 LARGEST_OPTION = 2**24  # of a part's whole numbers: sizes and counts
 LARGEST_VOCABULARY = 2**20  # that is trained, or made up by a task: a few times the largest in use
 _QUOTED = reprlib.Repr()
-_QUOTED.maxstring = _QUOTED.maxother = 100
+_QUOTED.maxstring, _QUOTED.maxother, _QUOTED.maxlevel = 100, 100, 3
 Spec = Mapping[str, Any]
 
 

@@ -1,0 +1,44 @@
+"""Estimates of memory, and refusals before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny_models import RECIPES, tiny
+
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, memory
+
+CONFIG = LagwiseConfig(hidden_size=16, num_hidden_layers=3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parameters_are_counted_from_one_block(name: str) -> None:
+    model = tiny(name)
+    assert memory.parameter_count(type(model), model.config) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("training", "size"), [(False, 4), (True, 16)])
+def test_a_model_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, training: bool, size: int) -> None:
+    needed = size * sum(p.numel() for p in LagwiseForCausalLM(CONFIG).parameters())
+    monkeypatch.setattr(memory, "available_memory", lambda: needed)
+    memory.check_memory(LagwiseForCausalLM, CONFIG, training=training)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
+    with pytest.raises(ValueError, match=r"parameters takes .* GB of memory.* smaller"):
+        memory.check_memory(LagwiseForCausalLM, CONFIG, training=training)
+
+
+@pytest.mark.parametrize("changed", [{"rows": 400}, {"length": 400}, {"checkpointing": False}])
+def test_a_step_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]) -> None:
+    step = {"rows": 4, "length": 100, "checkpointing": True}
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * 400 * (3 * 16 + 2 * CONFIG.vocab_size))
+    memory.check_step_memory(LagwiseForCausalLM, CONFIG, **step)
+    with pytest.raises(ValueError, match=r"a step of .* training\.batch_size"):
+        memory.check_step_memory(LagwiseForCausalLM, CONFIG, **{**step, **changed})
+
+
+def test_a_block_of_endless_layers_is_not_built() -> None:
+    kernel = {"name": "rpe", "layers": 10**7}
+    block = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": kernel}}
+    with pytest.raises(ValueError, match="over 10000 parameter tensors"):
+        memory.check_memory(LagwiseForCausalLM, LagwiseConfig(block=block), training=False)

@@ -1,0 +1,70 @@
+"""Values against annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from lagwise.tables import shown, typed
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "result"),
+    [
+        (int, 5, 5),
+        (float, 5, 5.0),
+        (float, "1e-3", 1e-3),
+        (bool, False, False),
+        (int | None, None, None),
+        (float | None, 2, 2.0),
+        (str | dict[str, Any], "rms", "rms"),
+        (str | dict[str, Any], {"name": "rms"}, {"name": "rms"}),
+        (list[int], (1, 2), [1, 2]),
+        (Sequence[Mapping[str, Any]], [{}], [{}]),
+        (Any, NAN, NAN),
+    ],
+)
+def test_values_of_a_type_are_taken(kind: Any, value: Any, result: Any) -> None:
+    found = typed(kind, value, "x")
+    assert found is result or found == result
+    assert type(found) is type(result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (int, 2.0, r"x must be a whole number, got 2\.0"),
+        (int, True, "x must be a whole number, got True"),
+        (int, 2**63, "at most"),
+        (int, -(2**70), "at most"),
+        (float, NAN, "x must be a finite number, got nan"),
+        (float, INF, "finite"),
+        (float, "nan", "finite"),
+        (float, True, "finite"),
+        (float, 10**400, "finite"),
+        (bool, 1, "x must be true or false, got 1"),
+        (str, 5, "x must be text, got 5"),
+        (int | None, "5", "x must be a whole number, got '5'"),
+        (str | dict[str, Any], [], "x must be text or a mapping, got"),
+        (list[int], [1, 2.5], r"x\[1\] must be a whole number, got 2\.5"),
+        (list[int], "12", "x must be a list, each item a whole number"),
+        (Mapping[str, Any], [], "x must be a mapping"),
+        (str, None, "x must be text, got None"),
+    ],
+)
+def test_others_are_named(kind: Any, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        typed(kind, value, "x")
+
+
+def test_what_is_quoted_is_short() -> None:
+    nested: list[Any] = []
+    for _ in range(40):
+        nested = [nested, nested]
+    for value in ("x" * 10**6, nested, "two\nlines", 10**4000, dict.fromkeys(range(10**5))):
+        assert len(shown(value)) < 250
+        assert "\n" not in shown(value)
