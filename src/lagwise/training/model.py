@@ -12,6 +12,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, set_seed
 
 from lagwise.data.options import DataOptions
+from lagwise.files import expanded
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig
 from lagwise.models.configuration import field_types
@@ -59,7 +60,7 @@ def started_from(recipe: Recipe) -> Path | None:
     """The folder that ``model.init_from`` names. FileNotFoundError if it holds no model."""
     if _START not in recipe.model:
         return None
-    folder = Path(str(recipe.model[_START])).expanduser()
+    folder = expanded(str(recipe.model[_START]))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"model.init_from must be the folder of a trained run, got {str(folder)!r}")
     check_weights(folder)
