@@ -164,3 +164,13 @@ def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -
     )
     trainer = Trainer(model, arguments, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
     assert torch.isfinite(torch.tensor(trainer.train().training_loss))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
+    model, ids = make(BLOCKS["tnn"], pooling=pooling), torch.randint(0, 256, (2, 20))
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[1, 13:] = 0
+    for kwargs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
+        exported = torch.export.export(model, (), kwargs, strict=False)
+        torch.testing.assert_close(exported.module()(**kwargs).logits, model(**kwargs).logits, rtol=1e-4, atol=1e-5)

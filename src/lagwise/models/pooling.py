@@ -20,34 +20,33 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
     shape = tuple(hidden.shape[:2])
     if mask is not None and mask.shape != shape:
         raise ValueError(f"attention_mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")
-    if mask is None and seq_idx is None and not torch.compiler.is_compiling():
-        if pooling == "mean":
-            return hidden.mean(dim=1, dtype=torch.promote_types(hidden.dtype, torch.float32)).to(hidden.dtype)
-        return hidden[:, 0] if pooling == "first" else hidden[:, -1]
     real = torch.ones(shape, dtype=torch.bool, device=hidden.device) if mask is None else mask.bool()
     if seq_idx is not None:
-        document, count = _documents(seq_idx, real)
-        real = document >= 0
-    else:
-        document = torch.arange(shape[0], device=hidden.device)[:, None].expand(shape).where(real, -1)
-        count = shape[0]
-    place = real.flatten().nonzero()[:, 0]
-    owner = document.flatten()[place]
-    tokens = torch.zeros(count, dtype=torch.long, device=hidden.device).index_add(0, owner, torch.ones_like(owner))
-    if not tokens.all():
+        return _pool_documents(hidden, pooling, seq_idx, real & (seq_idx >= 0))
+    if mask is not None and not torch.compiler.is_compiling() and not real.any(dim=1).all():
         raise ValueError("attention_mask leaves a row without any token; there is nothing to classify")
-    states = hidden.flatten(0, 1).index_select(0, place)
     if pooling == "mean":
-        states = states.to(torch.promote_types(hidden.dtype, torch.float32))
-        total = states.new_zeros(count, states.shape[1]).index_add(0, owner, states)
-        return (total / tokens[:, None]).to(hidden.dtype)
-    ends = tokens.cumsum(0)
-    return states.index_select(0, ends - (tokens if pooling == "first" else 1))
+        total = hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=_wide(hidden))
+        return (total / real.sum(dim=1, keepdim=True)).to(hidden.dtype)
+    place = real.int().argmax(dim=1) if pooling == "first" else shape[1] - 1 - real.flip(1).int().argmax(dim=1)
+    return hidden[torch.arange(shape[0], device=hidden.device), place]
 
 
-def _documents(seq_idx: Tensor, real: Tensor) -> tuple[Tensor, int]:
-    """The number of each token's document in the batch, -1 at padding, and how many documents there are."""
-    text = real & (seq_idx >= 0)
+def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor) -> Tensor:
+    """The same for packed rows. text: where a token belongs to a document."""
     starts = document_starts(seq_idx.where(text, -1)) & text
-    number = starts.flatten().cumsum(0).view(seq_idx.shape) - 1
-    return number.where(text, -1), int(starts.sum())
+    document = starts.flatten().cumsum(0) - 1
+    place = text.flatten().nonzero()[:, 0]
+    owner, states = document[place], hidden.flatten(0, 1).index_select(0, place)
+    count = int(starts.sum())
+    tokens = torch.zeros(count, dtype=torch.long, device=hidden.device).index_add(0, owner, torch.ones_like(owner))
+    if pooling == "mean":
+        total = states.new_zeros((count, states.shape[1]), dtype=_wide(hidden)).index_add(
+            0, owner, states.to(_wide(hidden))
+        )
+        return (total / tokens[:, None]).to(hidden.dtype)
+    return states.index_select(0, tokens.cumsum(0) - (tokens if pooling == "first" else 1))
+
+
+def _wide(hidden: Tensor) -> torch.dtype:
+    return torch.promote_types(hidden.dtype, torch.float32)
