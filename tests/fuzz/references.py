@@ -23,7 +23,8 @@ silu = ACTIVATIONS["silu"]
 
 
 def reference(mixer: Any, x: Tensor) -> Tensor:
-    """A mixer's output for one document, ``(length, channels)``. KeyError for a mixer that has no reference."""
+    """A mixer's output for one document ``(length, channels)``, or for a picture ``(height, width, channels)`` if it
+    needs a grid. KeyError for a mixer that has no reference."""
     name = next(name for name, kind in MIXERS.items() if type(mixer) is kind)
     return REFERENCES[name](mixer, x) if len(x) else x
 
@@ -140,6 +141,16 @@ def turned(x: Tensor, places: Tensor) -> Tensor:
     return torch.stack([even * angle.cos() - odd * angle.sin(), odd * angle.cos() + even * angle.sin()], 3).flatten(2)
 
 
+def grid(mixer: Any, x: Tensor) -> Tensor:
+    along = [reference(mixer.rows, row) for row in x]
+    down = [reference(mixer.columns, column) for column in x.unbind(1)]
+    return torch.stack(along) + torch.stack(down, dim=1)
+
+
+def gtu2d(mixer: Any, x: Tensor) -> Tensor:
+    return affine(mixer.out, silu(affine(mixer.gate, x)) * grid(mixer, silu(affine(mixer.value, x))))
+
+
 REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "toeplitz": toeplitz,
     "gtu": gtu,
@@ -147,6 +158,8 @@ REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "ema": ema,
     "tcn": tcn,
     "chunked_attention": chunked_attention,
+    "grid": grid,
+    "gtu2d": gtu2d,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import campaign
 import pytest
 import torch
-from cases import SEQUENCE_MIXERS, Options, mixer_options
+from options import SEQUENCE_MIXERS, Options, mixer_options
 from torch import Tensor, nn
 
 from lagwise.blocks import LINKS

@@ -14,9 +14,12 @@ from typing import Any
 import campaign
 import pytest
 import torch
-from cases import QUICK, SEQUENCE_MIXERS, Case, Document, build, draw, lay_out
+from cases import QUICK, Case, build, draw, lay_out
 from references import REFERENCES, reference
 from torch import Tensor
+
+from lagwise.mixers import MIXERS
+from lagwise.ops import Layout
 
 POISON = torch.tensor([float("nan"), float("inf"), float("-inf"), 1e30])
 # Relative to the largest value of the output, and of a gradient or a hundredth of all gradients.
@@ -29,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:no SKI plan meets")
 
 
 def test_every_mixer_has_a_reference() -> None:
-    assert set(REFERENCES) == set(SEQUENCE_MIXERS)
+    assert set(REFERENCES) == set(MIXERS)
 
 
 @pytest.mark.parametrize("seed", campaign.seeds(QUICK))
@@ -54,14 +57,14 @@ def check(seed: int) -> None:
 def check_case(case: Case) -> None:
     mixer = build(case)
     exact = deepcopy(mixer).double()
-    texts = [torch.randn(document.text, case.channels).to(case.dtype) for document in case.documents]
+    texts = [torch.randn(n, case.channels).to(case.dtype) for n in case.texts]
     weights = [torch.randn_like(text) for text in texts]
     ways = [partial(forward, case, mixer)]
     if case.chunks:
         ways.append(partial(stream, case, mixer))
         if len(texts) > 1:
             ways.append(partial(joined, case, mixer))
-    wanted = results(exact, partial(dense, exact), texts, weights)
+    wanted = results(exact, partial(dense, case, exact), texts, weights)
     for name, way in zip(("forward", "stream", "joined streams"), ways, strict=False):
         ours = results(mixer, way, texts, weights)
         wrong = differing(ours, wanted, dict.fromkeys(wanted, 0.0), case.dtype)
@@ -70,8 +73,11 @@ def check_case(case: Case) -> None:
         assert not wrong, f"{name}: {'; '.join(wrong)}"
 
 
-def dense(exact: Any, xs: list[Tensor]) -> list[Tensor]:
-    return [reference(exact, x) for x in xs]
+def dense(case: Case, exact: Any, xs: list[Tensor]) -> list[Tensor]:
+    if case.grid is None:
+        return [reference(exact, x) for x in xs]
+    pictures = [x.unflatten(0, (p.height, p.width)) for x, p in zip(xs, case.pictures, strict=True)]
+    return [reference(exact, picture).flatten(0, 1) for picture in pictures]
 
 
 def sensitivity(
@@ -86,7 +92,7 @@ def sensitivity(
     with torch.no_grad():
         for parameter in nearby.parameters():
             parameter.copy_(rounded(parameter))
-    found = results(nearby, partial(dense, nearby), [rounded(text) for text in texts], weights)
+    found = results(nearby, partial(dense, case, nearby), [rounded(text) for text in texts], weights)
     return {name: ROUNDINGS * distance(found[name], right) for name, right in wanted.items()}
 
 
@@ -98,7 +104,7 @@ def results(
     dtype = next(iter(parameters.values())).dtype
     xs = [text.to(dtype).requires_grad_() for text in texts]
     ys = way(xs)
-    loss = sum(((y * w).sum() for y, w in zip(ys, weights, strict=True)), start=torch.zeros(()))
+    loss = sum(((y * w).sum() for y, w in zip(ys, weights, strict=True)), start=torch.zeros((), requires_grad=True))
     grads = torch.autograd.grad(loss, [*xs, *parameters.values()], materialize_grads=True)
     return {
         "output": torch.cat(ys),
@@ -110,7 +116,7 @@ def results(
 def forward(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
     x, mask, seq_idx = rows(case, xs)
     before, version = x.detach().clone(), x._version
-    y = mixer(x, mask=mask, seq_idx=seq_idx)
+    y = mixer(x, layout=Layout(mask, seq_idx, grid=case.grid))
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert y.isfinite().all()
     assert x._version == version
@@ -167,7 +173,7 @@ def joined(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
 
 def rows(case: Case, texts: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """x, mask and seq_idx: the texts where they belong, and noise or poison at padding."""
-    real = torch.stack([torch.cat([_text(document) for document in row]) for row in case.rows])
+    real = case.real()
     x = torch.randn(*real.shape, case.channels)
     if case.poison:
         x = POISON[torch.randint(len(POISON), x.shape)]
@@ -179,14 +185,8 @@ def rows(case: Case, texts: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor
 
 
 def texts_of(case: Case, y: Tensor) -> list[Tensor]:
-    """The outputs of the texts, document by document."""
-    documents = torch.cat(list(y)).split([sum(document) for document in case.documents])
-    return [part[d.left : d.left + d.text] for part, d in zip(documents, case.documents, strict=True)]
-
-
-def _text(document: Document) -> Tensor:
-    place = torch.arange(sum(document))
-    return (place >= document.left) & (place < document.left + document.text)
+    """The outputs of the texts, one by one."""
+    return list(y[case.real()].split(case.texts))
 
 
 def differing(
