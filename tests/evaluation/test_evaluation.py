@@ -214,7 +214,7 @@ def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_fi
     assert set(result) == {"data", "trained_at", "test", "overrides"}
     with pytest.raises(ValueError, match=r"even and at least 4 .* got 7"):
         evaluate_run(run, [8, 7], progress=False)
-    with pytest.raises(ValueError, match="--data means nothing to the task"):
+    with pytest.raises(ValueError, match="--data does not apply to the task"):
         evaluate_run(run, source=str(text_file), progress=False)
 
 

@@ -99,7 +99,7 @@ def test_what_tokenizers_and_pipelines_pass_is_accepted() -> None:
     logits, loss = model(ids, return_dict=False)[0], model(ids, labels=torch.tensor([0, 1]), return_dict=False)[0]
     assert torch.equal(logits, plain)
     assert loss.shape == ()
-    with pytest.raises(ValueError, match="output_attentions=True has no answer"):
+    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
         model(ids, output_attentions=True)
 
 

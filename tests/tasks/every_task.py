@@ -83,7 +83,7 @@ CASES = {
         "language_modelling", _text, [{"text": "good film"}, {"text": ""}], ("data.source=nowhere.txt", "nowhere.txt")
     ),
     "associative recall": Case(
-        "associative_recall", _recall, [{"text": "a 1 b 0 a"}], ("data.source=text.txt", "means nothing to the task")
+        "associative_recall", _recall, [{"text": "a 1 b 0 a"}], ("data.source=text.txt", "does not apply to the task")
     ),
     "classes of text": Case(
         "sequence_classification", _classes, [{"text": "good", "id": 7}, {"text": ""}], ("task.label=stars", "'stars'")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import ClassLabel, Dataset, Features, Value
 from every_task import recipe
 from torch.utils.data import DataLoader
+from transformers import pipeline
 
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceClassification
@@ -114,7 +116,7 @@ def test_scores_are_those_of_their_definitions() -> None:
     ("override", "message"),
     [
         ("data.source=", "classification needs rows to learn from"),
-        ("data.lengths=[16, 32]", "data.lengths means nothing"),
+        ("data.lengths=[16, 32]", "data.lengths does not apply"),
         ("task.label_smoothing=1.0", r"label_smoothing must be in \[0, 1\)"),
         ("task.packing=yes please", "packing must be true or false"),
         ("task.labels=stars", "did you mean 'label'"),
@@ -124,3 +126,60 @@ def test_scores_are_those_of_their_definitions() -> None:
 def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opened(tmp_path, override)
+
+
+def test_numbers_of_any_unit_are_learnt(tmp_path: Path) -> None:
+    """Prices of some hundred thousand: a word of the text says which."""
+    path = tmp_path / "prices.csv"
+    rows = [("large house", 400_000) if i % 2 else ("small flat", 100_000) for i in range(80)]
+    path.write_text("text,label\n" + "".join(f"{text} {i},{price + i}\n" for i, (text, price) in enumerate(rows)))
+    made = recipe("classes of text", tmp_path / "data", f"data.source={path}", "training.steps=60")
+    made.training.learning_rate, made.training.batch_size = 0.02, 16
+    run = train(made, tmp_path / "run", progress=False)
+    test = evaluate_run(run, progress=False)["test"]
+    assert test["pearson"] > 0.95
+    assert test["mean_squared_error"] < 0.2 * 150_000**2
+    assert read_metrics(run)[0]["loss"] < 10
+
+
+def test_a_label_of_minus_a_hundred_counts(tmp_path: Path) -> None:
+    """The Trainer takes -100 for a label that the loss skips."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"row {i},{-100 if i % 4 else i + 0.5}\n" for i in range(60)))
+    task = opened(tmp_path / "data", f"data.source={path}")
+    batch = task.collate([task.training_examples(1, 8, 0)[i] for i in range(8)])
+    assert (batch["labels"] != -100).all()
+    assert (batch["labels"] + 100).abs().min() < 1e-4
+
+
+def test_classes_of_a_parquet_file_are_known_by_name(tmp_path: Path) -> None:
+    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    rows = Dataset.from_dict({"text": ["good", "bad"], "label": [1, 0]}, features=features)
+    rows.to_parquet(str(tmp_path / "other.parquet"))
+    assert evaluate_run(run, source=str(tmp_path / "other.parquet"), progress=False)["test"]["rows"] == 2
+
+
+def test_a_pipeline_predicts_pairs_as_the_run_does(tmp_path: Path) -> None:
+    made = recipe("numbers of pairs", tmp_path / "data")
+    path = tmp_path / "data" / "pairs.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *(line.rpartition(",")[0] + f",{i % 2}" for i, line in enumerate(lines[1:]))]))
+    run = train(made, tmp_path / "run", progress=False)
+    expected = predict_run(run, [{"one": "bad film", "two": "good"}], progress=False)[0]
+    classify = pipeline("text-classification", model=str(run), tokenizer=str(run))
+    found = classify({"text": "bad film", "text_pair": "good"})
+    assert found["label"] == expected["predicted"]
+    assert found["score"] == pytest.approx(expected[f"p({expected['predicted']})"], abs=1e-5)
+
+
+def test_what_does_not_apply_to_numbers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="do not apply to regression"):
+        opened(tmp_path, "task.class_weights=balanced", name="numbers of pairs")
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
+    (tmp_path / "empty.csv").write_text("text,label\n")
+    with pytest.raises(ValueError, match="has no rows"):
+        evaluate_run(run, source=str(tmp_path / "empty.csv"), progress=False)

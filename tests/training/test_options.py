@@ -42,7 +42,7 @@ def test_epochs_count_passes_over_the_rows(tmp_path: Path) -> None:
 def test_generated_data_have_no_epochs(tmp_path: Path) -> None:
     made = recipe("associative recall", tmp_path / "data")
     made.training.epochs = 1.0
-    with pytest.raises(ValueError, match=r"training\.epochs means nothing"):
+    with pytest.raises(ValueError, match=r"training\.epochs does not apply"):
         train(made, tmp_path / "run", progress=False)
 
 
@@ -129,3 +129,65 @@ def test_a_model_by_one_word(word: str, tmp_path: Path) -> None:
 def test_an_unknown_word_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown model: 'fd_tnn'; did you mean 'fd-tnn'"):
         load_recipe("classify", ["model=fd_tnn"])
+
+
+def test_steps_take_the_place_of_epochs() -> None:
+    assert load_recipe("classify").training.epochs is not None
+    made = load_recipe("classify", ["training.steps=5"])
+    assert (made.training.steps, made.training.epochs) == (5, None)
+    with pytest.raises(ValueError, match=r"either training\.steps or training\.epochs"):
+        load_recipe("classify", ["training.steps=5", "training.epochs=2"])
+
+
+def test_a_start_brings_its_tokenizer_and_may_go_away(tmp_path: Path) -> None:
+    start = train(
+        recipe("language modelling", tmp_path / "text", "data.tokenizer=bpe", "data.vocab_size=300"),
+        tmp_path / "start",
+        progress=False,
+    )
+    folder = tmp_path / "rows"
+    overrides = [f"model.init_from={start}", f"data.source={folder / 'rows.csv'}", "training.steps=4"]
+    recipe("classes of text", folder)
+    run = train(load_recipe("classify", [*overrides, "training.save_every=2"]), tmp_path / "run", progress=False)
+    assert load_model(run)[1].get_vocab() == load_model(start)[1].get_vocab()
+    shutil.rmtree(start)
+    for path in (run / "config.json", run / "checkpoint-4"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    resume(run, progress=False)
+    assert evaluate_run(run, progress=False)["test"]["rows"] > 0
+    for other in ("model=mega", "data.tokenizer=bpe"):
+        with pytest.raises(ValueError, match=r"give either model\.init_from or"):
+            load_recipe("classify", [*overrides, other])
+
+
+def test_a_start_that_reads_other_inputs_is_refused(tmp_path: Path) -> None:
+    start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
+    made = recipe("classes of series", tmp_path / "series")
+    made.model = {"init_from": str(start)}
+    with pytest.raises(ValueError, match="the task reads values, and the model tokens"):
+        train(made, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_that_has_stopped_early_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe("classes of text", tmp_path / "data", "training.patience=2", "training.learning_rate=1.0e-12")
+    made.training.steps, made.training.evaluate_every = 60, 3
+    whole = train(made, tmp_path / "whole", progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_finish", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(made, tmp_path / "half", progress=False)
+    resume(tmp_path / "half", progress=False)
+    assert accuracies(tmp_path / "half") == accuracies(whole)
+    expected, found = (load_file(run / "model.safetensors") for run in (whole, tmp_path / "half"))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_model_with_token_types_resumes_without_them(tmp_path: Path) -> None:
+    made = recipe("classes of text", tmp_path / "data", "training.steps=4", "training.save_every=2")
+    made.model = {**MODEL, "type_vocab_size": 2}
+    run = train(made, tmp_path / "run", progress=False)
+    (run / "config.json").unlink()
+    shutil.rmtree(run / "checkpoint-4")
+    resume(run, progress=False)
+    assert (run / "config.json").is_file()

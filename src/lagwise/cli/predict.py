@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from lagwise.cli.parsing import not_empty, path
-from lagwise.cli.terminal import plain
+from lagwise.cli.terminal import plain, write
+from lagwise.files import write_whole
 
 
 def predict(
@@ -23,8 +25,8 @@ def predict(
         Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
     ] = None,
 ) -> None:
-    """What a trained run says of new rows: each row again, with the predicted class and the probability of every class
-    beside it, or the predicted number. Of a language model, how well it predicts each text, in bits per byte.
+    """Predict the classes or numbers of new rows: each row again, with the predicted class and the probability of every
+    class beside it, or the predicted number. Of a language model, how well it predicts each text, in bits per byte.
 
     lagwise predict runs/classify --data new.csv --out predicted.csv
 
@@ -39,8 +41,10 @@ def predict(
 
     if data is not None and text:
         raise typer.BadParameter("--data and --text are two ways to give rows; give one")
-    if out is not None and out.suffix != ".csv":
-        raise typer.BadParameter(f"--out is a .csv file, got {str(out)!r}")
+    if out is not None and (out.suffix != ".csv" or not out.parent.is_dir()):
+        raise typer.BadParameter(f"--out is a .csv file in a folder that exists, got {str(out)!r}")
+    if out is not None and data is not None and out.exists() and Path(data).exists() and out.samefile(data):
+        raise typer.BadParameter(f"--out would replace the rows of --data, {data!r}")
     if data is not None:
         rows = predict_run(run, source=data)
     else:
@@ -48,11 +52,12 @@ def predict(
             typer.echo("Reading a text a line from standard input; end with Ctrl-D.", err=True)
         lines = text or [line.rstrip("\n") for line in sys.stdin]
         rows = predict_run(run, texts(run, lines), progress=False)
+    text_of_rows = io.StringIO()
+    write_rows(rows, text_of_rows)
     if out is None:
-        write_rows(rows, sys.stdout)
+        write(text_of_rows.getvalue())
         return
-    with open(out, "w", newline="", encoding="utf-8") as file:
-        write_rows(rows, file)
+    write_whole(out, text_of_rows.getvalue())
     typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.rows import RowSource, open_rows, split_rows
     from lagwise.data.sources import SPLITS, Source, open_source, read_documents
-    from lagwise.data.tokenizers import load_tokenizer, token_bytes
+    from lagwise.data.tokenizers import load_tokenizer, token_bytes, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "read_documents",
     "split_rows",
     "token_bytes",
+    "with_pairs",
 ]
 
 __getattr__ = lazy(
@@ -73,5 +74,6 @@ __getattr__ = lazy(
         "read_documents": "lagwise.data.sources",
         "split_rows": "lagwise.data.rows",
         "token_bytes": "lagwise.data.tokenizers",
+        "with_pairs": "lagwise.data.tokenizers",
     },
 )

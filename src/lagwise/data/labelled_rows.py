@@ -112,16 +112,19 @@ def _is_number(value: str | None) -> bool:
 
 
 def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:
+    orders = [getattr(rows.features[label], "names", None) for rows in tables.values()]
+    cells = {split: label_cells(rows, label) for split, rows in tables.items()}
+    return read_labels(cells, kind, where, orders[-1] or ())
+
+
+def label_cells(rows: Dataset, label: str) -> list[Any]:
+    """The values of a column of labels, classes by their names."""
     from datasets import ClassLabel
 
-    cells, order = {}, ()
-    for split, rows in tables.items():
-        feature = rows.features[label]
-        cells[split] = rows[label][:]
-        if isinstance(feature, ClassLabel):  # ids, and -1 where there is no label
-            order = tuple(feature.names)
-            cells[split] = [None if i is None or i < 0 else order[i] for i in cells[split]]
-    return read_labels(cells, kind, where, order)
+    feature, cells = rows.features[label], rows[label][:]
+    if not isinstance(feature, ClassLabel):
+        return cells
+    return [None if i is None or i < 0 else feature.names[i] for i in cells]  # -1 where there is no label
 
 
 def _check_inputs(

@@ -23,7 +23,7 @@ class PackingCollator:
 
     Gives input_ids, labels, seq_idx and attention_mask ``(rows, longest row)``, with which a model treats every
     document as if it stood alone. labels are -100, which losses skip, at padding and at the first token of every
-    document, which nothing before it foretells; so a mean over the other labels is a mean over what is predicted.
+    document, which cannot be predicted; so a mean over the other labels is a mean over what is predicted.
     seq_idx numbers a row's documents from 0 and is -1 at padding, where attention_mask is 0.
 
     Documents go, longest first, into the first row with room (first-fit decreasing); nothing is random. ValueError for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -47,6 +48,21 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer in {name!r} has no eos_token to separate documents with")
     return tokenizer
+
+
+def with_pairs(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer that encodes a pair as ``first <end of text> second`` with token_type_ids 0 and 1, as
+    `RowEncoder` does, for pipelines and for collators of transformers."""
+    from tokenizers.processors import TemplateProcessing
+
+    paired: Any = copy.deepcopy(tokenizer)
+    end = paired.eos_token
+    paired.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A", pair=f"$A:0 {end}:0 $B:1", special_tokens=[(end, paired.eos_token_id)]
+    )
+    paired.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    paired.init_kwargs["model_input_names"] = paired.model_input_names  # or it would not be saved
+    return paired
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerBase:

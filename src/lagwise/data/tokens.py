@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,14 @@ def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> 
             if file.name in _TOKENIZER_FILES or file.suffix == ".model":
                 identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
+
+
+def copy_tokenizer(folder: Path, target: Path) -> None:
+    """Copy the files that make a tokenizer. `content_key` is the same for the copy."""
+    target.mkdir()
+    for file in sorted(folder.glob("*")):
+        if file.name in _TOKENIZER_FILES or file.suffix == ".model":
+            shutil.copyfile(file, target / file.name)
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:

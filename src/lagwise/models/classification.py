@@ -47,9 +47,23 @@ class LagwiseForSequenceClassification(LagwisePreTrainedModel):
         labels: Tensor | None = None,
         seq_idx: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
+        given = (each for each in (input_ids, input_values, inputs_embeds) if each is not None)
+        tokens = next(given, None)
+        if tokens is not None and tokens.dim() >= 2:
+            seq_idx = document_numbers(
+                *tokens.shape[:2],
+                seq_idx=seq_idx,
+                cu_seqlens=cu_seqlens,
+                cu_seq_lens_q=cu_seq_lens_q,
+                cu_seq_lens_k=cu_seq_lens_k,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+            )
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -58,20 +72,12 @@ class LagwiseForSequenceClassification(LagwisePreTrainedModel):
             input_values=input_values,
             pixel_values=pixel_values,
             seq_idx=seq_idx,
-            cu_seqlens=cu_seqlens,
-            position_ids=position_ids,
             **{**kwargs, "use_cache": False},
         )
-        hidden = out.last_hidden_state
-        seq_idx = document_numbers(
-            *hidden.shape[:2],
-            seq_idx=seq_idx,
-            cu_seqlens=cu_seqlens,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-        )
-        pooled = pool(hidden, self.config.pooling, mask=attention_mask, seq_idx=seq_idx)
+        pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=seq_idx)
         logits = self.classifier(self.dropout(pooled).to(self.classifier.weight.dtype))
+        if self.config.problem_type == "regression":
+            logits = logits * self.config.label_std + self.config.label_mean
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)

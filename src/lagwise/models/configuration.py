@@ -38,6 +38,8 @@ class LagwiseConfig(PreTrainedConfig):
         accepted and ignored.
     pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``.
     classifier_dropout: share of the pooled values that are dropped in training.
+    label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights
+        learn numbers near 1 whatever the labels' unit.
     initializer_range: standard deviation of linear and embedding weights at the start.
 
     ValueError for a wrong type or an unknown name, at construction rather than at the first forward.
@@ -60,6 +62,8 @@ class LagwiseConfig(PreTrainedConfig):
     type_vocab_size: int = 0
     pooling: str = "mean"
     classifier_dropout: float = 0.0
+    label_mean: float = 0.0
+    label_std: float = 1.0
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -79,6 +83,8 @@ class LagwiseConfig(PreTrainedConfig):
             whole_number(name, getattr(self, name))
         if self.max_position_embeddings is not None:
             whole_number("max_position_embeddings", self.max_position_embeddings)
+        if self.label_std <= 0:
+            raise ValueError(f"label_std must be greater than 0, got {self.label_std}")
         if self.initializer_range < 0:
             raise ValueError(f"initializer_range must be at least 0, got {self.initializer_range}")
         self.block = {"name": "prenorm"} if self.block is None else self.block

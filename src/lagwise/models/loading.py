@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -111,6 +112,12 @@ def read_config(folder: Path, **changes: Any) -> LagwiseConfig:
         return LagwiseConfig.from_dict({**values, **changes})
     except Exception as error:  # what transformers raises for its own fields is of many types
         raise ValueError(f"config.json in {str(folder)!r} is not valid: {one_line(error)}") from error
+
+
+def load_model_weights(model: Any, folder: Path) -> None:
+    """Load the weights of a folder, checked before, into a model of the same configuration."""
+    model.load_state_dict(load_file(folder / _WEIGHTS), strict=False)  # tied weights are saved once
+    model.tie_weights()
 
 
 def check_weights(folder: Path, model: nn.Module | None = None) -> None:

@@ -174,7 +174,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
         if output_attentions:
-            raise ValueError("output_attentions=True has no answer: lagwise models keep no attention weights")
+            raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
@@ -203,8 +203,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             self._check_cache(past_key_values, batch, seq_idx)
             past_key_values.note_padding(mask)
         h = self._with_positions(h, mask, past_key_values, seq_idx)
-        if self.embed_types is not None and token_type_ids is not None:
-            h = h + self.embed_types(token_type_ids)
+        if self.embed_types is not None:  # type 0 where none are given, as BERT does
+            h = h + (self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids))
         h = self.dropout(h)
         layout, kept = Layout(mask, seq_idx, grid=grid), None
         if past_key_values is None and not _traced() and layout.compact is not None:
@@ -285,6 +285,6 @@ def _traced() -> bool:
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
 
-# The heads register themselves too. Last, because they are made of what is above.
+# The heads register themselves too; imported last to avoid a cycle.
 import lagwise.models.causal_lm  # noqa: E402
 import lagwise.models.classification  # noqa: E402, F401

@@ -17,7 +17,7 @@ from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import load_language_model, quiet
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
-from lagwise.training import load_recipe, make_task
+from lagwise.training import load_run, make_task
 
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64
@@ -59,7 +59,7 @@ def convert_run(
         "layers": [layer_figures(name, reduction) for name, reduction in reductions.items()],
     }
     length = 512
-    recipe = load_recipe(str(run / "recipe.yaml")) if (run / "recipe.yaml").is_file() else None
+    recipe = load_run(run) if (run / "recipe.yaml").is_file() else None
     if recipe is not None:
         length = recipe.data.length
         recipe.model["block"] = converted.config.block

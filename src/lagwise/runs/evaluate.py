@@ -11,7 +11,7 @@ from typing import Any
 from lagwise.files import write_whole
 from lagwise.models import load_model
 from lagwise.tasks import Task
-from lagwise.training import Recipe, data_unchanged, load_recipe, make_task, own_fields
+from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields
 
 EVALUATION_FILE = "evaluation.json"
 
@@ -57,7 +57,7 @@ def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
     if not (run / "recipe.yaml").is_file():
         load_model(run)  # says why not
         raise FileNotFoundError(f"{str(run)!r} is a model folder, not a run: it has no recipe.yaml")
-    recipe = load_recipe(str(run / "recipe.yaml"), overrides)
+    recipe = load_run(run, overrides)
     return recipe, make_task(recipe)
 
 

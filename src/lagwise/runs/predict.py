@@ -1,4 +1,4 @@
-"""What a trained run says of new rows."""
+"""Predictions of a trained run for new rows."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def predict_run(
     model, tokenizer = load_model(run)
     task.tokenizer = None if tokenizer is None else load_tokenizer(str(run))
     added = task.predict(model, kept, progress=progress)
-    if taken := sorted(set(added[0]) & set(kept[0])):
+    if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows have a column {taken[0]!r}, the name of a prediction; rename it")
     return [row | new for row, new in zip(kept, added, strict=True)]
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv."""
-    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    """Write rows as .csv, with every column that any of them has."""
+    writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)

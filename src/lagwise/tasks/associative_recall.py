@@ -56,7 +56,7 @@ class AssociativeRecallTask(Task):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         raise ValueError(
-            "training.epochs means nothing to associative_recall, whose data have no end; give training.steps"
+            "training.epochs does not apply to associative_recall, whose data have no end; give training.steps"
         )
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:

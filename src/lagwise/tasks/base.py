@@ -41,6 +41,8 @@ class Task:
     next_command: ClassVar[str] = "lagwise predict {run} --text ..."
 
     tokenizer: PreTrainedTokenizerBase | None = None
+    #: what the model must read, a name of `LagwiseConfig.inputs`
+    inputs: str = "tokens"
 
     def __init__(self, data: DataOptions):
         self.data = data
@@ -84,6 +86,11 @@ class Task:
         """The task's options with what the data have decided, to be saved with a run: it predicts without its data."""
         return {}
 
+    def saved_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer as a run saves it, for other programs."""
+        assert self.tokenizer is not None
+        return self.tokenizer
+
     def notes(self) -> Sequence[str]:
         """What a person should know about the data before a long training, a line each."""
         return ()
@@ -105,6 +112,10 @@ class Task:
         """Tokens of a training example on average."""
         return float(self.data.length)
 
+    def longest_example(self) -> int:
+        """Tokens of the longest training example."""
+        return self.data.length
+
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """A batch of training examples."""
         raise NotImplementedError
@@ -113,12 +124,8 @@ class Task:
         """A batch of validation examples."""
         return self.collate(rows)
 
-    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """The training loss where it is not the model's own (then a subclass sets `own_loss`)."""
-        raise NotImplementedError
-
-    #: whether `loss` takes the place of the model's
-    own_loss: ClassVar[bool] = False
+    #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
+    loss: Any = None
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """What `metrics` needs of a validation batch; None if the loss alone says it."""
@@ -136,7 +143,7 @@ class Task:
         max_tokens: int | None = None,
         progress: bool = True,
     ) -> dict[str, Any]:
-        """Scores on held-out data, to be saved as JSON. ValueError for an option that means nothing to the task."""
+        """Scores on held-out data, to be saved as JSON. ValueError for an option that does not apply to the task."""
         raise NotImplementedError
 
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
@@ -163,10 +170,10 @@ class Task:
 
 
 def require_none(task: str, **options: Any) -> None:
-    """ValueError for an option that has been given but means nothing to a task."""
+    """ValueError for an option that has been given but does not apply to a task."""
     for name, value in options.items():
         if value is not None:
-            raise ValueError(f"{name} means nothing to the task {task}, got {value!r}")
+            raise ValueError(f"{name} does not apply to the task {task}, got {value!r}")
 
 
 def finite(x: np.ndarray, what: str) -> np.ndarray:

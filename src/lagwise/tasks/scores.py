@@ -42,10 +42,11 @@ def regression_scores(predicted: np.ndarray, true: np.ndarray) -> tuple[dict[str
     """
     from scipy.stats import pearsonr, spearmanr
 
+    predicted, true = predicted.astype(np.float64), true.astype(np.float64)
     varied = np.ptp(predicted) > 0 and np.ptp(true) > 0
     scores = {
         "pearson": float(pearsonr(predicted, true).statistic) if varied else 0.0,
         "spearman": float(spearmanr(predicted, true).statistic) if varied else 0.0,
         "mean_squared_error": float(np.mean((predicted - true) ** 2)),
     }
-    return scores, {"predicted": predicted.astype(float).tolist(), "true": true.astype(float).tolist()}
+    return scores, {"predicted": predicted.tolist(), "true": true.tolist()}

@@ -23,8 +23,10 @@ from lagwise.data import (
     load_tokenizer,
     open_rows,
     prepare_labelled,
+    with_pairs,
 )
 from lagwise.data.labelled import INPUTS
+from lagwise.data.labelled_rows import label_cells
 from lagwise.data.labels import KINDS, known_labels
 from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
@@ -36,7 +38,7 @@ from lagwise.tasks.scores import classification_scores, regression_scores
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENS_A_BATCH = 16384  # of an evaluation
 CLASS_WEIGHTS = ("none", "balanced")
@@ -60,7 +62,6 @@ class SequenceClassification(Task):
 
     headline_label: ClassVar[str] = "accuracy"
     greater_is_better: ClassVar[bool] = True
-    own_loss: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -125,6 +126,13 @@ class SequenceClassification(Task):
                 reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
         self.label_names = self.rows.label_names
+        self.weights: Tensor | None = None
+        if self.label_names is not None and self.class_weights == "balanced":
+            counts = torch.tensor([self.rows.counts["train"][name] for name in self.label_names])
+            self.weights = counts.sum() / (len(counts) * counts)
+        if self.label_names is None and (self.class_weights != "none" or self.label_smoothing):
+            raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
+        self.label_variance = float(np.var(self.rows.splits["train"]["label"][:])) or 1.0
         self.scored = {
             split: (self.rows.splits[split], self.rows.splits[split]["label"][:]) for split in ("valid", "test")
         }
@@ -140,11 +148,13 @@ class SequenceClassification(Task):
             None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
         )
         tables: dict[str, Any] = dict(open_rows(source).read())
-        rows = tables.get("test") or next(iter(tables.values()))
+        rows = tables["test"] if "test" in tables else next(iter(tables.values()))
+        if not len(rows):
+            raise ValueError(f"{source!r} has no rows to evaluate on")
         for column in (*self.columns(), self.label):
             if column not in rows.column_names:
                 raise ValueError(f"{source!r} has no column {column!r} (it has {', '.join(rows.column_names)})")
-        labels = known_labels(rows[self.label][:], self.label_names, lambda i: f"row {i + 1} of {source!r}")
+        labels = known_labels(label_cells(rows, self.label), self.label_names, lambda i: f"row {i + 1} of {source!r}")
         features = config.inputs["features"] if config.input_name == "values" else None
         self.scored = {"test": (self._encoder(features)(rows), labels)}
 
@@ -156,7 +166,9 @@ class SequenceClassification(Task):
         if isinstance(self.text, list) and len(self.text) == 2:
             fields["type_vocab_size"] = 2
         if names is None:
-            return fields | {"num_labels": 1, "problem_type": "regression"}
+            labels = np.asarray(self.rows.splits["train"]["label"][:], dtype=np.float64)
+            spread = {"label_mean": float(labels.mean()), "label_std": float(labels.std()) or 1.0}
+            return fields | {"num_labels": 1, "problem_type": "regression", **spread}
         labels = dict(enumerate(names))
         return fields | {
             "num_labels": len(names),
@@ -168,6 +180,10 @@ class SequenceClassification(Task):
     def resolved(self) -> dict[str, Any]:
         columns = self.rows.encoder.columns
         return {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+
+    def saved_tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer = super().saved_tokenizer()
+        return with_pairs(tokenizer) if len(self.columns()) == 2 else tokenizer
 
     def notes(self) -> Sequence[str]:
         return self.rows.describe().splitlines()
@@ -184,28 +200,29 @@ class SequenceClassification(Task):
     def tokens_per_example(self) -> float:
         return float(np.mean(self.rows.splits["train"]["length"][:]))
 
+    def longest_example(self) -> int:
+        return int(max(self.rows.splits["train"]["length"][:]))
+
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.packing:
-            return DocumentPackingCollator(self.data.length)(rows)
+            return _counted(DocumentPackingCollator(self.data.length)(rows))
         return self.collate_evaluation(rows)
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return PaddingCollator(None if self.tokenizer is None else self.tokenizer.pad_token_id)(rows)
+        batch = PaddingCollator(None if self.tokenizer is None else self.tokenizer.pad_token_id)(rows)
+        return _counted(batch)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with class weights and label smoothing, or squared error: a mean over the rows of a step."""
+        """Cross-entropy with class weights and label smoothing, or the squared error over the labels' variance: a mean
+        over the rows of a step."""
         logits = outputs.logits.float()
         if self.is_classification:
-            weight = None
-            if self.class_weights == "balanced":
-                assert self.rows.label_names is not None
-                counts = torch.tensor([self.rows.counts["train"][name] for name in self.rows.label_names])
-                weight = (counts.sum() / (len(counts) * counts)).to(logits)
+            weight = None if self.weights is None else self.weights.to(logits)
             each = F.cross_entropy(
                 logits, labels, weight=weight, label_smoothing=self.label_smoothing, reduction="none"
             )
         else:
-            each = (logits[:, 0] - labels).square()
+            each = (logits[:, 0] - labels).square() / self.label_variance
         return each.mean() if num_items_in_batch is None else each.sum() / num_items_in_batch
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -326,6 +343,14 @@ class SequenceClassification(Task):
             "vocab_size": options.vocab_size,
             "length": options.length,
         }
+
+
+def _counted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch whose labels the Trainer counts, all of them: it takes -100 for a label that the loss skips."""
+    labels = batch.get("labels")
+    if labels is not None and labels.is_floating_point():
+        batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
+    return batch
 
 
 def _by_length(rows: Rows) -> tuple[Rows, np.ndarray]:

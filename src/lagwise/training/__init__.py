@@ -7,13 +7,14 @@ from lagwise._lazy import lazy
 if TYPE_CHECKING:
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_recipe, data_unchanged, make_task, read_metrics, resume, train
+    from lagwise.training.run import check_recipe, data_unchanged, load_run, make_task, read_metrics, resume, train
 
 __all__ = [
     "Recipe",
     "check_recipe",
     "data_unchanged",
     "load_recipe",
+    "load_run",
     "make_task",
     "own_fields",
     "read_metrics",
@@ -29,6 +30,7 @@ __getattr__ = lazy(
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
         "check_recipe": "lagwise.training.run",
+        "load_run": "lagwise.training.run",
         "make_task": "lagwise.training.run",
         "own_fields": "lagwise.training.model",
         "data_unchanged": "lagwise.training.run",

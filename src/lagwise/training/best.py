@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,12 @@ class BestModel(TrainerCallback):
         if self.patience and since >= self.patience:
             control.should_training_stop = True
             control.should_save = True
+
+    def has_stopped(self, checkpoint: Path) -> bool:
+        """Whether the training that left a checkpoint had ended there for want of a better evaluation."""
+        history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+        values = [self.sign * line[self.metric] for line in history if self.metric in line]
+        return bool(self.patience and values) and evaluations_since_best(values) >= self.patience
 
     def take(self, partial: Path) -> bool:
         """Copy the best weights into a folder that is being saved; whether there are any."""

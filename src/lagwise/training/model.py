@@ -11,7 +11,6 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, set_seed
 
-from lagwise.data.options import DataOptions
 from lagwise.files import expanded
 from lagwise.kernels import LagKernel
 from lagwise.models import LagwiseConfig
@@ -31,6 +30,8 @@ def check_model(recipe: Recipe, task: Task) -> None:
     than the machine can train, or a training length that the model or one of its kernels cannot serve."""
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
     check_memory(task.model_class, config, training=True)
+    if config.input_name != task.inputs:
+        raise ValueError(f"the task reads {task.inputs}, and the model {config.input_name} (model.inputs)")
     limit = config.max_position_embeddings
     with torch.device("meta"):
         model = task.model_class(config)
@@ -81,14 +82,14 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
 
 def with_start(recipe: Recipe) -> Recipe:
     """The recipe with the path of ``model.init_from`` made absolute, the fields of that model where the recipe names no
-    others, and its tokenizer where the recipe names none."""
+    others, and its tokenizer."""
     folder = started_from(recipe)
     if folder is None:
         return recipe
     saved, place = read_config(folder).to_dict(), str(folder.resolve())
     given = {name: saved[name] for name in field_types() if name in saved and not name.endswith("_token_id")}
     options = recipe.data
-    if options.tokenizer == DataOptions.tokenizer and (folder / "tokenizer_config.json").is_file():
+    if (folder / "tokenizer_config.json").is_file():
         options = replace(options, tokenizer=place)
     return replace(recipe, model={**given, **recipe.model, _START: place}, data=options)
 
@@ -106,6 +107,7 @@ def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
         names = [name for name in file.keys() if name.startswith(_BACKBONE)]  # noqa: SIM118 (it is no mapping)
         found = {name.removeprefix(_BACKBONE): file.get_tensor(name) for name in names}
     wrong = sorted(name for name in own if name not in found or tuple(found[name].shape) != own[name])
+    wrong += sorted(found.keys() - own.keys())
     if wrong:
         architecture = json.loads((folder / "config.json").read_text()).get("architectures", ["?"])[0]
         raise ValueError(

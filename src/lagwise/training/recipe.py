@@ -115,11 +115,24 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
     values = upgraded(values)
+    _check_overrides(overrides)
     for override in sorted(overrides, key=lambda each: not each.startswith(("model=", "model.init_from="))):
         _apply(values, override)
     recipe = _fill(Recipe, values, "")
     _check(recipe)
     return recipe
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """ValueError for overrides of which one would undo another."""
+    keys = [override.partition("=")[0] for override in overrides]
+    for one, other, why in (
+        ("model.init_from", "model", "a run that is started from brings its own kind of model"),
+        ("model.init_from", "data.tokenizer", "a run that is started from brings its own tokenizer"),
+        ("training.steps", "training.epochs", "they are two ways to say how long to train"),
+    ):
+        if one in keys and other in keys:
+            raise ValueError(f"give either {one} or {other}: {why}")
 
 
 def _parsed(text: bytes | str, what: str) -> Any:
@@ -162,6 +175,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
         return
     if key == "model.init_from" and separator:
         values["model"] = {}
+        values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
+    if key == "training.steps" and isinstance(values.get("training"), dict):
+        values["training"].pop("epochs", None)
     sections = [f.name for f in dataclasses.fields(Recipe)]
     parts = key.split(".")
     if separator and len(parts) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
 
+from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.loading import quiet
+from lagwise.models.loading import load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.tables import build, typed
 from lagwise.tasks import TASKS, Task
@@ -29,6 +31,7 @@ from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, par
 
 RECIPE_FILE = "recipe.yaml"
 RUN_FILE = "run.json"
+TOKENIZER = "tokenizer"
 
 
 def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
@@ -58,6 +61,8 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
             }
             with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
                 (partial / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
+                if Path(recipe.data.tokenizer).is_dir():  # which may be gone when the run is used
+                    copy_tokenizer(Path(recipe.data.tokenizer), partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
         with quiet():
             trainer.train()
@@ -74,7 +79,7 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
     if (out / CONVERSION_FILE).is_file():
         raise ValueError(f"{str(out)!r} is a conversion, not a run to resume; resume the run that it was made of")
-    recipe = load_recipe(str(out / RECIPE_FILE))
+    recipe = load_run(out)
     arguments = _arguments(recipe, out)
     with _sole_trainer(out, arguments):
         checkpoint = newest_whole_checkpoint(out)
@@ -90,6 +95,9 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
+        if checkpoint is not None and trainer.best.has_stopped(checkpoint):
+            load_model_weights(trainer.model, checkpoint)
+            return _finish(trainer, task, out)
         with quiet():
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return _finish(trainer, task, out)
@@ -120,6 +128,14 @@ def check_recipe(recipe: Recipe) -> Task:
     task = make_task(recipe)
     check_model(recipe, task)
     return task
+
+
+def load_run(run: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run, with overrides; its tokenizer folder is the run's own copy. Errors as `load_recipe`."""
+    recipe = load_recipe(str(run / RECIPE_FILE), overrides)
+    if (run / TOKENIZER).is_dir():
+        recipe = replace(recipe, data=replace(recipe.data, tokenizer=str(run / TOKENIZER)))
+    return recipe
 
 
 def make_task(recipe: Recipe) -> Task:
@@ -206,7 +222,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         task.model_class,
         model_config(recipe, task, task.fields()),
         arguments.per_device_train_batch_size,
-        recipe.data.length,
+        task.longest_example(),
         checkpointing=options.gradient_checkpointing,
     )
     model: Any = build_model(recipe, task)
@@ -253,7 +269,7 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
             model.save_pretrained(partial)
             trainer.best.take(partial)
             if task.tokenizer is not None:
-                task.tokenizer.save_pretrained(partial)
+                task.saved_tokenizer().save_pretrained(partial)
         trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()

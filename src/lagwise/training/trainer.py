@@ -28,8 +28,7 @@ class LagwiseTrainer(Trainer):
     what the loss is and how well the model does."""
 
     def __init__(self, *args: Any, task: Task, best: BestModel, keep_checkpoints: int, **kwargs: Any):
-        loss = task.loss if task.own_loss else None
-        kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": loss}
+        kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
         super().__init__(*args, **kwargs)
         self.task, self.best = task, best
         self.keep_checkpoints = keep_checkpoints
@@ -73,7 +72,7 @@ class LagwiseTrainer(Trainer):
         return os.path.join(run, PARTIAL) if self._saving else run
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved once; that their second name is missing is no news."""
+        """Tied weights are saved once, so that their second name is missing is expected."""
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         if not load_result.unexpected_keys and set(load_result.missing_keys) <= tied:
             model: Any = self.accelerator.unwrap_model(self.model)
