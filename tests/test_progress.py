@@ -31,14 +31,14 @@ def test_a_file_gets_a_line_now_and_then(clock: list[float], monkeypatch: pytest
         for _ in range(1000):
             clock[0] += 0.1
             bar.update()
-            bar.set_postfix({"loss (nats)": "1.234"}, refresh=False)
+            bar.set_postfix({"loss": "1.234"}, refresh=False)
     written = file.getvalue()
     assert "\r" not in written
     assert "\x1b" not in written
     assert written.endswith("\n")
     lines = written.splitlines()
     assert 9 <= len(lines) <= 1 + 100 / progress.LINE_SECONDS
-    assert all(line.startswith("training: ") and line.endswith("loss (nats)=1.234]") for line in lines[1:])
+    assert all(line.startswith("training: ") and line.endswith("loss=1.234]") for line in lines[1:])
     assert "1000/1000" in lines[-1]
 
 

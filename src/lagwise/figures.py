@@ -9,12 +9,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH = 7.0
 
-
-def single(*, height: float = 3.6) -> tuple[Figure, Axes]:
+def single(*, width: float = 7.0, height: float = 3.6) -> tuple[Figure, Axes]:
     """A figure of one panel with a grid."""
-    figure, axes = pyplot().subplots(figsize=(_WIDTH, height), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(width, height), layout="constrained")
     axes.grid(alpha=0.3)
     return figure, axes
 

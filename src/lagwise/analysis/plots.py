@@ -20,13 +20,14 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
     """Taps over lag, a panel a layer: a few channels, and the mean size over all."""
     figure, drawn = panels(len(kernels), height=2.2)
     for axes, kernel in zip(drawn, kernels, strict=True):
-        lags = np.arange(kernel.taps.shape[1]) + 1
+        lags = kernel.lags + (0 if kernel.origin else 1)
         chosen = np.linspace(0, kernel.taps.shape[0] - 1, 6).astype(int)
         axes.plot(lags, kernel.taps[chosen].T, linewidth=0.6, alpha=0.7)
         axes.plot(lags, np.abs(kernel.taps).mean(axis=0), color="black", linewidth=1.2)
-        axes.set(xscale="log", title=f"layer {kernel.layer}", xlabel="lag + 1")
+        axes.set(title=f"layer {kernel.layer}", xlabel="lag" if kernel.origin else "lag + 1")
+        axes.set_xscale("symlog" if kernel.origin else "log")
         axes.axhline(0, color="0.8", linewidth=0.5)
-    figure.suptitle("Learned kernels: six channels, and mean |tap| over all (black)")
+    figure.suptitle("Kernels: six channels, mean size (black)")
     return figure
 
 
@@ -41,7 +42,7 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = 64) -> Figure
         image = axes.imshow(shown, norm=LogNorm(vmin=max(shown.max() * 1e-3, 1e-12), vmax=shown.max()), cmap="viridis")
         axes.set(title=f"layer {kernel.layer}", xlabel="from token j", ylabel="to token i")
         figure.colorbar(image, ax=axes, shrink=0.8)
-    figure.suptitle("Learned Toeplitz matrices, mean size over channels")
+    figure.suptitle("Toeplitz matrices: mean size over channels")
     return figure
 
 

@@ -98,14 +98,18 @@ def report_page(
         f"<h1>{html.escape(title)}</h1>",
         f'<div class="facts">{_table(("", ""), facts.items())}</div>',
         "<h2>Learning</h2>",
-        _image(first),
+        _image(first, "learning"),
     ]
     if tables:
-        parts += ["<h2>Results</h2>", *map(_image, others)]
+        parts += ["<h2>Results</h2>", *(_image(figure, "results") for figure in others)]
     for table in tables:
         parts += [f"<h3>{html.escape(table.title)}</h3>", _table(table.head, table.rows)]
     if "kernels" in figures:
-        parts += ["<h2>Learned kernels</h2>", _image(figures["kernels"]), _image(figures["matrices"])]
+        parts += [
+            "<h2>Learned kernels</h2>",
+            _image(figures["kernels"], "kernels"),
+            _image(figures["matrices"], "matrices"),
+        ]
         parts += [_table(("layer", "lags with half the energy", "with 99 %"), kernels)]
     if sample:
         parts += ["<h2>A sample</h2>", f"<pre>{html.escape(sample)}</pre>"]
@@ -124,10 +128,10 @@ def _facts(run: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def _image(figure: Figure) -> str:
+def _image(figure: Figure, what: str) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return f'<img alt="{what}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

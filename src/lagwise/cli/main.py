@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,10 +104,16 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
         for each in recipe_names():
             typer.echo(f"{each:<24} {load_recipe(each).description}")
         return
-    typer.echo(load_recipe(name).to_yaml())
+    from lagwise.tasks import TASKS
+
+    recipe = load_recipe(name)
+    typer.echo(recipe.to_yaml())
+    task = inspect.getdoc(TASKS[recipe.task["name"]]) or ""
+    typer.echo("\n".join(f"# task: {line}" for line in task.splitlines() if line))
     for section, options in (("data", DataOptions), ("training", TrainingOptions)):
         lines = (line.strip() for line in (options.__doc__ or "").splitlines())
         typer.echo("\n".join(f"# {section}.{line}" if ":" in line else f"#     {line}" for line in lines))
+    typer.echo("# model: one word is a kind of model (model=tnn); model.init_from=RUN starts from another run")
     typer.echo("# model.block: options of the blocks, mixers and kernels named there; a misspelt one lists them all")
 
 

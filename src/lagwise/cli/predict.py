@@ -65,7 +65,8 @@ def texts(run: Path, lines: list[str]) -> list[dict[str, str]]:
     """Lines as rows for a run that reads one column of text. ValueError for a run that reads other rows."""
     from lagwise.runs.evaluate import open_run
 
-    columns = open_run(run)[1].columns()
-    if len(columns) != 1:
-        raise ValueError(f"this run reads rows of {' and '.join(columns)}; give them with --data")
+    task = open_run(run)[1]
+    columns = task.columns()
+    if len(columns) != 1 or task.inputs != "tokens":
+        raise ValueError(f"this run reads rows with {' and '.join(columns)}; give them with --data")
     return [{columns[0]: line} for line in lines]

@@ -50,7 +50,7 @@ def read_labelled(
     for split, rows in tables.items():
         if not len(rows):
             raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
-    columns = _input_columns(tables["train"], columns, label)
+    columns = _input_columns(tables["train"], columns, label, values)
     for split, rows in tables.items():
         for column, what in (*((c, "text") for c in columns), (label, "label")):
             if column not in rows.column_names:
@@ -87,8 +87,12 @@ def _no_column(name: str, what: str, columns: Sequence[str], where: str) -> str:
     return f"{where} has no column {name!r}; {hint} (columns: {', '.join(columns)})"
 
 
-def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str) -> tuple[str, ...]:
-    """The columns asked for, or if that is ``text`` and there is none, the only one that holds text."""
+def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str, values: bool) -> tuple[str, ...]:
+    """The columns asked for, or if that is ``text`` and there is none, the only one that holds text; if that is
+    ``input_values`` and there is none, the only one beside the label."""
+    if values and columns == ("input_values",) and columns[0] not in rows.column_names:
+        others = [name for name in rows.column_names if name != label]
+        return (others[0],) if len(others) == 1 else columns
     if columns != ("text",) or "text" in rows.column_names:
         return columns
     texts = [name for name in rows.column_names if name != label and _is_text(rows, name)]

@@ -93,7 +93,7 @@ def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForC
     """`load_model` for what a language model is needed for. ValueError if the folder holds another head."""
     model, tokenizer = load_model(folder, **changes)
     if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
-        raise ValueError(f"{str(folder)!r} is no language model but a {type(model).__name__}; see 'lagwise predict'")
+        raise ValueError(f"{str(folder)!r} is not a language model but a {type(model).__name__}; see 'lagwise predict'")
     return model, tokenizer
 
 

@@ -49,7 +49,7 @@ def extrapolation_curve(scores: Sequence[Mapping[str, Any]], *, trained_at: int)
         xscale="log",
         xlabel="context length (tokens)",
         ylabel="bits per byte",
-        title="The same test bytes at longer contexts",
+        title="The same test bytes at other contexts",
         ylim=(max(0.0, min(values) - margin), max(values) + margin),
     )
     axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
@@ -63,15 +63,16 @@ def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, 
     figure, axes = single()
     train = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     valid = [(line["step"], line[f"eval_{name}"]) for line in metrics if f"eval_{name}" in line]
-    axes.plot(*columns(train), color="0.7", linewidth=1, label="training loss")
+    axes.plot(*columns(train), color="0.7", linewidth=1, marker=".", markersize=3, label="training loss")
     axes.set(xlabel="step", ylabel="training loss", title="Learning")
+    axes.locator_params(axis="x", integer=True)
     right = axes.twinx()
     right.plot(*columns(valid), color="C0", marker="o", markersize=3, label=f"validation {label}")
     right.set_ylabel(f"validation {label}", color="C0")
     if chance is not None:
-        right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="the commonest class")
+        right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="accuracy of the commonest class")
     handles, labels = (a + b for a, b in zip(*(a.get_legend_handles_labels() for a in (axes, right)), strict=True))
-    axes.legend(handles, labels, loc="center right")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
     return figure
 
 
@@ -83,7 +84,7 @@ def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, m
     matrix, chosen = matrix[np.ix_(shown, shown)], [names[i] for i in shown]
     shares = matrix / np.maximum(1, matrix.sum(1, keepdims=True))
     side = max(3.2, min(9.0, 1.6 + 0.55 * len(chosen)))
-    figure, axes = single(height=side)
+    figure, axes = single(width=side + 1.4, height=side)
     axes.grid(False)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(chosen)), chosen, rotation=45 if max(map(len, chosen)) > 3 else 0, ha="right")
@@ -103,7 +104,7 @@ def predicted_against_true(predicted: Sequence[float], true: Sequence[float]) ->
     figure, axes = single(height=4.5)
     axes.scatter(true, predicted, s=8, alpha=0.4)
     low, high = min(*true, *predicted), max(*true, *predicted)
-    axes.plot([low, high], [low, high], color="0.5", linestyle="--", label="right")
+    axes.plot([low, high], [low, high], color="0.5", linestyle="--", label="predicted = true")
     axes.set(xlabel="true", ylabel="predicted", title="Test rows")
     axes.legend()
     return figure

@@ -60,7 +60,6 @@ class SequenceClassification(Task):
     correlation and the mean squared error, with Pearson's as the headline.
     """
 
-    headline_label: ClassVar[str] = "accuracy"
     greater_is_better: ClassVar[bool] = True
 
     def __init__(
@@ -95,6 +94,15 @@ class SequenceClassification(Task):
     @property
     def headline(self) -> str:  # type: ignore[override]
         return "accuracy" if self.is_classification else "pearson"
+
+    @property
+    def headline_label(self) -> str:  # type: ignore[override]
+        return "accuracy" if self.is_classification else "Pearson's correlation"
+
+    @property
+    def next_command(self) -> str:  # type: ignore[override]
+        reads_lines = self.inputs == "tokens" and len(self.columns()) == 1
+        return f"lagwise predict {{run}} {'--text' if reads_lines else '--data'} ..."
 
     @property
     def is_classification(self) -> bool:
@@ -270,9 +278,9 @@ class SequenceClassification(Task):
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
         is_regression = any("eval_pearson" in line for line in metrics)
-        name = "pearson" if is_regression else "accuracy"
+        name, label = ("pearson", "Pearson's correlation") if is_regression else ("accuracy", "accuracy")
         chance = None if evaluation is None or is_regression else evaluation["majority"]
-        figures = {"learning": lambda: metric_curve(metrics, name, name, chance)}
+        figures = {"learning": lambda: metric_curve(metrics, name, label, chance)}
         if evaluation and not is_regression:
             figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
         elif evaluation:

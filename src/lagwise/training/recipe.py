@@ -34,7 +34,7 @@ class TrainingOptions:
     accumulate: micro-batches that a step is cut into, to save memory.
     learning_rate: its peak.
     schedule: after the warm-up: inverse_sqrt, polynomial, cosine, linear or constant_with_warmup.
-    warmup_steps: steps from zero to the peak.
+    warmup_steps: steps from zero to the peak; of `epochs`, at most a tenth of their steps.
     weight_decay: decoupled, on matrices only.
     beta1, beta2, epsilon: AdamW's.
     clip: largest gradient norm; 0 for none.

@@ -169,7 +169,8 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
     """The recipe with what task and data have decided: its source, its task's options, and the number of steps."""
     options = recipe.training
     if options.epochs is not None:
-        options = replace(options, steps=max(1, round(options.epochs * task.steps_per_epoch(options.batch_size))))
+        steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)))
+        options = replace(options, steps=steps, warmup_steps=min(options.warmup_steps, steps // 10))
     return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
 
 

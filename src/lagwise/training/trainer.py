@@ -56,7 +56,9 @@ class LagwiseTrainer(Trainer):
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
             with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:
-                f.write(json.dumps({"step": self.state.global_step, **logs}) + "\n")
+                line = {"step": self.state.global_step, **logs}
+                line.pop("epoch", None)  # the Trainer's is of all examples of the run
+                f.write(json.dumps(line) + "\n")
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Of outputs and labels only what the task's metrics need is kept."""
@@ -128,7 +130,7 @@ class Progress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
         if "loss" in logs:
-            self.shown["loss (nats)"] = f"{logs['loss']:.3f}"
+            self.shown["loss"] = f"{logs['loss']:.3f}"
             speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
             self.shown["tokens/s"] = f"{speed:,.0f}"
         if f"eval_{self.task.headline}" in logs:
