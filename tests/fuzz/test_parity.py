@@ -83,7 +83,7 @@ def dense(case: Case, exact: Any, xs: list[Tensor]) -> list[Tensor]:
 def sensitivity(
     case: Case, exact: Any, texts: list[Tensor], weights: list[Tensor], wanted: dict[str, Tensor]
 ) -> dict[str, float]:
-    """What may be off where rounding of the texts and parameters to the case's dtype makes a difference."""
+    """What may be off where rounding of all numbers given to the case's dtype makes a difference."""
 
     def rounded(x: Tensor) -> Tensor:
         return x.double() * (1 + torch.finfo(case.dtype).eps * torch.randn_like(x, dtype=torch.float64))
@@ -92,7 +92,8 @@ def sensitivity(
     with torch.no_grad():
         for parameter in nearby.parameters():
             parameter.copy_(rounded(parameter))
-    found = results(nearby, partial(dense, case, nearby), [rounded(text) for text in texts], weights)
+    moved, weighed = ([rounded(t) for t in each] for each in (texts, weights))
+    found = results(nearby, partial(dense, case, nearby), moved, weighed)
     return {name: ROUNDINGS * distance(found[name], right) for name, right in wanted.items()}
 
 
