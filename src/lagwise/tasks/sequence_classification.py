@@ -32,7 +32,7 @@ from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 from lagwise.tasks.base import Table, Task, finite, require_none
-from lagwise.tasks.figures import confusion_matrix, metric_curve, predicted_against_true
+from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.scores import classification_scores, regression_scores
 
 if TYPE_CHECKING:
@@ -257,35 +257,12 @@ class SequenceClassification(Task):
         return result
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        splits = [(split, evaluation[split]) for split in ("valid", "test") if split in evaluation]
-        names = [name for name in splits[0][1] if name != "rows"]
-        rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
-        tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), "rows"), rows)]
-        if evaluation["kind"] == "regression":
-            return tables
-        by_class = [
-            (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
-            for name, s in evaluation["classes"].items()
-        ]
-        tables.append(Table("Test rows by class", ("class", "precision", "recall", "F1", "rows"), by_class))
-        if len(evaluation["labels"]) <= 20:
-            title = "Test rows by true class (down) and predicted class (across)"
-            matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
-            tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
-        return tables
+        return result_tables(evaluation)
 
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        is_regression = any("eval_pearson" in line for line in metrics)
-        name, label = ("pearson", "Pearson's correlation") if is_regression else ("accuracy", "accuracy")
-        chance = None if evaluation is None or is_regression else evaluation["majority"]
-        figures = {"learning": lambda: metric_curve(metrics, name, label, chance)}
-        if evaluation and not is_regression:
-            figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
-        elif evaluation:
-            figures["predictions"] = lambda: predicted_against_true(evaluation["predicted"], evaluation["true"])
-        return figures
+        return result_figures(metrics, evaluation)
 
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)

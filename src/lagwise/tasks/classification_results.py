@@ -1,0 +1,49 @@
+"""The results of classification and regression for people: tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lagwise.tasks.base import Table
+from lagwise.tasks.figures import confusion_matrix, metric_curve, predicted_against_true
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_CLASSES = 20  # of a confusion matrix that is printed
+
+
+def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
+    """Scores of each split; of classes also the test rows by class, and the confusion matrix if it is not too wide."""
+    splits = [(split, evaluation[split]) for split in ("valid", "test") if split in evaluation]
+    names = [name for name in splits[0][1] if name != "rows"]
+    rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
+    tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), "rows"), rows)]
+    if evaluation["kind"] == "regression":
+        return tables
+    by_class = [
+        (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
+        for name, s in evaluation["classes"].items()
+    ]
+    tables.append(Table("Test rows by class", ("class", "precision", "recall", "F1", "rows"), by_class))
+    if len(evaluation["labels"]) <= _MOST_CLASSES:
+        title = "Test rows by true class (down) and predicted class (across)"
+        matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
+        tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
+    return tables
+
+
+def result_figures(
+    metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+) -> dict[str, Callable[[], Figure]]:
+    """The learning curve, and the confusion matrix or predicted against true numbers."""
+    is_regression = any("eval_pearson" in line for line in metrics)
+    name, label = ("pearson", "Pearson's correlation") if is_regression else ("accuracy", "accuracy")
+    chance = None if evaluation is None or is_regression else evaluation["majority"]
+    figures = {"learning": lambda: metric_curve(metrics, name, label, chance)}
+    if evaluation and not is_regression:
+        figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
+    elif evaluation:
+        figures["predictions"] = lambda: predicted_against_true(evaluation["predicted"], evaluation["true"])
+    return figures
