@@ -28,8 +28,10 @@ test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure
 test-gpu: $(INSTALLED)  ## what differs on a GPU, on a machine that has one (with a CUDA build of torch)
 	LAGWISE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
 
-fuzz: $(INSTALLED)  ## random mixers and models against dense references, for 20 minutes
+fuzz: $(INSTALLED)  ## random mixers and models against dense references for 20 minutes, conversions, malformed input
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length
+	LAGWISE_FUZZ_CASES=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' \
+	  tests/fuzz/test_state_space_fuzz.py tests/fuzz/test_malformed.py
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The documents say what is so."""
+"""The documents agree with the code and with the results files."""
 
 from __future__ import annotations
 
