@@ -25,7 +25,12 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
         axes.plot(lags, kernel.taps[chosen].T, linewidth=0.6, alpha=0.7)
         axes.plot(lags, np.abs(kernel.taps).mean(axis=0), color="black", linewidth=1.2)
         axes.set(title=f"layer {kernel.layer}", xlabel="lag" if kernel.origin else "lag + 1")
-        axes.set_xscale("symlog" if kernel.origin else "log")
+        if kernel.origin:
+            axes.set_xscale("symlog")
+            far = [tick for tick in (10, 1000) if tick < kernel.origin]
+            axes.set_xticks([*(-tick for tick in reversed(far)), 0, *far])
+        else:
+            axes.set_xscale("log")
         axes.axhline(0, color="0.8", linewidth=0.5)
     figure.suptitle("Kernels: six channels, mean size (black)")
     return figure
