@@ -106,7 +106,8 @@ class _Draws:
             "depth": self.rng.randint(1, 4),
             "convolutions": self.rng.randint(1, 3),
             "activation": self.rng.choice((*self.activations, "none")),
-            "norm": self.rng.choice(("none", "rms") if residual or self.double else ("none",)),
+            # The norm of one channel is its sign.
+            "norm": self.rng.choice(("none", "rms") if (residual and self.channels > 1) or self.double else ("none",)),
             "residual": residual,
         }
 
