@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
 from every_task import MODEL, recipe
 
+from lagwise.data import TokenData
 from lagwise.models import load_model
 from lagwise.models.presets import PRESETS
 from lagwise.runs import evaluate_run, predict_run
@@ -191,3 +192,17 @@ def test_a_model_with_token_types_resumes_without_them(tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoint-4")
     resume(run, progress=False)
     assert (run / "config.json").is_file()
+
+
+def test_a_folder_that_was_left_before_its_recipe_trains(tmp_path: Path, text_data: TokenData) -> None:
+    """A process may die when the tokenizer of a run is there and its recipe is not."""
+    text_data.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    made = recipe("language modelling", tmp_path / "data", f"data.tokenizer={tmp_path / 'tokenizer'}")
+    run = train(made, tmp_path / "run", progress=False)
+    kept = {"run.json", "tokenizer"}
+    for path in run.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    train(made, run, progress=False)
+    assert (run / "config.json").is_file()
+    assert (run / "tokenizer" / "tokenizer.json").is_file()

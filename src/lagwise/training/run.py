@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -59,6 +60,7 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
                 "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
                 "processes": arguments.world_size,
             }
+            shutil.rmtree(out / TOKENIZER, ignore_errors=True)
             with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
                 (partial / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
                 if Path(recipe.data.tokenizer).is_dir():  # which may be gone when the run is used
@@ -109,8 +111,8 @@ def data_unchanged(out: Path, recipe: Recipe) -> bool:
 
 
 def _check_unused(out: Path) -> None:
-    # A lone run.json is what a process leaves that dies before it has written the recipe.
-    if not is_unused(out, RUN_FILE):
+    # These alone are what a process leaves that dies before it has written the recipe.
+    if not is_unused(out, RUN_FILE, TOKENIZER):
         raise FileExistsError(
             f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
         )
