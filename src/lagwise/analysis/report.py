@@ -41,12 +41,7 @@ def plot_run(run: Path) -> list[Path]:
     """
     try:
         return _plot_run(run)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-    ) as error:  # of JSON that is not as it was
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # of JSON that is not as it was
         what = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"run.json, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})") from error
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lagwise.data import load_tokenizer, open_rows
+from lagwise.data import open_rows
 from lagwise.models import load_model
 from lagwise.runs.evaluate import open_run
 
@@ -33,8 +33,7 @@ def predict_run(
         if missing := [name for name in task.columns() if row.get(name) is None]:
             columns = ", ".join(map(str, row)) or "nothing"
             raise ValueError(f"row {number} has no {missing[0]!r}, which this run reads (it has {columns})")
-    model, tokenizer = load_model(run)
-    task.tokenizer = None if tokenizer is None else load_tokenizer(str(run))
+    model, task.tokenizer = load_model(run)
     added = task.predict(model, kept, progress=progress)
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows have a column {taken[0]!r}, the name of a prediction; rename it")

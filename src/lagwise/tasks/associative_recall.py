@@ -60,18 +60,10 @@ class AssociativeRecallTask(Task):
         )
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return ScheduledExamples(self.generator, self._lengths, batch_size, steps, seed)
+        return ScheduledExamples(self.generator, self.sequence_lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.generator.validation_examples(self.data.evaluate_length or self.data.length, tokens)
-
-    def tokens_per_example(self) -> float:
-        return sum(self._lengths) / len(self._lengths)
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        from transformers import default_data_collator
-
-        return default_data_collator(list(rows))
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The token predicted for the end of each row, and the true one."""
@@ -126,7 +118,3 @@ class AssociativeRecallTask(Task):
             answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
             found.append({"answer": tokenizer.decode([answer])})
         return found
-
-    @property
-    def _lengths(self) -> Sequence[int]:
-        return self.data.lengths or [self.data.length]

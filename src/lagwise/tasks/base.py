@@ -108,17 +108,24 @@ class Task:
         """Held-out examples of about ``tokens`` tokens at most."""
         raise NotImplementedError
 
+    @property
+    def sequence_lengths(self) -> Sequence[int]:
+        """Lengths of training sequences, of which every step draws one."""
+        return self.data.lengths or [self.data.length]
+
     def tokens_per_example(self) -> float:
         """Tokens of a training example on average."""
-        return float(self.data.length)
+        return sum(self.sequence_lengths) / len(self.sequence_lengths)
 
     def longest_example(self) -> int:
         """Tokens of the longest training example."""
         return self.data.length
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """A batch of training examples."""
-        raise NotImplementedError
+        """A batch of training examples; by default of one length, which need no padding and no mask."""
+        from transformers import default_data_collator
+
+        return default_data_collator(list(rows))
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """A batch of validation examples."""

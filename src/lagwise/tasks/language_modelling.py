@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, TokenData, content_key, load_tokenizer, open_source, prepare, token_bytes
@@ -69,18 +68,10 @@ class LanguageModelling(Task):
         return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return ScheduledExamples(self.text, self._lengths, batch_size, steps, seed)
+        return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.data.evaluate_length or self.data.length, tokens)
-
-    def tokens_per_example(self) -> float:
-        return sum(self._lengths) / len(self._lengths)
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        from transformers import default_data_collator
-
-        return default_data_collator(list(rows))  # the examples of a step are of one length: no padding, no mask
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         return {"bits_per_byte": loss / math.log(2) / self.text.bytes_per_token("valid")}
@@ -167,10 +158,6 @@ class LanguageModelling(Task):
     def _source(self) -> str:
         assert self.data.source is not None
         return self.data.source
-
-    @property
-    def _lengths(self) -> Sequence[int]:
-        return self.data.lengths or [self.data.length]
 
 
 def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:
