@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from lagwise.models import (
         LagwiseConfig,
         LagwiseForCausalLM,
+        LagwiseForMaskedLM,
+        LagwiseForQuestionAnswering,
         LagwiseForSequenceClassification,
+        LagwiseForTokenClassification,
         LagwiseModel,
         StreamingCache,
     )
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "LagwiseConfig",
     "LagwiseForCausalLM",
+    "LagwiseForMaskedLM",
+    "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
+    "LagwiseForTokenClassification",
     "LagwiseModel",
     "StreamingCache",
     "__version__",
@@ -38,7 +44,10 @@ __getattr__ = lazy(
     {
         "LagwiseConfig": "lagwise.models",
         "LagwiseForCausalLM": "lagwise.models",
+        "LagwiseForMaskedLM": "lagwise.models",
+        "LagwiseForQuestionAnswering": "lagwise.models",
         "LagwiseForSequenceClassification": "lagwise.models",
+        "LagwiseForTokenClassification": "lagwise.models",
         "LagwiseModel": "lagwise.models",
         "StreamingCache": "lagwise.models",
         "toeplitz_product": "lagwise.ops",

@@ -12,13 +12,19 @@ if TYPE_CHECKING:
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
     from lagwise.models.loading import load_model
+    from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
+    from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
+    from lagwise.models.token_classification import LagwiseForTokenClassification
 
 __all__ = [
     "LagwiseConfig",
     "LagwiseForCausalLM",
+    "LagwiseForMaskedLM",
+    "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
+    "LagwiseForTokenClassification",
     "LagwiseModel",
     "StreamingCache",
     "StreamingSession",
@@ -32,7 +38,10 @@ __getattr__ = lazy(
     {
         "LagwiseConfig": "lagwise.models.configuration",
         "LagwiseForCausalLM": "lagwise.models.causal_lm",
+        "LagwiseForMaskedLM": "lagwise.models.masked_lm",
+        "LagwiseForQuestionAnswering": "lagwise.models.question_answering",
         "LagwiseForSequenceClassification": "lagwise.models.classification",
+        "LagwiseForTokenClassification": "lagwise.models.token_classification",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",
         "StreamingSession": "lagwise.models.session",

@@ -38,6 +38,7 @@ class LagwiseConfig(PreTrainedConfig):
         accepted and ignored.
     pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``.
     classifier_dropout: share of the pooled values that are dropped in training.
+    sparse_prediction: whether a masked language model that is given labels computes logits at these alone.
     label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights
         learn numbers near 1 whatever the labels' unit.
     initializer_range: standard deviation of linear and embedding weights at the start.
@@ -62,6 +63,7 @@ class LagwiseConfig(PreTrainedConfig):
     type_vocab_size: int = 0
     pooling: str = "mean"
     classifier_dropout: float = 0.0
+    sparse_prediction: bool = False
     label_mean: float = 0.0
     label_std: float = 1.0
     initializer_range: float = 0.02

@@ -18,8 +18,11 @@ from lagwise.files import expanded, one_line, read_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.question_answering import LagwiseForQuestionAnswering
+from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import known, shown
 
 _WEIGHTS = "model.safetensors"
@@ -39,7 +42,15 @@ def quiet() -> Iterator[None]:
 
 
 HEADS: dict[str, type[LagwisePreTrainedModel]] = {
-    head.__name__: head for head in (LagwiseForCausalLM, LagwiseForSequenceClassification, LagwiseModel)
+    head.__name__: head
+    for head in (
+        LagwiseForCausalLM,
+        LagwiseForMaskedLM,
+        LagwiseForQuestionAnswering,
+        LagwiseForSequenceClassification,
+        LagwiseForTokenClassification,
+        LagwiseModel,
+    )
 }
 
 

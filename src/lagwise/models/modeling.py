@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -110,6 +111,13 @@ class LagwisePreTrainedModel(PreTrainedModel):
                     init.zeros_(buffer)
 
 
+@dataclass
+class LagwiseModelOutput(BaseModelOutputWithPast):
+    """Of `LagwiseModel`: also seq_idx ``(batch, length)``, the documents of packed rows however they were given."""
+
+    seq_idx: Tensor | None = None
+
+
 class LagwiseModel(LagwisePreTrainedModel):
     """Embeddings, blocks, final norm (TNN fig. 2): causal, or a bidirectional encoder if ``config.causal`` is false.
 
@@ -170,7 +178,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> LagwiseModelOutput:
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
         if output_attentions:
@@ -219,10 +227,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             wanted = states if output_hidden_states else states[-1:]
             states = [h.new_zeros(batch * length, h.shape[2]).index_copy(0, kept, h[0]) for h in wanted]
             states = [h.unflatten(0, (batch, length)) for h in states]
-        return BaseModelOutputWithPast(
+        return LagwiseModelOutput(
             last_hidden_state=states[-1],
             past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
+            seq_idx=seq_idx,
         )
 
     def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
@@ -286,5 +295,10 @@ def _traced() -> bool:
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
 
 # The heads register themselves too; imported last to avoid a cycle.
-import lagwise.models.causal_lm  # noqa: E402
-import lagwise.models.classification  # noqa: E402, F401
+from lagwise.models import (  # noqa: E402, F401
+    causal_lm,
+    classification,
+    masked_lm,
+    question_answering,
+    token_classification,
+)

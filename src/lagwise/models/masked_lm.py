@@ -1,0 +1,61 @@
+"""The masked language model."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM
+from transformers.modeling_outputs import MaskedLMOutput
+
+from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.heads import Head, head_forward
+from lagwise.models.modeling import LagwiseModelOutput
+
+
+class LagwiseForMaskedLM(Head):
+    """Predicts the tokens behind masks from both sides (BERT; TNN §4.1), with decoder weights tied to the embeddings.
+
+    Formula: ``logits = E norm(gelu(W h + b)) + c`` with the embedding table E, and layer norm with weight and bias.
+
+    Takes the inputs of `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 where there is nothing to
+    predict. Logits are ``(batch, length, vocab_size)``. With ``config.sparse_prediction`` and labels they are computed
+    only where there is a label, ``(labels, vocab_size)`` in reading order: the decoder is then 15 % of its cost.
+
+    ValueError for a causal configuration, and for inputs other than tokens.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__(config)
+        if config.causal:
+            raise ValueError("a masked language model sees both sides of a mask, got causal=True; give causal=False")
+        if config.input_name != "tokens":
+            raise ValueError(f"a masked language model reads tokens, got inputs={config.inputs!r}")
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    @head_forward
+    def forward(
+        self,
+        out: LagwiseModelOutput,
+        *,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> MaskedLMOutput:
+        hidden = out.last_hidden_state
+        assert hidden is not None
+        if labels is not None and self.config.sparse_prediction:
+            hidden, labels = hidden[labels != -100], labels[labels != -100]
+        logits = self.lm_head(self.norm(F.gelu(self.dense(hidden))))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+AutoModelForMaskedLM.register(LagwiseConfig, LagwiseForMaskedLM, exist_ok=True)
