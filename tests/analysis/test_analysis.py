@@ -15,7 +15,7 @@ from lagwise.analysis.plots import kernel_curves, kernel_matrices
 from lagwise.analysis.report import plot_run
 from lagwise.mixers import ToeplitzMixer
 from lagwise.runs import evaluate_run
-from lagwise.tasks.figures import accuracy_curve, extrapolation_curve, loss_curve
+from lagwise.tasks.figures import accuracy_curve, length_curve, loss_curve
 from lagwise.training import Recipe, load_recipe, train
 
 
@@ -37,7 +37,7 @@ def test_energy_and_matrix() -> None:
 
 def test_curves_show_the_numbers() -> None:
     scores = [{"length": n, "bits_per_byte": b} for n, b in ((512, 2.0), (1024, 1.9))]
-    line = extrapolation_curve(scores, trained_at=512).axes[0].lines[0]
+    line = length_curve(scores, "bits_per_byte", "bits per byte", trained_at=512).axes[0].lines[0]
     assert line.get_xydata().tolist() == [[512, 2.0], [1024, 1.9]]
     metrics = [{"step": 1, "loss": math.log(2)}, {"step": 1, "eval_bits_per_byte": 1.5}]
     train_line, valid_line = loss_curve(metrics, bytes_per_token=2.0).axes[0].lines

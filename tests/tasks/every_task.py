@@ -46,6 +46,10 @@ def _text(folder: Path) -> list[str]:
     return ["task.name=language_modelling", f"data.source={folder / 'text.txt'}", "data.length=32"]
 
 
+def _masked(folder: Path) -> list[str]:
+    return [*_text(folder), "task.name=masked_language_modelling", "data.lengths=[16, 32]"]
+
+
 def _recall(folder: Path) -> list[str]:
     return ["task.name=associative_recall", "data.length=16", "data.vocab_size=6"]
 
@@ -81,6 +85,9 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 CASES = {
     "language modelling": Case(
         "language_modelling", _text, [{"text": "good film"}, {"text": ""}], ("data.source=nowhere.txt", "nowhere.txt")
+    ),
+    "masked language modelling": Case(
+        "masked_language_modelling", _masked, [{"text": "good <|mask|>", "id": 7}], ("task.rate=1.5", "task.rate")
     ),
     "associative recall": Case(
         "associative_recall", _recall, [{"text": "a 1 b 0 a"}], ("data.source=text.txt", "does not apply to the task")

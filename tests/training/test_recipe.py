@@ -72,7 +72,7 @@ def test_wrong_overrides_are_named(override: str, message: str) -> None:
 
 def test_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'tnn-lm'"):
-        load_recipe("tnn-ml")
+        load_recipe("tnn-lmm")
     with pytest.raises(FileNotFoundError, match="no recipe file"):
         load_recipe(str(tmp_path / "none.yaml"))
     bad = tmp_path / "bad.yaml"

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
     from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
+    from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.rows import RowSource, open_rows, split_rows
     from lagwise.data.sources import SPLITS, Source, open_source, read_documents
-    from lagwise.data.tokenizers import load_tokenizer, token_bytes, with_pairs
+    from lagwise.data.tokenizers import load_tokenizer, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "DocumentPackingCollator",
     "EncodedExamples",
     "LabelledData",
+    "MaskedExamples",
+    "Masking",
     "PackingCollator",
     "PaddingCollator",
     "RowEncoder",
@@ -34,7 +37,9 @@ __all__ = [
     "Source",
     "TokenData",
     "TrainingWindows",
+    "collate_documents",
     "content_key",
+    "document_of",
     "labelled_key",
     "load_tokenizer",
     "open_rows",
@@ -44,6 +49,7 @@ __all__ = [
     "read_documents",
     "split_rows",
     "token_bytes",
+    "with_mask",
     "with_pairs",
 ]
 
@@ -55,6 +61,8 @@ __getattr__ = lazy(
         "DocumentPackingCollator": "lagwise.data.packing",
         "EncodedExamples": "lagwise.data.batches",
         "LabelledData": "lagwise.data.labelled",
+        "MaskedExamples": "lagwise.data.masking",
+        "Masking": "lagwise.data.masking",
         "PackingCollator": "lagwise.data.packing",
         "PaddingCollator": "lagwise.data.batches",
         "RowEncoder": "lagwise.data.encoding",
@@ -64,7 +72,9 @@ __getattr__ = lazy(
         "Source": "lagwise.data.sources",
         "TokenData": "lagwise.data.tokens",
         "TrainingWindows": "lagwise.data.tokens",
+        "collate_documents": "lagwise.data.masking",
         "content_key": "lagwise.data.tokens",
+        "document_of": "lagwise.data.masking",
         "labelled_key": "lagwise.data.labelled",
         "load_tokenizer": "lagwise.data.tokenizers",
         "open_rows": "lagwise.data.rows",
@@ -74,6 +84,7 @@ __getattr__ = lazy(
         "read_documents": "lagwise.data.sources",
         "split_rows": "lagwise.data.rows",
         "token_bytes": "lagwise.data.tokenizers",
+        "with_mask": "lagwise.data.tokenizers",
         "with_pairs": "lagwise.data.tokenizers",
     },
 )

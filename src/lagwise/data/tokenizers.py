@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
+MASK = "<|mask|>"
 
 
 def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | None = None) -> PreTrainedTokenizerBase:
@@ -63,6 +64,42 @@ def with_pairs(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     paired.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     paired.init_kwargs["model_input_names"] = paired.model_input_names  # or it would not be saved
     return paired
+
+
+def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer with a mask token, the id after its last, unless it has one. A mask in running text stands
+    for a word and the space before it, except where every byte is a token."""
+    masked: Any = copy.deepcopy(tokenizer)
+    if masked.mask_token is None:
+        from tokenizers import AddedToken
+
+        by_bytes = len(masked) - len(masked.all_special_ids) <= 256
+        mask = AddedToken(MASK, lstrip=not by_bytes, special=True, normalized=False)
+        masked.add_special_tokens({"mask_token": mask})
+    masked.padding_side = "right"  # nothing is generated; positions of answers and labels count from the left
+    return masked
+
+
+def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens can go on with a word that was begun before them, and which can be gone on with: two arrays of bool
+    by token id. A token belongs to the word of the token before it where the one can be gone on with by the other.
+
+    Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies ``##`` says so.
+    """
+    continues, extends = np.zeros(len(tokenizer), dtype=bool), np.zeros(len(tokenizer), dtype=bool)
+    special, by_bytes = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
+    letters = {char for byte, char in enumerate(_byte_alphabet()) if byte > 127 or chr(byte).isalnum()}
+    pieces_are_marked = any(token.startswith("##") for token in tokenizer.get_vocab())
+    for token, index in tokenizer.get_vocab().items():
+        if index in special or not token:
+            continue
+        if by_bytes:
+            continues[index], extends[index] = token[0] in letters, token[-1] in letters
+        elif pieces_are_marked:
+            continues[index], extends[index] = token.startswith("##"), True
+        else:
+            continues[index], extends[index] = token[0].isalnum(), token[-1].isalnum()
+    return continues, extends
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerBase:

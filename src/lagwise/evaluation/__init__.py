@@ -1,6 +1,7 @@
 """Scores that know no task: perplexity, bits per byte, extrapolation, and what compressors reach."""
 
 from lagwise.evaluation.compression import compressor_bits_per_byte
+from lagwise.evaluation.masked import MaskedScore, masked_score
 from lagwise.evaluation.perplexity import Score, evaluate, extrapolation
 
-__all__ = ["Score", "compressor_bits_per_byte", "evaluate", "extrapolation"]
+__all__ = ["MaskedScore", "Score", "compressor_bits_per_byte", "evaluate", "extrapolation", "masked_score"]

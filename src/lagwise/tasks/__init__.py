@@ -3,10 +3,12 @@
 from lagwise.tasks.associative_recall import AssociativeRecallTask
 from lagwise.tasks.base import Table, Task
 from lagwise.tasks.language_modelling import LanguageModelling
+from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
 
 TASKS: dict[str, type[Task]] = {
     "language_modelling": LanguageModelling,
+    "masked_language_modelling": MaskedLanguageModelling,
     "associative_recall": AssociativeRecallTask,
     "sequence_classification": SequenceClassification,
 }
@@ -15,6 +17,7 @@ __all__ = [
     "TASKS",
     "AssociativeRecallTask",
     "LanguageModelling",
+    "MaskedLanguageModelling",
     "SequenceClassification",
     "Table",
     "Task",

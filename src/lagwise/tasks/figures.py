@@ -37,19 +37,19 @@ def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> 
     return figure
 
 
-def extrapolation_curve(scores: Sequence[Mapping[str, Any]], *, trained_at: int) -> Figure:
-    """Bits per byte over the length of the context, with the training length marked (TNN fig. 1, right)."""
+def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, trained_at: int) -> Figure:
+    """A figure of each score over the length of the context, with the training length marked (TNN fig. 1, right)."""
     figure, axes = single()
     lengths = [score["length"] for score in scores]
-    values = [score["bits_per_byte"] for score in scores]
+    values = [score[name] for score in scores]
     axes.plot(lengths, values, marker="o")
     axes.axvline(trained_at, color="0.7", linestyle="--", label=f"trained at {trained_at}")
     margin = max(0.1 * max(values), max(values) - min(values))
     axes.set(
         xscale="log",
         xlabel="context length (tokens)",
-        ylabel="bits per byte",
-        title="The same test bytes at other contexts",
+        ylabel=label,
+        title="The same test text at other contexts",
         ylim=(max(0.0, min(values) - margin), max(values) + margin),
     )
     axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from lagwise.data import ScheduledExamples, TokenData, content_key, load_tokenizer, open_source, prepare, token_bytes
-from lagwise.data.options import DataOptions
+from lagwise.data import ScheduledExamples, token_bytes
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, Task
-from lagwise.tasks.figures import extrapolation_curve, loss_curve
+from lagwise.tasks.base import Table
+from lagwise.tasks.figures import length_curve, loss_curve
+from lagwise.tasks.running_text import DEFAULT_TOKENS, RunningText
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
-DEFAULT_TOKENS = 16 * 14336 + 1
 
-
-class LanguageModelling(Task):
+class LanguageModelling(RunningText):
     """Causal language modelling: the next token of running text, in bits per byte of that text.
 
     Data: text as in `lagwise.data.open_source`, by default Python's standard library. No options.
@@ -36,36 +32,11 @@ class LanguageModelling(Task):
     greater_is_better: ClassVar[bool] = False
     next_command: ClassVar[str] = "lagwise generate {run} --prompt ..."
 
-    def __init__(self, data: DataOptions):
-        super().__init__(data)
-        data.source = "stdlib" if data.source is None else data.source
-        self.text: TokenData
-
     @property
     def model_class(self) -> type[PreTrainedModel]:
         from lagwise.models import LagwiseForCausalLM
 
         return LagwiseForCausalLM
-
-    def lengths(self) -> dict[str, int]:
-        evaluate_length = self.data.evaluate_length
-        return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
-
-    def identity(self) -> str:
-        return content_key(open_source(self._source), self.data.tokenizer, self.data.vocab_size)
-
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
-        if source is not None:
-            self.text = prepare(source, str(run), progress=progress)
-        else:
-            options = self.data
-            self.text = prepare(self._source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
-            if run is not None and self.text.tokenizer.get_vocab() != load_tokenizer(str(run)).get_vocab():
-                self.text = prepare(self._source, str(run), progress=progress)
-        self.tokenizer = self.text.tokenizer
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
@@ -89,9 +60,8 @@ class LanguageModelling(Task):
         lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: of each split, from
         its start, by default DEFAULT_TOKENS.
         """
-        lengths, count, limit = lengths or DEFAULT_LENGTHS, max_tokens or DEFAULT_TOKENS, model.length_limit
-        if limit is not None and min(lengths) > limit:
-            raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+        count, limit = max_tokens or DEFAULT_TOKENS, model.length_limit
+        lengths = self.usable_lengths(lengths, limit)
         tokenizer, data = self.text.tokenizer, self.text
         test, valid = (data.splits[s][:count] for s in ("test", "valid"))
         valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
@@ -137,7 +107,9 @@ class LanguageModelling(Task):
     ) -> dict[str, Callable[[], Figure]]:
         figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
         if evaluation:
-            figures["extrapolation"] = lambda: extrapolation_curve(evaluation["test"], trained_at=self.data.length)
+            figures["extrapolation"] = lambda: length_curve(
+                evaluation["test"], "bits_per_byte", "bits per byte", trained_at=self.data.length
+            )
         return figures
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
@@ -153,11 +125,6 @@ class LanguageModelling(Task):
             size = max(1, len(str(row["text"]).encode()))
             found.append({"bits_per_byte": score.nats / math.log(2) / size})
         return found
-
-    @property
-    def _source(self) -> str:
-        assert self.data.source is not None
-        return self.data.source
 
 
 def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:

@@ -1,0 +1,122 @@
+"""Masked language modelling: which tokens are hidden, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.packing import IGNORED
+from lagwise.data.tokenizers import word_edges
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one
+
+
+class Masking:
+    """Hides a share of the tokens of a sequence and keeps them as labels (BERT §3.1).
+
+    Words, or single tokens, are chosen in random order until ``rate`` of the tokens are chosen; the last may be over.
+    Of the chosen tokens 80 % become the mask token, 10 % a random one and 10 % stay as they are. End of text and other
+    special tokens are never chosen.
+
+    rate: share of the tokens. whole_words: choose all tokens of a word or none. span: mean length in words (or tokens)
+    of what is chosen at once; lengths are geometric, at most 10 (SpanBERT, with a mean of 3.8), and 1 for single ones.
+
+    ValueError for a rate outside (0, 1), a span outside [1, 10], or a tokenizer without a mask token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        rate: float = 0.15,
+        whole_words: bool = True,
+        span: float = 1.0,
+    ):
+        if not 0 < rate < 1:
+            raise ValueError(f"rate must be in (0, 1), got {rate!r}")
+        if not 1 <= span <= 10:
+            raise ValueError(f"span must be in [1, 10], got {span!r}")
+        if tokenizer.mask_token_id is None:
+            raise ValueError("the tokenizer has no mask token")
+        self.rate, self.whole_words, self.span = rate, whole_words, span
+        self.mask_token = tokenizer.mask_token_id
+        self.special = np.zeros(len(tokenizer), dtype=bool)
+        self.special[tokenizer.all_special_ids] = True
+        self.ordinary = np.flatnonzero(~self.special)
+        self.continues, self.extends = word_edges(tokenizer)
+
+    def __call__(self, ids: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens ``(length,)`` with some hidden, and the labels: the token where it was chosen, else -100."""
+        chosen = self._chosen(ids, random)
+        fate = random.random(len(ids))
+        hidden = np.where(chosen & (fate < _MASKED), self.mask_token, ids)
+        swapped = np.flatnonzero(chosen & (fate >= _MASKED) & (fate < _RANDOM))
+        hidden[swapped] = random.choice(self.ordinary, len(swapped))
+        return hidden, np.where(chosen, ids, IGNORED)
+
+    def _chosen(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        starts = np.ones(len(ids), dtype=bool)
+        if self.whole_words:
+            starts[1:] = ~(self.extends[ids[:-1]] & self.continues[ids[1:]])
+        word = starts.cumsum() - 1
+        sizes = np.bincount(word, weights=~self.special[ids])  # a special token is a word of its own, and counts none
+        budget = max(1.0, self.rate * sizes.sum())
+        order = random.permutation(len(sizes))
+        if self.span > 1:
+            lengths = random.geometric(1 / self.span, len(order)).clip(max=10)
+            picked, order = np.zeros(len(sizes), dtype=bool), order.tolist()
+            total = 0.0
+            for first, count in zip(order, lengths.tolist(), strict=True):
+                if total >= budget:
+                    break
+                picked[first : first + count] = True
+                total = float(sizes[picked].sum())
+        else:
+            before = np.concatenate([[0.0], sizes[order].cumsum()[:-1]])
+            picked = np.zeros(len(sizes), dtype=bool)
+            picked[order[before < budget]] = True
+        return picked[word] & ~self.special[ids]
+
+
+class MaskedExamples(Dataset):
+    """Sequences of running text with hidden tokens: input_ids, labels, and seq_idx ``(length,)``, their documents.
+
+    Example i hides the same tokens whenever it is read: it depends only on (sequences, masking, seed, i).
+    """
+
+    def __init__(self, sequences: Any, masking: Masking, end_of_text: int, seed: int):
+        self.sequences, self.masking, self.end_of_text, self.seed = sequences, masking, end_of_text, seed
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = self.sequences[index]["input_ids"].numpy()
+        hidden, labels = self.masking(ids, np.random.default_rng((self.seed, index)))
+        return {
+            "input_ids": torch.from_numpy(hidden),
+            "labels": torch.from_numpy(labels),
+            "seq_idx": torch.from_numpy(document_of(ids, self.end_of_text)),
+        }
+
+
+def document_of(ids: np.ndarray, end_of_text: int) -> np.ndarray:
+    """The number of the document ``(..., length)`` of each token; its end of text is its last."""
+    ends = (ids == end_of_text).astype(np.int64)
+    return ends.cumsum(-1) - ends
+
+
+def collate_documents(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch of sequences of one length, without seq_idx where every row is of one document."""
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    if not batch["seq_idx"].any():
+        del batch["seq_idx"]
+    return batch

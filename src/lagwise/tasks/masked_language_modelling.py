@@ -1,0 +1,162 @@
+"""Find hidden tokens of running text from both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data import MaskedExamples, Masking, ScheduledExamples, collate_documents, document_of, with_mask
+from lagwise.data.options import DataOptions
+from lagwise.evaluation import masked_score
+from lagwise.progress import progress_bar
+from lagwise.tasks.base import Table
+from lagwise.tasks.figures import length_curve, metric_curve
+from lagwise.tasks.running_text import RunningText
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_TOKENS = 8 * 8192
+_EVALUATION_SEED = 2**31  # away from training's: the same tokens are hidden in every evaluation
+
+
+class MaskedLanguageModelling(RunningText):
+    """Masked language modelling (BERT; TNN §4.1): hidden tokens of running text, from the text on both sides.
+
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library. A sequence of the text may hold
+    the end of one document and the beginning of another; the model keeps them apart. Options, as in
+    `lagwise.data.Masking`:
+        rate: the share of tokens that are hidden.
+        whole_words: hide all tokens of a word or none.
+        span: mean length in words of what is hidden at once; 1 hides single words.
+
+    Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model finds.
+    """
+
+    headline: ClassVar[str] = "perplexity"
+    headline_label: ClassVar[str] = "perplexity"
+    greater_is_better: ClassVar[bool] = False
+    next_command: ClassVar[str] = 'lagwise predict {run} --text "... <|mask|> ..."'
+
+    def __init__(self, data: DataOptions, *, rate: float = 0.15, whole_words: bool = True, span: float = 1.0):
+        super().__init__(data)
+        if not 0 < rate < 1:
+            raise ValueError(f"task.rate must be in (0, 1), got {rate!r}")
+        if not 1 <= span <= 10:
+            raise ValueError(f"task.span must be in [1, 10], got {span!r}")
+        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words, "span": span}
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForMaskedLM
+
+        return LagwiseForMaskedLM
+
+    @staticmethod
+    def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        return with_mask(tokenizer)
+
+    def fixed_fields(self) -> dict[str, Any]:
+        return {"causal": False, "sparse_prediction": True}
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        length = self.data.evaluate_length or self.data.length
+        return self._masked(self.text.validation_examples(length, tokens), _EVALUATION_SEED)
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return collate_documents(rows)
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each hidden token, and whether it was found."""
+        wanted = labels[labels != -100]
+        return F.cross_entropy(logits.float(), wanted, reduction="none"), logits.argmax(-1) == wanted
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return {"perplexity": float(np.exp(np.mean(predictions))), "masked_accuracy": float(np.mean(labels))}
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Perplexity and accuracy on test text, the same tokens hidden at every length.
+
+        lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: from the start of
+        the test text, by default DEFAULT_TOKENS.
+        """
+        lengths = self.usable_lengths(lengths, model.length_limit)
+        stream = self._hidden_stream(self.text.splits["test"][: max_tokens or DEFAULT_TOKENS])
+        return {"test": [masked_score(model, *stream, n, progress=progress).to_dict() for n in lengths]}
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        stream = self._hidden_stream(self.text.splits["test"][:max_tokens])
+        return [masked_score(model, *stream, n, progress=progress).perplexity for n in lengths]
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        test = evaluation["test"]
+        title = f"{test[0]['masked']:,} hidden tokens of the test text, trained at {evaluation['trained_at']}"
+        rows = [(s["length"], f"{s['perplexity']:.3f}", f"{s['loss']:.4f}", f"{s['accuracy']:.4f}") for s in test]
+        return [Table(title, ("length", "perplexity", "nats/token", "accuracy"), rows)]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        figures = {"loss": lambda: metric_curve(metrics, "masked_accuracy", "share of hidden tokens found")}
+        if evaluation:
+            figures["extrapolation"] = lambda: length_curve(
+                evaluation["test"], "loss", "nats per hidden token", trained_at=self.data.length
+            )
+        return figures
+
+    @torch.inference_mode()
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """``filled``, the text with the likeliest token for each mask, and ``probability``, the product of theirs.
+
+        ValueError for a text without a mask.
+        """
+        tokenizer: Any = self.tokenizer
+        found = []
+        for row in progress_bar(list(rows), desc="filling", unit="row", show=progress):
+            ids = tokenizer(row["text"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+            masks = ids == tokenizer.mask_token_id
+            if not masks.any():
+                raise ValueError(f"{row['text']!r:.80} has no {tokenizer.mask_token} to fill")
+            logits = model(ids.to(model.device)).logits[masks.to(model.device)].float().cpu()
+            logits[:, tokenizer.all_special_ids] = -torch.inf
+            best = logits.softmax(-1).max(-1)
+            ids[masks] = best.indices
+            found.append({"filled": tokenizer.decode(ids[0]), "probability": float(best.values.prod())})
+        return found
+
+    def _masking(self) -> Masking:
+        assert self.tokenizer is not None
+        return Masking(self.tokenizer, **self.masking_options)
+
+    def _masked(self, sequences: Any, seed: int) -> MaskedExamples:
+        return MaskedExamples(sequences, self._masking(), self._end_of_text, seed)
+
+    def _hidden_stream(self, tokens: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Text with tokens hidden in pieces of the trained length, the labels, and the documents."""
+        masking, ids = self._masking(), tokens.astype(np.int64)
+        starts = range(0, len(ids), self.data.length)
+        pieces = [masking(ids[i : i + self.data.length], np.random.default_rng((_EVALUATION_SEED, i))) for i in starts]
+        hidden, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*pieces, strict=True))
+        return hidden, labels, torch.from_numpy(document_of(ids, self._end_of_text))
+
+    @property
+    def _end_of_text(self) -> int:
+        assert self.tokenizer is not None
+        return self.tokenizer.eos_token_id

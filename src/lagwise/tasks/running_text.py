@@ -1,0 +1,69 @@
+"""Running text as data: what all tasks that learn from it share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lagwise.data import TokenData, content_key, load_tokenizer, open_source, prepare
+from lagwise.data.options import DataOptions
+from lagwise.tasks.base import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_LENGTHS = (512, 1024, 2048, 4096, 8192, 14336)
+DEFAULT_TOKENS = 16 * 14336 + 1
+
+
+class RunningText(Task):
+    """A task that learns from text in token files. Abstract.
+
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library.
+    """
+
+    def __init__(self, data: DataOptions):
+        super().__init__(data)
+        data.source = "stdlib" if data.source is None else data.source
+        self.text: TokenData
+
+    @staticmethod
+    def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        """The tokenizer of the token files with the tokens that the task adds."""
+        return tokenizer
+
+    def lengths(self) -> dict[str, int]:
+        evaluate_length = self.data.evaluate_length
+        return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
+
+    def identity(self) -> str:
+        return content_key(open_source(self._source), self.data.tokenizer, self.data.vocab_size)
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            self.text = prepare(source, str(run), progress=progress)
+        else:
+            options = self.data
+            self.text = prepare(self._source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+            if run is not None and self._vocabulary() != load_tokenizer(str(run)).get_vocab():
+                self.text = prepare(self._source, str(run), progress=progress)
+        self.tokenizer = self.prepared(self.text.tokenizer)
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
+
+    def usable_lengths(self, lengths: Sequence[int] | None, limit: int | None) -> Sequence[int]:
+        """The lengths to evaluate at, by default DEFAULT_LENGTHS. ValueError if all are over the model's limit."""
+        lengths = lengths or DEFAULT_LENGTHS
+        if limit is not None and min(lengths) > limit:
+            raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+        return [length for length in lengths if limit is None or length <= limit]
+
+    def _vocabulary(self) -> dict[str, int]:
+        return self.prepared(self.text.tokenizer).get_vocab()
+
+    @property
+    def _source(self) -> str:
+        assert self.data.source is not None
+        return self.data.source

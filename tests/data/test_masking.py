@@ -1,0 +1,151 @@
+"""Which tokens are hidden, by what, and that it never depends on when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
+from lagwise.data.tokenizers import load_tokenizer, with_mask, word_edges, word_tokenizer
+
+TEXT = "The whale, that is to say, the grey one's tail; 1851 naïve sailors saw it again and again. " * 40
+
+
+@pytest.fixture(scope="module")
+def by_bytes():
+    return with_mask(load_tokenizer("bytes"))
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return with_mask(load_tokenizer("bpe", vocab_size=300, texts=iter([TEXT])))
+
+
+def ids_of(tokenizer, text: str = TEXT) -> np.ndarray:
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def random(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_words": False}, {"span": 3.8}, {"rate": 0.4}], ids=str)
+def test_shares(bpe, options) -> None:
+    masking, ids = Masking(bpe, **options), np.tile(ids_of(bpe), 20)
+    hidden, labels = masking(ids, random())
+    chosen = labels != -100
+    assert chosen.mean() == pytest.approx(options.get("rate", 0.15), abs=0.005)
+    assert (labels[chosen] == ids[chosen]).all()
+    assert (hidden[~chosen] == ids[~chosen]).all()
+    masked, same = hidden[chosen] == bpe.mask_token_id, hidden[chosen] == ids[chosen]
+    assert masked.mean() == pytest.approx(0.8, abs=0.02)
+    assert same.mean() == pytest.approx(0.1, abs=0.02)
+    assert not np.isin(hidden[chosen & (hidden != bpe.mask_token_id)], bpe.all_special_ids).any()
+
+
+def words_of(tokenizer, text: str) -> list[str]:
+    """The words of a text as masking sees them."""
+    ids = ids_of(tokenizer, text)
+    continues, extends = word_edges(tokenizer)
+    groups: list[list[int]] = []
+    for i, token in enumerate(ids):
+        if i and extends[ids[i - 1]] and continues[token]:
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+    return [tokenizer.decode(group) for group in groups]
+
+
+def test_words_of_bytes_are_runs_of_letters_digits_and_bytes_beyond_ascii(by_bytes) -> None:
+    assert words_of(by_bytes, "A naïve fox,1851!") == ["A", " ", "naïve", " ", "fox", ",", "1851", "!"]
+
+
+def test_words_of_a_bpe_begin_with_their_space(bpe) -> None:
+    assert words_of(bpe, "saw it. again") == ["saw", " it", ".", " again"]
+
+
+def test_word_pieces_that_are_marked_go_on_with_a_word() -> None:
+    tokenizer = with_mask(word_tokenizer(["un", "##believ", "##able", "fox"]))
+    continues, extends = word_edges(tokenizer)
+    assert continues[:4].tolist() == [False, True, True, False]
+    assert extends[:4].all()
+    assert not extends[tokenizer.all_special_ids].any()
+
+
+def test_whole_words_are_hidden_or_none_of_them(bpe) -> None:
+    masking, ids = Masking(bpe), ids_of(bpe)
+    continues, extends = word_edges(bpe)
+    joined = extends[ids[:-1]] & continues[ids[1:]]
+    assert joined.mean() > 0.2
+    chosen = masking(ids, random())[1] != -100
+    assert (chosen[1:] == chosen[:-1])[joined].all()
+    single = Masking(bpe, whole_words=False)(ids, random())[1] != -100
+    assert not (single[1:] == single[:-1])[joined].all()
+
+
+def test_spans_hide_neighbouring_words(by_bytes) -> None:
+    ids = ids_of(by_bytes)
+
+    def runs(span: float) -> int:
+        chosen = Masking(by_bytes, span=span, whole_words=False)(ids, random())[1] != -100
+        return int((chosen[1:] & ~chosen[:-1]).sum())
+
+    assert runs(4) < 0.5 * runs(1)
+
+
+def test_special_tokens_are_never_hidden(by_bytes) -> None:
+    ids = np.where(np.arange(400) % 3 == 0, by_bytes.eos_token_id, 65)
+    for whole_words in (False, True):
+        labels = Masking(by_bytes, rate=0.9, whole_words=whole_words)(ids, random())[1]
+        assert (labels[::3] == -100).all()
+        assert (labels == 65).any()
+
+
+def test_one_token_is_hidden_at_least(by_bytes) -> None:
+    assert (Masking(by_bytes)(np.asarray([65, 32]), random())[1] != -100).sum() == 1
+
+
+@pytest.mark.parametrize(("options", "message"), [({"rate": 1.0}, r"rate must be in \(0, 1\)"), ({"span": 11}, "span")])
+def test_wrong_options(by_bytes, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Masking(by_bytes, **options)
+
+
+def test_a_tokenizer_needs_a_mask_token() -> None:
+    with pytest.raises(ValueError, match="no mask token"):
+        Masking(load_tokenizer("bytes"))
+
+
+class TestExamples:
+    def sequences(self, by_bytes) -> list[dict[str, torch.Tensor]]:
+        ids = torch.from_numpy(ids_of(by_bytes)[:60]).long().view(3, 20).clone()
+        ids[1, 7] = by_bytes.eos_token_id
+        return [{"input_ids": row} for row in ids]
+
+    def test_an_example_depends_on_its_place_and_the_seed_alone(self, by_bytes) -> None:
+        sequences = self.sequences(by_bytes)
+        one, other, third = (MaskedExamples(sequences, Masking(by_bytes), by_bytes.eos_token_id, s) for s in (3, 3, 4))
+        backwards = [other[i] for i in (2, 1, 0)][::-1]
+        for i in range(3):
+            for name in one[i]:
+                assert torch.equal(one[i][name], backwards[i][name])
+        assert any(not torch.equal(one[i]["labels"], third[i]["labels"]) for i in range(3))
+
+    def test_documents_are_kept_apart_where_there_are_several(self, by_bytes) -> None:
+        examples = MaskedExamples(self.sequences(by_bytes), Masking(by_bytes), by_bytes.eos_token_id, 0)
+        batch = collate_documents([examples[0], examples[1]])
+        assert batch["seq_idx"].tolist() == [[0] * 20, [0] * 8 + [1] * 12]
+        assert "seq_idx" not in collate_documents([examples[0], examples[2]])
+
+    def test_the_end_of_a_text_belongs_to_it(self) -> None:
+        assert document_of(np.asarray([5, 9, 9, 4, 9]), 9).tolist() == [0, 0, 1, 2, 2]
+
+
+def test_a_mask_token_is_added_once_and_keeps_the_other_ids(bpe) -> None:
+    assert with_mask(bpe).get_vocab() == bpe.get_vocab()
+    plain = load_tokenizer("bytes")
+    assert len(with_mask(plain)) == len(plain) + 1
+    assert plain.mask_token is None
+    filled = bpe.decode(bpe("saw <|mask|> again", add_special_tokens=False)["input_ids"])
+    assert filled == "saw<|mask|> again"  # the mask stands for the space before the word too

@@ -1,0 +1,155 @@
+"""What every head shares: one forward, one signature, saved folders, padding."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    DataCollatorForLanguageModeling,
+)
+from transformers.utils.generic import find_labels
+
+import lagwise
+from lagwise import LagwiseConfig, LagwiseForMaskedLM, LagwiseForQuestionAnswering, LagwiseForTokenClassification
+from lagwise.data.tokenizers import load_tokenizer, with_mask
+from lagwise.models.loading import HEADS, load_model
+from lagwise.models.modeling import LagwiseModel
+
+AUTO = {
+    LagwiseForMaskedLM: AutoModelForMaskedLM,
+    LagwiseForQuestionAnswering: AutoModelForQuestionAnswering,
+    LagwiseForTokenClassification: AutoModelForTokenClassification,
+}
+TARGETS = {
+    LagwiseForMaskedLM: {"labels": torch.tensor([[-100, 4, 9, -100], [7, -100, -100, 3]])},
+    LagwiseForQuestionAnswering: {"start_positions": torch.tensor([0, 1]), "end_positions": torch.tensor([2, 3])},
+    LagwiseForTokenClassification: {"labels": torch.tensor([[0, 1, -100, 1], [1, 0, 0, -100]])},
+}
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+
+
+def tiny(**changes: object) -> LagwiseConfig:
+    return LagwiseConfig(**{"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2, "causal": False, **changes})
+
+
+def logits_of(out: object) -> list[torch.Tensor]:
+    return [value for name, value in out.items() if name.endswith("logits")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_the_signature_lists_the_inputs_of_the_backbone_and_the_labels(head: type) -> None:
+    names = set(inspect.signature(head.forward).parameters)
+    assert set(inspect.signature(LagwiseModel.forward).parameters) <= names
+    if head is not LagwiseModel:
+        expected = ["start_positions", "end_positions"] if "QuestionAnswering" in head.__name__ else ["labels"]
+        assert find_labels(head) == expected  # from these the Trainer knows that a batch has labels
+
+
+@pytest.mark.parametrize("head", AUTO, ids=lambda h: h.__name__)
+class TestHeads:
+    def test_the_loss_is_the_mean_over_what_is_labelled(self, head: type) -> None:
+        torch.manual_seed(0)
+        model, targets = head(tiny()), TARGETS[head]
+        out = model(IDS, **targets)
+        pairs = zip(logits_of(out), targets.values(), strict=True)
+        expected = [
+            torch.nn.functional.cross_entropy(each.flatten(0, -2) if each.dim() == 3 else each, target.flatten())
+            for each, target in pairs
+        ]
+        torch.testing.assert_close(out.loss, sum(expected) / len(expected))
+
+    def test_saved_and_loaded_by_name(self, head: type, tmp_path) -> None:
+        model = head(tiny()).eval()
+        model.save_pretrained(tmp_path)
+        found = AUTO[head].from_pretrained(tmp_path)
+        assert type(found) is head
+        for own, loaded in zip(logits_of(model(IDS)), logits_of(found(IDS)), strict=True):
+            assert torch.equal(own, loaded)
+
+    def test_padding_changes_nothing(self, head: type) -> None:
+        model = head(tiny()).double().eval()
+        padded = torch.cat([IDS[:1], torch.zeros(1, 3, dtype=torch.long)], dim=1)
+        mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0]])
+        alone, beside = logits_of(model(IDS[:1])), logits_of(model(padded, attention_mask=mask))
+        for one, other in zip(alone, beside, strict=True):
+            torch.testing.assert_close(one, other[:, :4], rtol=0, atol=1e-12)
+
+    def test_outputs_on_request(self, head: type) -> None:
+        model = head(tiny())
+        assert isinstance(model(IDS, return_dict=False), tuple)
+        assert len(model(IDS, output_hidden_states=True).hidden_states) == 3
+        assert model(IDS).hidden_states is None
+        model.config.output_hidden_states = True
+        assert len(model(IDS).hidden_states) == 3
+        model.config.return_dict = False
+        assert isinstance(model(IDS), tuple)
+        with pytest.raises(ValueError, match="keep no attention weights"):
+            model(IDS, output_attentions=True)
+        with pytest.raises(ValueError, match="unknown argument of forward"):
+            model(IDS, attention_msk=IDS)
+
+    def test_token_types_are_ignored_unless_they_have_an_embedding(self, head: type) -> None:
+        types = torch.tensor([[0, 0, 1, 1]] * 2)
+        for kinds in (0, 2):
+            model = head(tiny(type_vocab_size=kinds)).eval()
+            with_types, without = logits_of(model(IDS, token_type_ids=types))[0], logits_of(model(IDS))[0]
+            assert torch.equal(with_types, without) == (kinds == 0)
+
+
+def test_a_sparse_masked_language_model_computes_labelled_logits_alone() -> None:
+    dense = LagwiseForMaskedLM(tiny())
+    sparse = LagwiseForMaskedLM(tiny(sparse_prediction=True))
+    sparse.load_state_dict(dense.state_dict())
+    labels = TARGETS[LagwiseForMaskedLM]["labels"]
+    one, other = dense(IDS, labels=labels), sparse(IDS, labels=labels)
+    torch.testing.assert_close(one.loss, other.loss)
+    torch.testing.assert_close(one.logits[labels != -100], other.logits)
+    assert sparse(IDS).logits.shape == (2, 4, 12)
+    one.loss.backward()
+    other.loss.backward()
+    for a, b in zip(dense.parameters(), sparse.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_causal_masked_language_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="sees both sides of a mask"):
+        LagwiseForMaskedLM(tiny(causal=True))
+    with pytest.raises(ValueError, match="reads tokens"):
+        LagwiseForMaskedLM(tiny(inputs={"name": "values", "features": 2}))
+
+
+def test_one_position_of_an_answer_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="both of start_positions"):
+        LagwiseForQuestionAnswering(tiny())(IDS, start_positions=torch.tensor([0, 1]))
+
+
+def test_the_published_encoder_has_the_published_size() -> None:
+    """TNN table 3: 126.40M parameters, with a fixed decay rate for each of 12 layers' 2304 channels."""
+    from lagwise.training import load_recipe
+
+    recipe = load_recipe("tnn-roberta")
+    with torch.device("meta"):
+        model = LagwiseForMaskedLM(LagwiseConfig(**recipe.model, causal=False))
+    assert sum(p.numel() for p in model.parameters()) + 12 * 2304 == 126_398_553
+    assert (recipe.training.steps, recipe.training.learning_rate) == (50_000, 0.0005)
+
+
+def test_collators_of_transformers_mask_whole_words() -> None:
+    tokenizer = with_mask(load_tokenizer("bytes"))
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5, return_tensors="pt")
+    batch = collate([tokenizer("the words of a text"), tokenizer("another")])
+    out = LagwiseForMaskedLM(tiny(vocab_size=len(tokenizer)))(**batch)
+    assert out.loss.isfinite()
+    assert (batch["input_ids"] == tokenizer.mask_token_id).any()
+
+
+def test_every_head_loads_by_the_name_it_was_saved_with(tmp_path) -> None:
+    assert set(HEADS) <= set(lagwise.models.__all__)
+    model = LagwiseForTokenClassification(tiny(inputs={"name": "values", "features": 2}))
+    model.save_pretrained(tmp_path)
+    assert type(load_model(tmp_path)[0]) is LagwiseForTokenClassification
