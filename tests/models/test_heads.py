@@ -153,3 +153,49 @@ def test_every_head_loads_by_the_name_it_was_saved_with(tmp_path) -> None:
     model = LagwiseForTokenClassification(tiny(inputs={"name": "values", "features": 2}))
     model.save_pretrained(tmp_path)
     assert type(load_model(tmp_path)[0]) is LagwiseForTokenClassification
+
+
+def test_without_a_limit_the_configuration_has_no_such_attribute(tmp_path) -> None:
+    """Other programs compare it with numbers where there is one."""
+    assert not hasattr(tiny(), "max_position_embeddings")
+    assert tiny(max_position_embeddings=7).length_limit == 7
+    for limit in (None, 7):
+        tiny(max_position_embeddings=limit).save_pretrained(tmp_path)
+        found = LagwiseConfig.from_pretrained(tmp_path)
+        assert (found.length_limit, hasattr(found, "max_position_embeddings")) == (limit, limit is not None)
+
+
+def test_an_encoder_makes_sentence_embeddings(tmp_path) -> None:
+    """A saved run as sentence-transformers reads it: padding changes no embedding, and it trains and saves."""
+    sentences = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    tokenizer = with_mask(load_tokenizer("bytes"))
+    torch.manual_seed(0)
+    LagwiseForMaskedLM(tiny(vocab_size=len(tokenizer))).save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    model = sentences.SentenceTransformer(modules=[Transformer(str(tmp_path / "run")), Pooling(8)], device="cpu")
+    texts = ["short", "a text that is much longer than the other one"]
+    together = model.encode(texts, convert_to_tensor=True)
+    for text, embedding in zip(texts, together, strict=True):
+        torch.testing.assert_close(model.encode(text, convert_to_tensor=True), embedding, rtol=1e-4, atol=1e-5)
+    model.save(str(tmp_path / "saved"))
+    again = sentences.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert torch.equal(again.encode(texts, convert_to_tensor=True), together)
+
+
+def test_fill_mask_and_token_classification_pipelines(tmp_path) -> None:
+    from transformers import pipeline
+
+    tokenizer = with_mask(load_tokenizer("bpe", vocab_size=300, texts=iter(["the cat sat on the mat " * 50])))
+    LagwiseForMaskedLM(tiny(vocab_size=len(tokenizer))).save_pretrained(tmp_path / "masked")
+    tokenizer.save_pretrained(tmp_path / "masked")
+    found = pipeline("fill-mask", model=str(tmp_path / "masked"))(f"the {tokenizer.mask_token} sat", top_k=3)
+    assert len(found) == 3
+    assert all("sat" in each["sequence"] for each in found)
+    labels = {"id2label": {0: "O", 1: "ANIMAL"}, "label2id": {"O": 0, "ANIMAL": 1}}
+    LagwiseForTokenClassification(tiny(vocab_size=len(tokenizer), **labels)).save_pretrained(tmp_path / "tokens")
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    tagged = pipeline("token-classification", model=str(tmp_path / "tokens"), ignore_labels=[])("the cat sat")
+    assert "".join(each["word"] for each in tagged).replace("Ġ", " ") == "the cat sat"
+    assert {each["entity"] for each in tagged} <= {"O", "ANIMAL"}

@@ -31,7 +31,8 @@ class LagwiseConfig(PreTrainedConfig):
     norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch``
         or ``none``.
     position_embedding: added to the embeddings: ``none``, ``sinusoidal``, or ``learned`` (a table).
-    max_position_embeddings: longest sequence accepted; None for any. Learned positions need one.
+    max_position_embeddings: longest sequence accepted; None for any, and then the configuration has no such attribute,
+        because other programs compare it with numbers (see `length_limit`). Learned positions need one.
     scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as fairseq's models do.
     embedding_dropout: share of the embeddings' values (positions included) that are dropped in training.
     type_vocab_size: kinds of token_type_ids that have an embedding, added to that of the token; with 0 they are
@@ -57,7 +58,7 @@ class LagwiseConfig(PreTrainedConfig):
     inputs: str | dict[str, Any] = "tokens"
     norm: str | dict[str, Any] = "rms"
     position_embedding: str = "none"
-    max_position_embeddings: int | None = None
+    max_position_embeddings: int | None = dataclasses.field(default_factory=lambda: None)
     scale_embeddings: bool = False
     embedding_dropout: float = 0.0
     type_vocab_size: int = 0
@@ -83,7 +84,9 @@ class LagwiseConfig(PreTrainedConfig):
             setattr(self, name, typed(kind, getattr(self, name), name, most=most))
         for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
             whole_number(name, getattr(self, name))
-        if self.max_position_embeddings is not None:
+        if self.max_position_embeddings is None:
+            del self.max_position_embeddings
+        else:
             whole_number("max_position_embeddings", self.max_position_embeddings)
         if self.label_std <= 0:
             raise ValueError(f"label_std must be greater than 0, got {self.label_std}")
@@ -100,7 +103,7 @@ class LagwiseConfig(PreTrainedConfig):
         whole_number("type_vocab_size", self.type_vocab_size, least=0)
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         known(self.pooling, POOLINGS, "pooling")
-        if self.position_embedding == "learned" and self.max_position_embeddings is None:
+        if self.position_embedding == "learned" and self.length_limit is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
 
     @classmethod
@@ -112,6 +115,11 @@ class LagwiseConfig(PreTrainedConfig):
 
     def to_diff_dict(self) -> dict[str, Any]:
         return {**super().to_diff_dict(), "lagwise_version": __version__}
+
+    @property
+    def length_limit(self) -> int | None:
+        """``max_position_embeddings``, or None without one."""
+        return getattr(self, "max_position_embeddings", None)
 
     @property
     def input_name(self) -> str:

@@ -143,14 +143,14 @@ class LagwiseModel(LagwisePreTrainedModel):
             self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.embed_positions = None
         if config.position_embedding == "learned":
-            assert config.max_position_embeddings is not None
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            assert config.length_limit is not None
+            self.embed_positions = nn.Embedding(config.length_limit, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = make_norm(config.norm, config.hidden_size)
         self.gradient_checkpointing = False
         self._number = _Number()
-        limits = [config.max_position_embeddings]
+        limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
         apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits are those of a row or a column
         kernels = (module for module in self.modules() if isinstance(module, LagKernel) and module not in apart)

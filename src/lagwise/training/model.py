@@ -32,7 +32,7 @@ def check_model(recipe: Recipe, task: Task) -> None:
     check_memory(task.model_class, config, training=True)
     if config.input_name != task.inputs:
         raise ValueError(f"the task reads {task.inputs}, and the model {config.input_name} (model.inputs)")
-    limit = config.max_position_embeddings
+    limit = config.length_limit
     with torch.device("meta"):
         model = task.model_class(config)
     for option, length in task.lengths().items():

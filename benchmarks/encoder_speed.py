@@ -1,0 +1,117 @@
+"""Forward passes of long-context encoders beside ModernBERT's, on texts without padding.
+
+    python benchmarks/encoder_speed.py OUT.json [--lengths 512,1024,...] [--batches 1,8] [--dtypes float32,bfloat16]
+
+The encoder of the recipe encoder-base (and with ``--tnn-roberta`` also that of tnn-roberta, with the published
+expansion of 3) against `ModernBertModel` of transformers at its base configuration, with random weights and the
+package's fastest attention on a CPU (sdpa). Each model gives hidden states of random tokens, of the same batch and
+length; the encoder's are checked first against the dense Toeplitz matrices in float64 at 256 tokens. Timed in turn,
+medians with quartiles. A ratio above 1 says how many times faster the encoder is. The file is written after each row.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import ModernBertConfig, ModernBertModel
+
+from lagwise.bench.harness import interleaved, save_results
+from lagwise.models import LagwiseConfig, LagwiseModel
+from lagwise.process import keep_freed_memory, share_cores
+from lagwise.training import load_recipe
+
+CHECKED_LENGTH, TOLERANCE = 256, 1e-4
+_SLOW = 60.0  # seconds of one pass, above which fewer are taken
+
+
+def encoder(recipe_name: str) -> LagwiseModel:
+    """The backbone of a recipe. RuntimeError if it is not what dense matrices in float64 give."""
+    recipe = load_recipe(recipe_name)
+    torch.manual_seed(0)
+    config = LagwiseConfig(**{"vocab_size": recipe.data.vocab_size, **recipe.model, "causal": False})
+    model = LagwiseModel(config).eval()
+    dense = _dense(config)
+    dense.load_state_dict(model.state_dict())
+    ids = torch.randint(config.vocab_size, (1, CHECKED_LENGTH))
+    with torch.inference_mode():
+        exact = dense.double()(ids).last_hidden_state
+        error = float((model(ids).last_hidden_state - exact).abs().max() / exact.abs().max())
+    if not error <= TOLERANCE:
+        raise RuntimeError(f"{recipe_name} is off by {error:.1e} of the largest value; a wrong result is not timed")
+    return model
+
+
+def _dense(config: LagwiseConfig) -> LagwiseModel:
+    assert config.block is not None
+    mixer = {**config.block["token_mixer"], "engine": "dense"}
+    changed = LagwiseConfig(**{**config.to_dict(), "block": {**config.block, "token_mixer": mixer}})
+    return LagwiseModel(changed).eval()
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def main(out: Path, lengths: list[int], batches: list[int], dtypes: list[str], names: list[str], repeats: int) -> None:
+    torch.manual_seed(0)
+    ours = {name: encoder(name) for name in names}
+    peer = ModernBertModel(ModernBertConfig(attn_implementation="sdpa")).eval()
+    models: dict[str, nn.Module] = {**ours, "ModernBERT-base": peer}
+    sizes = {name: parameters(model) for name, model in models.items()}
+    print(", ".join(f"{name} {size / 1e6:.0f}M" for name, size in sizes.items()) + "\n")
+    print(f"| dtype | batch | length | {' s | '.join(models)} s | {' | '.join(f'{n}, times faster' for n in ours)} |")
+    print("|---" * (3 + len(models) + len(ours)) + "|")
+    rows = []
+    for dtype in dtypes:
+        for model in models.values():
+            model.to(getattr(torch, dtype))
+        for batch in batches:
+            for length in lengths:
+                ids = torch.randint(30000, (batch, length))
+
+                def forward(model: nn.Module, ids: torch.Tensor = ids) -> Callable[[], None]:
+                    def run() -> None:
+                        with torch.inference_mode():
+                            model(ids)
+
+                    return run
+
+                methods = {name: forward(model) for name, model in models.items()}
+                first = interleaved(methods, repeats=2, warmup=0)
+                slow = first["ModernBERT-base"].median > _SLOW
+                seconds = first if slow else interleaved(methods, repeats=repeats, warmup=0)
+                rows.append({"dtype": dtype, "batch": batch, "length": length, "seconds": seconds})
+                base = seconds["ModernBERT-base"].median
+                times = " | ".join(f"{seconds[name].median:.2f}" for name in models)
+                ratios = " | ".join(f"{base / seconds[name].median:.2f}x" for name in ours)
+                print(f"| {dtype} | {batch} | {length} | {times} | {ratios} |", flush=True)
+                command = f"python benchmarks/encoder_speed.py {out} --threads {torch.get_num_threads()}"
+                command += " --tnn-roberta" if "tnn-roberta" in names else ""
+                save_results(out, command, {"parameters": sizes, "rows": rows})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path, help="the results file")
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="tokens of a text")
+    parser.add_argument("--batches", default="1,8", help="texts at once")
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="of weights and activations")
+    parser.add_argument("--tnn-roberta", action="store_true", help="time the published sizes too")
+    parser.add_argument("--repeats", type=int, default=5, help="passes of each model (5)")
+    parser.add_argument("--threads", type=int, default=2, help="of torch (2)")
+    given = parser.parse_args()
+    keep_freed_memory()
+    share_cores()
+    torch.set_num_threads(given.threads)
+    main(
+        given.out,
+        [int(n) for n in given.lengths.split(",")],
+        [int(n) for n in given.batches.split(",")],
+        given.dtypes.split(","),
+        ["encoder-base", *(["tnn-roberta"] if given.tnn_roberta else [])],
+        given.repeats,
+    )
