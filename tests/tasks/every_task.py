@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from glue_files import write_task
 
 from lagwise.training import Recipe, load_recipe
 
@@ -72,6 +73,11 @@ def _series(folder: Path) -> list[str]:
     return [*_CLASSIFY, f"data.source={folder / 'series.npz'}", "task.inputs=values"]
 
 
+def _acceptable(folder: Path) -> list[str]:
+    write_task(folder, "cola", 60)
+    return [*_CLASSIFY, f"data.source={folder}", "data.format=cola", "task.metric=matthews"]
+
+
 _CLASSIFY = ["task.name=sequence_classification", "data.length=32"]
 
 
@@ -97,6 +103,12 @@ CASES = {
     ),
     "numbers of pairs": Case(
         "sequence_classification", _pairs, [{"one": "bad", "two": "film"}], ("task.kind=rank", "unknown task.kind")
+    ),
+    "a task of GLUE": Case(
+        "sequence_classification",
+        _acceptable,
+        [{"text": "good film"}],
+        ("task.metric=f2", "unknown task.metric"),
     ),
     "classes of series": Case(
         "sequence_classification",

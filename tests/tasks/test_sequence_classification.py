@@ -104,6 +104,11 @@ def test_scores_are_those_of_their_definitions() -> None:
     assert scores["macro_f1"] == pytest.approx((0.5 + 2 / 3 + 0.8) / 3)
     assert details["confusion"] == [[1, 1, 0], [0, 1, 0], [1, 0, 2]]
     assert details["majority"] == 0.5
+    assert "f1" not in scores
+    scores, _ = classification_scores(np.array([1, 1, 0, 0, 1]), np.array([1, 1, 1, 0, 0]), ("no", "yes"))
+    assert scores["f1"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert scores["matthews"] == pytest.approx((2 * 1 - 1 * 1) / (3 * 3 * 2 * 2) ** 0.5)
+    assert classification_scores(np.ones(3, int), np.ones(3, int), ("no", "yes"))[0]["matthews"] == 0.0
     x, y = np.array([1.0, 2.0, 3.0, 5.0]), np.array([2.0, 1.0, 3.0, 9.0])
     scores, _ = regression_scores(x, y)
     assert scores["pearson"] == pytest.approx(np.corrcoef(x, y)[0, 1])
@@ -121,11 +126,46 @@ def test_scores_are_those_of_their_definitions() -> None:
         ("task.packing=yes please", "packing must be true or false"),
         ("task.labels=stars", "did you mean 'label'"),
         ("task.text=nothing", "nothing"),
+        ("task.metric=pearson", "'pearson' is not a metric of classification"),
+        ("task.metric=matthew", "did you mean 'matthews'"),
+        ("data.format=colla", "did you mean 'cola'"),
     ],
 )
 def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opened(tmp_path, override)
+
+
+def test_the_headline_is_a_metric_of_the_labels(tmp_path: Path) -> None:
+    assert opened(tmp_path).headline == "accuracy"
+    assert opened(tmp_path, "task.metric=f1").headline == "f1"
+    numbers = opened(tmp_path, "task.metric=spearman", name="numbers of pairs")
+    assert (numbers.headline, numbers.headline_label) == ("spearman", "Spearman's correlation")
+    with pytest.raises(ValueError, match="'f1' is not a metric of regression"):
+        opened(tmp_path, "task.metric=f1", "task.kind=regression")
+    rows = [f"{text} {i},{text}" for i in range(20) for text in ("good", "bad", "long")]
+    (tmp_path / "three.csv").write_text("\n".join(["text,label", *rows]))
+    with pytest.raises(ValueError, match="'f1' needs two classes, got 3"):
+        opened(tmp_path, f"data.source={tmp_path / 'three.csv'}", "task.metric=f1")
+
+
+def test_published_files_serve_a_run_in_all_it_does(tmp_path: Path) -> None:
+    """Training, evaluation on another file, and predictions for unlabelled rows read the same layout."""
+    run = train(recipe("a task of GLUE", tmp_path / "data"), tmp_path / "run", progress=False)
+    dev = tmp_path / "data" / "cola" / "dev.tsv"
+    assert evaluate_run(run, progress=False)["test"] == evaluate_run(run, source=str(dev), progress=False)["test"]
+    assert [row["label"] for row in predict_run(run, source=str(dev), progress=False)][:2] == [
+        "unacceptable",
+        "acceptable",
+    ]
+    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
+    (row,) = predict_run(run, source=str(tmp_path / "test.tsv"), progress=False)
+    assert list(row) == ["text", "predicted", "p(unacceptable)", "p(acceptable)"]
+
+
+def test_other_tasks_have_no_formats(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown data\.format for this task: 'cola' \(known: none\)"):
+        make_task(recipe("language modelling", tmp_path, "data.format=cola"))
 
 
 def test_numbers_of_any_unit_are_learnt(tmp_path: Path) -> None:

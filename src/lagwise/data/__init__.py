@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
+    from lagwise.data.glue import LAYOUTS, GlueSource, open_glue
     from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
+    from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.rows import RowSource, open_rows, split_rows
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
 __all__ = [
+    "LAYOUTS",
     "SPLITS",
     "AssociativeRecall",
     "BucketedExamples",
     "DocumentPackingCollator",
     "EncodedExamples",
+    "GlueSource",
     "LabelledData",
     "MaskedExamples",
     "Masking",
@@ -40,13 +44,17 @@ __all__ = [
     "collate_documents",
     "content_key",
     "document_of",
+    "label_cells",
     "labelled_key",
     "load_tokenizer",
+    "open_glue",
     "open_rows",
     "open_source",
     "prepare",
     "prepare_labelled",
     "read_documents",
+    "read_labelled",
+    "rows_to_score",
     "split_rows",
     "token_bytes",
     "with_mask",
@@ -60,6 +68,8 @@ __getattr__ = lazy(
         "BucketedExamples": "lagwise.data.batches",
         "DocumentPackingCollator": "lagwise.data.packing",
         "EncodedExamples": "lagwise.data.batches",
+        "GlueSource": "lagwise.data.glue",
+        "LAYOUTS": "lagwise.data.glue",
         "LabelledData": "lagwise.data.labelled",
         "MaskedExamples": "lagwise.data.masking",
         "Masking": "lagwise.data.masking",
@@ -75,13 +85,17 @@ __getattr__ = lazy(
         "collate_documents": "lagwise.data.masking",
         "content_key": "lagwise.data.tokens",
         "document_of": "lagwise.data.masking",
+        "label_cells": "lagwise.data.labelled_rows",
         "labelled_key": "lagwise.data.labelled",
         "load_tokenizer": "lagwise.data.tokenizers",
+        "open_glue": "lagwise.data.glue",
         "open_rows": "lagwise.data.rows",
         "open_source": "lagwise.data.sources",
         "prepare": "lagwise.data.tokens",
         "prepare_labelled": "lagwise.data.labelled",
         "read_documents": "lagwise.data.sources",
+        "read_labelled": "lagwise.data.labelled_rows",
+        "rows_to_score": "lagwise.data.labelled_rows",
         "split_rows": "lagwise.data.rows",
         "token_bytes": "lagwise.data.tokenizers",
         "with_mask": "lagwise.data.tokenizers",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
-from lagwise.data.labels import Labels, read_labels
+from lagwise.data.labels import Labels, known_labels, read_labels
 from lagwise.data.rows import RowSource, split_rows
 
 if TYPE_CHECKING:
@@ -75,6 +75,22 @@ def read_labelled(
         if absent:
             notes.append(f"{split} has no row of {', '.join(map(repr, absent))}")
     return replace(rows, notes=tuple(notes))
+
+
+def rows_to_score(
+    source: RowSource, columns: Sequence[str], label: str, names: Sequence[str] | None
+) -> tuple[Dataset, list[Any]]:
+    """The rows of another table to score a model on, those it calls test or else its first, and their labels: ids of
+    the model's classes ``names``, or numbers if these are None. ValueError as `known_labels`, and for what is missing.
+    """
+    tables = source.read()
+    rows = tables["test"] if "test" in tables else next(iter(tables.values()))
+    if not len(rows):
+        raise ValueError(f"{source.name!r} has no rows to evaluate on")
+    for column in (*columns, label):
+        if column not in rows.column_names:
+            raise ValueError(f"{source.name!r} has no column {column!r} (it has {', '.join(rows.column_names)})")
+    return rows, known_labels(label_cells(rows, label), names, lambda i: f"row {i + 1} of {source.name!r}")
 
 
 def _of(split: str, named: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 @dataclass
 class DataOptions:
     """source: text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source.
+    format: how rows are laid out, for published data whose files differ: a task of GLUE (see `lagwise.data.glue`).
     tokenizer: `bytes`, `bpe` (trained on the data), or a tokenizer folder.
     vocab_size: tokens of a `bpe` tokenizer; of associative recall, half keys and half values.
     length: tokens in a training sequence (of `lengths`, the largest); labelled rows are cut to it.
@@ -16,6 +17,7 @@ class DataOptions:
     evaluate_length: tokens in a validation sequence; by default `length`."""
 
     source: str | None = None
+    format: str | None = None
     tokenizer: str = "bytes"
     vocab_size: int = 8192
     length: int = 512

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lagwise.data import open_rows
+from lagwise.data import label_cells
 from lagwise.models import load_model
 from lagwise.runs.evaluate import open_run
 
@@ -18,14 +18,14 @@ def predict_run(
     """Rows with what the run's model says of them beside, as its task does (`Task.predict`). Needs no labels, and not
     the data that the run was trained on.
 
-    Give either the rows, as mappings from columns, or a source: a table as in `lagwise.data.open_rows`, whose splits
-    are taken one after the other. ValueError for rows without the columns that the run reads, and for a column of
-    theirs that has the name of a new one.
+    Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.open_rows`),
+    whose splits are taken one after the other. ValueError for rows without the columns that the run reads, and for a
+    column of theirs that has the name of a new one.
     """
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
-    tables: Any = [rows] if source is None else open_rows(source).read().values()
+    tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
     kept = [dict(row) for table in tables for row in table]
     if not kept:
         raise ValueError("there are no rows to predict")
@@ -38,6 +38,14 @@ def predict_run(
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows have a column {taken[0]!r}, the name of a prediction; rename it")
     return [row | new for row, new in zip(kept, added, strict=True)]
+
+
+def _named(rows: Any) -> Any:
+    """Rows with the names of classes in place of their numbers."""
+    for column, feature in rows.features.items():
+        if hasattr(feature, "names"):
+            rows = rows.remove_columns(column).add_column(column, label_cells(rows, column))
+    return rows
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:

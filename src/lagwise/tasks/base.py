@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -10,7 +10,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data import RowSource, open_rows
 from lagwise.data.options import DataOptions
+from lagwise.tables import known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,12 +42,17 @@ class Task:
     #: the command that uses a trained run, for people
     next_command: ClassVar[str] = "lagwise predict {run} --text ..."
 
+    #: the values that ``data.format`` may have
+    formats: ClassVar[Collection[str]] = ()
+
     tokenizer: PreTrainedTokenizerBase | None = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
 
     def __init__(self, data: DataOptions):
         self.data = data
+        if data.format is not None:
+            known(data.format, self.formats, "data.format for this task")
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
@@ -166,6 +173,10 @@ class Task:
     ) -> dict[str, Callable[[], Figure]]:
         """Pictures by name, drawn when called, from the lines of a run's log and the result of `evaluate`."""
         raise NotImplementedError
+
+    def open_rows(self, source: str) -> RowSource:
+        """The rows of a table to predict, as the task reads them."""
+        return open_rows(source)
 
     def columns(self) -> tuple[str, ...]:
         """The columns of rows that `predict` needs."""

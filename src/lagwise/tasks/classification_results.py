@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.tasks.base import Table
 from lagwise.tasks.figures import confusion_matrix, metric_curve, predicted_against_true
+from lagwise.tasks.scores import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,13 +36,13 @@ def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
 
 
 def result_figures(
-    metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None, metric: str | None = None
 ) -> dict[str, Callable[[], Figure]]:
-    """The learning curve, and the confusion matrix or predicted against true numbers."""
+    """The learning curve by a metric, and the confusion matrix or predicted against true numbers."""
     is_regression = any("eval_pearson" in line for line in metrics)
-    name, label = ("pearson", "Pearson's correlation") if is_regression else ("accuracy", "accuracy")
-    chance = None if evaluation is None or is_regression else evaluation["majority"]
-    figures = {"learning": lambda: metric_curve(metrics, name, label, chance)}
+    name = metric or ("pearson" if is_regression else "accuracy")
+    chance = evaluation["majority"] if evaluation is not None and name == "accuracy" else None
+    figures = {"learning": lambda: metric_curve(metrics, name, METRICS[name], chance)}
     if evaluation and not is_regression:
         figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
     elif evaluation:

@@ -7,23 +7,57 @@ from typing import Any
 
 import numpy as np
 
+from lagwise.tables import known
+
+#: metrics of which more is better, and their names for people
+METRICS = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "matthews": "Matthews' correlation",
+    "f1": "F1",
+    "pearson": "Pearson's correlation",
+    "spearman": "Spearman's correlation",
+}
+_OF_NUMBERS = ("pearson", "spearman")
+
+
+def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:
+    """ValueError for a metric that is unknown, or not one of this kind of labels, as far as it is known (``auto``)."""
+    if metric is None:
+        return
+    known(metric, METRICS, "task.metric")
+    if kind != "auto" and (metric in _OF_NUMBERS) != (kind == "regression"):
+        raise ValueError(f"task.metric {metric!r} is not a metric of {kind}")
+    if metric == "f1" and classes is not None and len(classes) != 2:
+        raise ValueError(f"task.metric 'f1' needs two classes, got {len(classes)}; for more there is 'macro_f1'")
+
 
 def classification_scores(
     predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Accuracy and macro F1; and the confusion matrix, figures by class, and the share of the commonest class.
+    """Accuracy, macro F1, Matthews' correlation, and of two classes the F1 of the second; and the confusion matrix,
+    figures by class, and the share of the commonest class.
 
     Shapes: predicted and true ``(rows,)``, places in ``names``. Macro F1 is the mean over the classes that occur among
-    the true or predicted ones.
+    the true or predicted ones. Matthews' correlation is 0 where all rows are, or are predicted, of one class.
     """
-    from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
+    from sklearn.metrics import (
+        accuracy_score,
+        confusion_matrix,
+        f1_score,
+        matthews_corrcoef,
+        precision_recall_fscore_support,
+    )
 
     labels = list(range(len(names)))
     by_class: Any = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
     scores = {
         "accuracy": float(accuracy_score(true, predicted)),
         "macro_f1": float(f1_score(true, predicted, average="macro", zero_division=0)),
+        "matthews": float(matthews_corrcoef(true, predicted)) if np.ptp(true) and np.ptp(predicted) else 0.0,
     }
+    if len(names) == 2:
+        scores["f1"] = float(f1_score(true, predicted, pos_label=1, zero_division=0))
     details = {
         "confusion": confusion_matrix(true, predicted, labels=labels).tolist(),
         "classes": {

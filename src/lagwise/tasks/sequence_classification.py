@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,54 +13,59 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import (
+    LAYOUTS,
     BucketedExamples,
     DocumentPackingCollator,
     EncodedExamples,
     LabelledData,
     PaddingCollator,
     RowEncoder,
+    RowSource,
     labelled_key,
     load_tokenizer,
+    open_glue,
     open_rows,
     prepare_labelled,
+    rows_to_score,
     with_pairs,
 )
 from lagwise.data.labelled import INPUTS
-from lagwise.data.labelled_rows import label_cells
-from lagwise.data.labels import KINDS, known_labels
+from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
-from lagwise.progress import progress_bar
 from lagwise.tables import known
-from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.base import Table, Task, require_none
 from lagwise.tasks.classification_results import result_figures, result_tables
-from lagwise.tasks.scores import classification_scores, regression_scores
+from lagwise.tasks.row_logits import by_length, row_logits
+from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKENS_A_BATCH = 16384  # of an evaluation
 CLASS_WEIGHTS = ("none", "balanced")
 
 
 class SequenceClassification(Task):
     """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
 
-    Data: rows as in `lagwise.data.open_rows`. Options:
+    Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a task of GLUE as in `open_glue`. Options:
         text: the column of the inputs, or two names for pairs of texts.
         label: the column of the labels.
         kind: ``classification``, ``regression``, or ``auto``: text and few whole numbers are classes.
+        metric: the headline, by which checkpoints are compared: ``accuracy``, ``macro_f1``, ``matthews`` (Matthews'
+            correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``.
         inputs: ``tokens`` of text, or ``values``: series of real vectors.
         class_weights: ``balanced`` weighs each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
-    Metrics: accuracy and macro F1 of classes, with accuracy as the headline; of numbers Pearson's and Spearman's
-    correlation and the mean squared error, with Pearson's as the headline.
+    All these metrics are computed, of numbers also the mean squared error. Headlines are by default the accuracy and
+    Pearson's correlation.
     """
 
     greater_is_better: ClassVar[bool] = True
+    formats: ClassVar[Collection[str]] = tuple(LAYOUTS)
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class SequenceClassification(Task):
         text: str | list[str] = "text",
         label: str = "label",
         kind: str = "auto",
+        metric: str | None = None,
         inputs: str = "tokens",
         class_weights: str = "none",
         label_smoothing: float = 0.0,
@@ -82,7 +88,8 @@ class SequenceClassification(Task):
         )
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {label_smoothing!r}")
-        self.kind = known(kind, KINDS, "task.kind")
+        self.kind, self.metric = known(kind, KINDS, "task.kind"), metric
+        check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "task.inputs")
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
@@ -93,11 +100,11 @@ class SequenceClassification(Task):
 
     @property
     def headline(self) -> str:  # type: ignore[override]
-        return "accuracy" if self.is_classification else "pearson"
+        return self.metric or ("accuracy" if self.is_classification else "pearson")
 
     @property
     def headline_label(self) -> str:  # type: ignore[override]
-        return "accuracy" if self.is_classification else "Pearson's correlation"
+        return METRICS[self.headline]
 
     @property
     def next_command(self) -> str:  # type: ignore[override]
@@ -121,6 +128,9 @@ class SequenceClassification(Task):
     def identity(self) -> str:
         return labelled_key(self._source, **self._reading)
 
+    def open_rows(self, source: str) -> RowSource:
+        return open_rows(source) if self.data.format is None else open_glue(source, self.data.format)
+
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
         if source is not None:
             assert run is not None
@@ -134,6 +144,7 @@ class SequenceClassification(Task):
                 reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
         self.label_names = self.rows.label_names
+        check_metric(self.metric, self.rows.kind, self.label_names)
         self.weights: Tensor | None = None
         if self.label_names is not None and self.class_weights == "balanced":
             counts = torch.tensor([self.rows.counts["train"][name] for name in self.label_names])
@@ -155,14 +166,7 @@ class SequenceClassification(Task):
         self.label_names = (
             None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
         )
-        tables: dict[str, Any] = dict(open_rows(source).read())
-        rows = tables["test"] if "test" in tables else next(iter(tables.values()))
-        if not len(rows):
-            raise ValueError(f"{source!r} has no rows to evaluate on")
-        for column in (*self.columns(), self.label):
-            if column not in rows.column_names:
-                raise ValueError(f"{source!r} has no column {column!r} (it has {', '.join(rows.column_names)})")
-        labels = known_labels(label_cells(rows, self.label), self.label_names, lambda i: f"row {i + 1} of {source!r}")
+        rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, self.label_names)
         features = config.inputs["features"] if config.input_name == "values" else None
         self.scored = {"test": (self._encoder(features)(rows), labels)}
 
@@ -203,7 +207,7 @@ class SequenceClassification(Task):
         return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return EncodedExamples(_by_length(self.rows.splits["valid"])[0])
+        return EncodedExamples(by_length(self.rows.splits["valid"])[0])
 
     def tokens_per_example(self) -> float:
         return float(np.mean(self.rows.splits["train"]["length"][:]))
@@ -252,7 +256,8 @@ class SequenceClassification(Task):
         kind = "regression" if self.label_names is None else "classification"
         result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
         for split, (rows, labels) in self.scored.items():
-            scores, details = self._scores(self._logits(model, rows, progress), np.asarray(labels))
+            logits = row_logits(model, rows, self.collate_evaluation, progress)
+            scores, details = self._scores(logits, np.asarray(labels))
             result |= {split: {**scores, "rows": len(rows)}, **details}  # the details of the last, the test rows
         return result
 
@@ -262,7 +267,7 @@ class SequenceClassification(Task):
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        return result_figures(metrics, evaluation)
+        return result_figures(metrics, evaluation, self.metric)
 
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
@@ -270,7 +275,7 @@ class SequenceClassification(Task):
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
         features = getattr(model.model.embed_tokens, "in_features", None) if self.inputs == "values" else None
-        logits = self._logits(model, self._encoder(features)(rows), progress)
+        logits = row_logits(model, self._encoder(features)(rows), self.collate_evaluation, progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
         shares = torch.tensor(logits).softmax(-1).numpy()
@@ -286,34 +291,15 @@ class SequenceClassification(Task):
     def _encoder(self, features: int | None) -> RowEncoder:
         return RowEncoder(self.columns(), self.data.length, self.tokenizer, self.data.tokenizer == "bytes", features)
 
-    @torch.inference_mode()
-    def _logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
-        """Logits ``(rows, labels)`` in the order of the rows, computed in batches of like lengths."""
-        ordered, order = _by_length(rows)
-        examples, lengths = EncodedExamples(ordered), ordered["length"][:]
-        result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
-        start = 0
-        with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
-            while start < len(order):
-                count = 1  # the longest row of a batch is its last: as many as keep it within the limit
-                while start + count < len(order) and (count + 1) * lengths[start + count] <= _TOKENS_A_BATCH:
-                    count += 1
-                batch = self.collate_evaluation([_unlabelled(examples[i]) for i in range(start, start + count)])
-                logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
-                result[order[start : start + count]] = logits.float().cpu().numpy()
-                start += count
-                bar.update(count)
-        return finite(result, "logits")
-
     def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
         if self.label_names is None:
             return regression_scores(logits[:, 0], labels)
         return classification_scores(logits.argmax(-1), labels, self.label_names)
 
     @property
-    def _source(self) -> str:
+    def _source(self) -> RowSource:
         assert self.data.source is not None
-        return self.data.source
+        return self.open_rows(self.data.source)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -336,13 +322,3 @@ def _counted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     if labels is not None and labels.is_floating_point():
         batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
     return batch
-
-
-def _by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
-    """Rows from the shortest to the longest, and where each was."""
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return cast("Rows", rows.select(order)), order
-
-
-def _unlabelled(example: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in example.items() if name != "label"}
