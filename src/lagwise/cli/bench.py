@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lagwise.cli.glue import glue
 from lagwise.cli.parsing import at_least, path, whole_numbers, within
 
 Channels = Annotated[int, typer.Option(callback=at_least(1), help="Channels of a layer.")]
@@ -21,6 +22,7 @@ Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in process
 Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a picture beside it.")]
 
 bench = typer.Typer(help="Measure speed and memory beside peers, in one run, checked first.", no_args_is_help=True)
+bench.command()(glue)
 
 
 @bench.callback()

@@ -97,7 +97,7 @@ class GlueSource(RowSource):
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """As `RowSource.read`. Labels are classes with names, or numbers; files without them have no such column,
         which is an error in files of which the split is known."""
-        read = {}
+        read: dict[str, Any] = {}
         for split in self.split_names:
             if self.dataset is None:
                 rows = _file_rows(self.files[split][0], self.format)

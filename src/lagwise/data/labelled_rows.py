@@ -79,7 +79,7 @@ def read_labelled(
 
 def rows_to_score(
     source: RowSource, columns: Sequence[str], label: str, names: Sequence[str] | None
-) -> tuple[Dataset, list[Any]]:
+) -> tuple[Any, list[Any]]:
     """The rows of another table to score a model on, those it calls test or else its first, and their labels: ids of
     the model's classes ``names``, or numbers if these are None. ValueError as `known_labels`, and for what is missing.
     """

@@ -82,7 +82,7 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
 
 def with_start(recipe: Recipe) -> Recipe:
     """The recipe with the path of ``model.init_from`` made absolute, the fields of that model where the recipe names no
-    others, and its tokenizer."""
+    others (of a block without a name, its options), and its tokenizer."""
     folder = started_from(recipe)
     if folder is None:
         return recipe
@@ -91,7 +91,10 @@ def with_start(recipe: Recipe) -> Recipe:
     options = recipe.data
     if (folder / "tokenizer_config.json").is_file():
         options = replace(options, tokenizer=place)
-    return replace(recipe, model={**given, **recipe.model, _START: place}, data=options)
+    own = dict(recipe.model)
+    if isinstance(own.get("block"), dict) and "name" not in own["block"]:
+        own["block"] = given["block"] | own["block"]
+    return replace(recipe, model={**given, **own, _START: place}, data=options)
 
 
 def without_start(recipe: Recipe) -> Recipe:

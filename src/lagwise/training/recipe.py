@@ -95,8 +95,8 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
-    Two overrides replace what the recipe says of the model: ``model=WORD``, its block (but for its dropout) by a word
-    of `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
+    Two overrides replace what the recipe says of the model, but for its dropout: ``model=WORD``, its block by a word of
+    `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
 
     ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
     (docs/limits.md). Keys below ``model.block`` are checked when the model is built.
@@ -170,11 +170,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         old = values.get("model") or {}
         kept = {k: v for k, v in old.items() if k not in ("block", "norm")}
         values["model"] = {**kept, **copy.deepcopy(preset)}
-        if isinstance(old.get("block"), dict) and "dropout" in old["block"]:  # which every block has
-            values["model"]["block"]["dropout"] = old["block"]["dropout"]
+        values["model"]["block"] |= _dropouts(values | {"model": old}).get("block", {})
         return
     if key == "model.init_from" and separator:
-        values["model"] = {}
+        values["model"] = _dropouts(values)
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
     if key == "training.steps" and isinstance(values.get("training"), dict):
         values["training"].pop("epochs", None)
@@ -195,6 +194,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
     values[last] = _parsed(text, f"in override {shown(override)}, the value")
+
+
+def _dropouts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe's model says of dropout, which belongs to the training: another model is trained with it too."""
+    model = values.get("model") or {}
+    kept = {name: value for name, value in model.items() if name in ("embedding_dropout", "classifier_dropout")}
+    if isinstance(model.get("block"), dict) and "dropout" in model["block"]:  # which every block has
+        kept["block"] = {"dropout": model["block"]["dropout"]}
+    return kept
 
 
 def _fill(cls: type, values: Any, where: str) -> Any:

@@ -1,0 +1,54 @@
+"""What simple methods reach on labelled texts, by scikit-learn: the commonest class, and words without their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.data.labelled_rows import LABEL
+from lagwise.tasks.scores import classification_scores, regression_scores
+
+if TYPE_CHECKING:
+    from lagwise.data.labelled_rows import LabelledRows
+
+
+def majority(rows: LabelledRows) -> dict[str, float]:
+    """Scores on test of the commonest class of train, or of the mean of its numbers."""
+    train, test = (np.asarray(rows.splits[split][LABEL][:]) for split in ("train", "test"))
+    if rows.label_names is None:
+        return regression_scores(np.full(len(test), train.mean()), test)[0]
+    return classification_scores(np.full(len(test), np.bincount(train).argmax()), test, rows.label_names)[0]
+
+
+def tf_idf(rows: LabelledRows) -> dict[str, float]:
+    """Scores on test of a linear model of TF-IDF of words and pairs of words, fitted on train: logistic regression
+    (C = 4) or, of numbers, ridge regression (alpha = 1).
+
+    Of two texts with vectors a and b it gets a, b, ``|a - b|``, ``a * b`` and their cosine.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    train, test = rows.splits["train"], rows.splits["test"]
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\b\w+\b")
+    words.fit(text for column in rows.columns for text in train[column])
+    x, unseen = ([words.transform(part[c][:]) for c in rows.columns] for part in (train, test))
+    labels, true = (np.asarray(part[LABEL][:]) for part in (train, test))
+    if rows.label_names is None:
+        ridge = Ridge(alpha=1.0).fit(_features(x), labels)
+        return regression_scores(ridge.predict(_features(unseen)), true)[0]
+    logistic = LogisticRegression(C=4.0, max_iter=1000).fit(_features(x), labels)
+    return classification_scores(logistic.predict(_features(unseen)), true, rows.label_names)[0]
+
+
+def _features(vectors: Sequence[Any]) -> Any:
+    """Vectors of one text, or those of two and how they agree: sparse matrices, a row each."""
+    from scipy.sparse import csr_array, hstack
+
+    if len(vectors) == 1:
+        return vectors[0]
+    a, b = (csr_array(vector) for vector in vectors)
+    both = a * b
+    return hstack([a, b, abs(a - b), both, csr_array(both.sum(axis=1)[:, None])]).tocsr()

@@ -1,0 +1,60 @@
+"""``lagwise bench glue``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import at_least, not_empty, path
+
+
+def glue(
+    data: Annotated[str, typer.Option(callback=not_empty, help="Folder of GLUE's files, or `hub:nyu-mll/glue`.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Folder for the fine-tunings and glue.json.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", parser=path, help="Folders of pretrained runs.", show_default=False),
+    ] = None,
+    tasks: Annotated[str, typer.Option(callback=not_empty, help="Separated by commas.")] = "sst2,cola,stsb,mrpc,rte",
+    seeds: Annotated[int, typer.Option(callback=at_least(1), help="Fine-tunings of each run on each task.")] = 3,
+    untrained: Annotated[
+        list[Path] | None,
+        typer.Option(parser=path, help="Also a run's model without its weights. May be given several times."),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for every recipe, such as `training.learning_rate=1e-4`."),
+    ] = None,
+) -> None:
+    """Fine-tune pretrained runs on tasks of GLUE with several seeds, and compare their scores on the dev sets with each
+    other, the commonest class, and TF-IDF.
+
+    The checkpoint is chosen on a tenth of the training rows. What has ended is not done again, and what was stopped is
+    resumed, when the same command is given again:
+
+    lagwise bench glue runs/tnn-mlm runs/transformer-mlm --untrained runs/tnn-mlm --data glue/ --out runs/glue
+    """
+    from lagwise.bench.glue import Results, compare_glue, table_head, table_rows
+    from lagwise.bench.harness import save_results
+    from lagwise.cli.terminal import plain, print_table
+
+    file, command = out / "glue.json", "lagwise " + " ".join(sys.argv[1:])
+
+    def report(results: Results) -> None:
+        save_results(file, command, results)
+
+    results = compare_glue(
+        runs or [],
+        data,
+        out,
+        tasks=[task.strip() for task in tasks.split(",")],
+        seeds=seeds,
+        untrained=untrained or [],
+        overrides=change or [],
+        report=report,
+    )
+    print_table("Scores on the dev sets in percent: mean and spread", table_head(results), table_rows(results))
+    typer.echo(f"written: {plain(str(file))}")
