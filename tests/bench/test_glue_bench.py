@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 from glue_files import write_task
 from typer.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
+from every_task import recipe
+
 from lagwise.bench import glue
 from lagwise.bench.glue import compare_glue, table_head, table_rows
 from lagwise.bench.text_baselines import majority, tf_idf
 from lagwise.cli.main import app
-from lagwise.data import load_tokenizer, open_glue, read_labelled
-from lagwise.models import LagwiseConfig, LagwiseForMaskedLM
+from lagwise.data import open_glue, read_labelled
+from lagwise.training import train
 from lagwise.training.trainer import LagwiseTrainer
 
 SMALL = [
@@ -28,16 +32,9 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny encoder in ``encoder``, and data in ``data``."""
+    """A tiny masked language model in ``encoder``, and data in ``data``."""
     place = tmp_path_factory.mktemp("glue")
-    kernel = {"name": "rpe", "hidden": 4, "layers": 1}
-    block = {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": kernel}}
-    tokenizer = load_tokenizer("bytes")
-    config = LagwiseConfig(
-        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, block=block, causal=False, eos_token_id=256
-    )
-    LagwiseForMaskedLM(config).save_pretrained(place / "encoder")
-    tokenizer.save_pretrained(place / "encoder")
+    train(recipe("masked language modelling", place / "text"), place / "encoder", progress=False)
     for task in ("cola", "stsb"):
         write_task(place / "data", task)
     return place

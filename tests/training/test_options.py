@@ -20,6 +20,7 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.training import check_recipe, load_recipe, read_metrics, resume, train
 from lagwise.training import run as run_module
 from lagwise.training.best import evaluations_since_best
+from lagwise.training.model import with_start
 
 
 def _stop(*args: object) -> None:
@@ -159,6 +160,17 @@ def test_a_start_brings_its_tokenizer_and_may_go_away(tmp_path: Path) -> None:
     for other in ("model=mega", "data.tokenizer=bpe"):
         with pytest.raises(ValueError, match=r"give either model\.init_from or"):
             load_recipe("classify", [*overrides, other])
+
+
+def test_a_start_is_trained_with_the_recipes_dropout(tmp_path: Path) -> None:
+    start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
+    own = load_recipe("classify").model
+    made = load_recipe("classify", [f"model.init_from={start}", "model.block.dropout=0.2"])
+    fields = with_start(made).model
+    assert fields["block"] == {**load_model(start)[0].config.block, "dropout": 0.2}
+    assert fields["classifier_dropout"] == own["classifier_dropout"] > 0
+    assert fields["hidden_size"] == MODEL["hidden_size"]
+    assert load_recipe("classify", ["model=mega"]).model["block"]["dropout"] == own["block"]["dropout"] > 0
 
 
 def test_a_start_that_reads_other_inputs_is_refused(tmp_path: Path) -> None:
