@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lagwise.tables import shown, typed
+from lagwise.tables import known, shown, typed
 
 NAN, INF = float("nan"), float("inf")
 
@@ -68,3 +68,9 @@ def test_what_is_quoted_is_short() -> None:
     for value in ("x" * 10**6, nested, "two\nlines", 10**4000, dict.fromkeys(range(10**5))):
         assert len(shown(value)) < 250
         assert "\n" not in shown(value)
+
+
+def test_a_long_list_of_names_is_cut() -> None:
+    with pytest.raises(ValueError, match=r"did you mean 'name-99'\? \(known: name-0, .*-\d+, \.\.\.\)$") as caught:
+        known("nane-99", [f"name-{i}" for i in range(100)], "name")
+    assert 300 < len(str(caught.value)) < 350

@@ -21,6 +21,7 @@ from lagwise.files import one_line
 
 LARGEST_OPTION = 2**24  # of a part's whole numbers: sizes and counts
 LARGEST_VOCABULARY = 2**20  # that is trained, or made up by a task: a few times the largest in use
+_MOST_LISTED = 275  # characters of the names that a message lists
 _QUOTED = reprlib.Repr()
 _QUOTED.maxstring, _QUOTED.maxother, _QUOTED.maxlevel = 100, 100, 3
 Spec = Mapping[str, Any]
@@ -105,7 +106,10 @@ def known(name: Any, names: Any, what: str) -> Any:
         return name
     near = difflib.get_close_matches(shown(name).strip("'"), [str(n) for n in names], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown {what}: {shown(name)}{hint} (known: {', '.join(map(str, names)) or 'none'})")
+    listed = ", ".join(map(str, names)) or "none"
+    if len(listed) > _MOST_LISTED:
+        listed = f"{listed[:_MOST_LISTED].rpartition(',')[0]}, ..."
+    raise ValueError(f"unknown {what}: {shown(name)}{hint} (known: {listed})")
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:
