@@ -91,21 +91,23 @@ class PaddingCollator:
     perhaps ``label`` (tensors, arrays, lists or numbers). Gives those ``(batch, longest, ...)``, padded with
     ``pad_token_id`` or zero, and labels ``(batch,)``. attention_mask is there only if something is padded.
 
-    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur.
+    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur. stride: vectors that
+    are one step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch, steps)``.
     """
 
-    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1):
+    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1, stride: int = 1):
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
         self.multiple_of = whole_number("multiple_of", multiple_of)
+        self.stride = whole_number("stride", stride)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = input_tensors(examples)
-        sizes = torch.tensor([len(each) for each in next(iter(inputs.values()))])
+        sizes = torch.tensor([-(-len(each) // self.stride) for each in next(iter(inputs.values()))])
         longest = -(-int(sizes.max()) // self.multiple_of) * self.multiple_of
         batch = {}
         for name, rows in inputs.items():
             padding = self.pad_token_id if name == "input_ids" else 0
-            batch[name] = rows[0].new_full((len(rows), longest, *rows[0].shape[1:]), padding)
+            batch[name] = rows[0].new_full((len(rows), longest * self.stride, *rows[0].shape[1:]), padding)
             for own, row in zip(batch[name], rows, strict=True):
                 own[: len(row)] = row
         if bool((sizes < longest).any()):

@@ -114,9 +114,9 @@ class RowEncoder:
                 ids.append(np.concatenate([first, [end], second]))
                 types.append(np.repeat(np.asarray([0, 1], dtype=np.uint8), [len(first) + 1, len(second)]))
         schema = self.schema()
-        columns = [_lists(ids, schema.field("input_ids").type)]
+        columns = [list_column(ids, schema.field("input_ids").type)]
         if types is not None:
-            columns.append(_lists(types, schema.field("token_type_ids").type))
+            columns.append(list_column(types, schema.field("token_type_ids").type))
         columns.append(pa.array([len(row) for row in ids], pa.int32()))
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
@@ -142,7 +142,7 @@ class RowEncoder:
         rows = [row[: self.length] for row in rows]
         schema = self.schema()
         lengths = [len(row) for row in rows]
-        columns = [_lists(rows, schema.field("input_values").type), pa.array(lengths, pa.int32())]
+        columns = [list_column(rows, schema.field("input_values").type), pa.array(lengths, pa.int32())]
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
 
@@ -170,7 +170,7 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
         raise ValueError(f"{name!r} of {where(i)} is no series of finite numbers: {error}") from error
 
 
-def _lists(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
+def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
     """A column of lists, of numbers or of vectors of one size."""
     import pyarrow as pa
 

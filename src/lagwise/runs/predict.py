@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lagwise.data import open_rows
 from lagwise.models import load_model
 from lagwise.runs.evaluate import open_run
 
@@ -25,7 +24,7 @@ def predict_run(
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
-    tables: Any = [rows] if source is None else open_rows(source).read().values()
+    tables: Any = [rows] if source is None else task.open_rows(source).read().values()
     kept = [dict(row) for table in tables for row in table]
     if not kept:
         raise ValueError("there are no rows to predict")

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data import RowSource, open_rows
 from lagwise.data.options import DataOptions
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ class Task:
     ) -> dict[str, Callable[[], Figure]]:
         """Pictures by name, drawn when called, from the lines of a run's log and the result of `evaluate`."""
         raise NotImplementedError
+
+    def open_rows(self, source: str) -> RowSource:
+        """The rows of a table to predict, as the task reads them."""
+        return open_rows(source)
 
     def columns(self) -> tuple[str, ...]:
         """The columns of rows that `predict` needs."""
