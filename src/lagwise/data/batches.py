@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -84,6 +84,11 @@ class EncodedExamples(Dataset):
         return {name: values[0] for name, values in example.items()} | label
 
 
+def series(rows: Rows) -> Iterator[np.ndarray]:
+    """The input_values of encoded rows, one by one, as arrays ``(length, features)``."""
+    return (example["input_values"].numpy() for example in map(EncodedExamples(rows).__getitem__, range(len(rows))))
+
+
 class PaddingCollator:
     """Pads the examples of a batch on the right to the longest of them: a collator for DataLoader and Trainer.
 
@@ -113,3 +118,29 @@ class PaddingCollator:
         if bool((sizes < longest).any()):
             batch["attention_mask"] = (torch.arange(longest) < sizes[:, None]).long()
         return batch | label_tensor(examples)
+
+
+def like_lengths(lengths: Sequence[int], most: int) -> Iterator[range]:
+    """Places of rows, given in order of their lengths, that are a batch: as many as are at most ``most`` tokens when
+    padded to the longest, and at least one."""
+    start = 0
+    while start < len(lengths):
+        end = start + 1  # the longest row of a batch is its last
+        while end < len(lengths) and (end + 1 - start) * lengths[end] <= most:
+            end += 1
+        yield range(start, end)
+        start = end
+
+
+def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch whose labels the Trainer counts, all of them: it takes -100 for a label that the loss skips."""
+    labels = batch.get("labels")
+    if labels is not None and labels.is_floating_point():
+        batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
+    return batch
+
+
+def by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
+    """Rows from the shortest to the longest, and where each was."""
+    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    return cast("Rows", rows.select(order)), order

@@ -170,6 +170,18 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
         raise ValueError(f"{name!r} of {where(i)} is no series of finite numbers: {error}") from error
 
 
+def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each feature over all samples of series ``(length, features)``, in one pass; the deviation
+    of a constant feature is 1."""
+    count, mean, square = 0, np.zeros(1), np.zeros(1)  # Chan et al. 1979
+    for each in series:
+        own, total = each.mean(0, dtype=np.float64), count + len(each)
+        square = square + ((each - own) ** 2).sum(0) + (own - mean) ** 2 * (count * len(each) / total)
+        mean, count = mean + (own - mean) * (len(each) / total), total
+    std = np.sqrt(square / max(1, count))
+    return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
+
+
 def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
     """A column of lists, of numbers or of vectors of one size."""
     import pyarrow as pa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data.encoding import list_column, read_series
-from lagwise.data.labels import class_name, read_labels
+from lagwise.data.encoding import feature_scale, list_column, read_series
+from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import RowSource, split_rows
 from lagwise.data.sources import SPLITS
@@ -103,16 +103,28 @@ def read_label_rows(
     table: Any = rows.with_format("arrow")[:]
     cells = table.column(label)
     positions = None if events is None else table.column(events)
-    features = None
     for i, samples in enumerate(read_series(table.column(values), values, where)):
-        features = features or samples.shape[1]
-        if samples.shape[1] != features:
-            raise ValueError(f"{values!r} of {where(i)} has {samples.shape[1]} features, those before it {features}")
         try:
             found, places = _label_places(cells[i], None if positions is None else positions[i].as_py(), len(samples))
         except ValueError as error:
             raise ValueError(f"{where(i)}: {error}") from error
         yield samples, found, places
+
+
+def read_series_for(
+    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each row its samples, and the label of each as an id of the classes ``names`` that a model knows, -100 where
+    there is none. ValueError for a class that it does not know, and as `prepare_series`."""
+
+    def where(i: int) -> str:
+        return f"row {i + 1} of {source!r}"
+
+    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
+        used = np.unique(places[places != IGNORED])
+        ids = np.full(len(found) + 1, IGNORED)
+        ids[used] = known_labels([found[k] for k in used], names, lambda _, i=i: where(i))
+        yield samples, ids[np.where(places == IGNORED, len(found), places)]
 
 
 def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[list[Any], np.ndarray]:
@@ -152,74 +164,85 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
 def _write(
     source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     tables = source.read([values, label, *([] if events is None else [events])])
-    named = tuple(tables)
-    if empty := [split for split, rows in tables.items() if not len(rows)]:
-        raise ValueError(f"{empty[0]} has no rows")
-    splits = split_rows(tables)
-    read, distinct = {}, {}
-    for split, rows in splits.items():
+    first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
+    features = None
+    for split, rows in tables.items():
+        if not len(rows):
+            raise ValueError(f"{split} has no rows")
 
         def where(i: int, split: str = split) -> str:
-            return f"row {i + 1}" if named == ("train",) and split == "train" else f"{split} row {i + 1}"
+            return f"row {i + 1}" if len(tables) == 1 else f"{split} row {i + 1}"
 
-        read[split] = list(read_label_rows(rows, values, label, events, where))
-        first: dict[Any, int] = {}
-        for i, (_, found, places) in enumerate(read[split]):
-            for k in np.unique(places[places >= 0]).tolist():
-                first.setdefault(found[k], i)
-        distinct[split] = first
-    names, ids = _classes(distinct, events is not None)
-    schema, counts = None, {}
-    for split in SPLITS:
-        total = np.zeros(len(names), dtype=np.int64)
-        with progress_bar(desc=f"reading {split}", unit=" rows", total=len(read[split]), show=progress) as bar:
-            features = read[split][0][0].shape[1]
-            schema = pa.schema(
-                {
-                    "input_values": pa.list_(pa.list_(pa.float32(), features)),
-                    "label": pa.list_(pa.int16()),
-                    "length": pa.int32(),
-                }
-            )
-            with (
-                pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file,
-                pa.ipc.new_stream(file, schema) as writer,
+        first[split] = {}
+        for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
+            features = features or samples.shape[1]
+            if samples.shape[1] != features:
+                raise ValueError(
+                    f"{values!r} of {where(i)} has {samples.shape[1]} features, those before it {features}"
+                )
+            for k in np.unique(places[places != IGNORED]).tolist():
+                first[split].setdefault(found[k], i)
+    assert features is not None
+    names, ids = _classes(first, events is not None)
+    counts, scale = {}, ([], [])
+    for split, rows in split_rows(tables).items():
+        series, total = [], np.zeros(len(names), dtype=np.int64)
+        with _Writer(folder / f"{split}.arrow", features) as writer:
+            read = read_label_rows(rows, values, label, events, str)
+            for samples, found, places in progress_bar(
+                read, desc=f"reading {split}", unit="row", total=len(rows), show=progress
             ):
-                for samples, found, places in read[split]:
-                    table = np.asarray([ids.get(value, IGNORED) for value in found] + [IGNORED])
-                    row = table[np.where(places == IGNORED, len(found), places)]
-                    total += np.bincount(row[row >= 0], minlength=len(names))
-                    columns = [
-                        list_column([samples], schema.field("input_values").type),
-                        list_column([row], schema.field("label").type),
-                        pa.array([len(samples)], pa.int32()),
-                    ]
-                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-                    bar.update(1)
+                own = np.asarray([*(ids.get(value, IGNORED) for value in found), IGNORED])
+                labels = own[np.where(places == IGNORED, len(found), places)]
+                total += np.bincount(labels[labels != IGNORED], minlength=len(names))
+                writer.write(samples, labels)
+                series.append(samples)
         counts[split] = dict(zip(names, total.tolist(), strict=True))
-    means, stds = _scale([samples for samples, _, _ in read["train"]])
-    made = [split for split in splits if split not in named]
+        scale = feature_scale(series) if split == "train" else scale
+    made = [split for split in SPLITS if split not in tables]
     notes = [f"{' and '.join(made)} made from 10 % of the series of train{' each' if len(made) > 1 else ''}"]
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
     return {
         "features": features,
         "label_names": names,
-        "mean": means,
-        "std": stds,
+        "mean": scale[0],
+        "std": scale[1],
         "counts": counts,
         "notes": [*(notes if made else []), *(f"{split} has no {name!r}" for split, name in absent)],
     }
 
 
-def _classes(distinct: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:
-    """Names of the classes, and the id of every label as it stands."""
-    columns = {split: list(first) for split, first in distinct.items()}
+class _Writer:
+    """Writes series and the labels of their samples into an Arrow file."""
+
+    def __init__(self, path: Path, features: int):
+        import pyarrow as pa
+
+        kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
+        self.schema = pa.schema({**kinds, "length": pa.int32()})
+        self.file = pa.ipc.new_stream(str(path), self.schema)
+
+    def write(self, samples: np.ndarray, labels: np.ndarray) -> None:
+        import pyarrow as pa
+
+        columns = [list_column([values], self.schema.field(i).type) for i, values in enumerate((samples, labels))]
+        columns.append(pa.array([len(samples)], pa.int32()))
+        self.file.write_batch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:
+    """Names of the classes, and the id of every label as it stands; ``first``: the row of each split where it is."""
+    columns = {split: list(rows) for split, rows in first.items()}
 
     def where(split: str, i: int) -> str:
-        return f"{split} row {distinct[split][columns[split][i]] + 1}"
+        return f"{split} row {first[split][columns[split][i]] + 1}"
 
     labels = read_labels(columns, "auto", where)
     if labels.names is None:
@@ -234,12 +257,3 @@ def _classes(distinct: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[l
         if place is not None
     }
     return names, ids
-
-
-def _scale(series: list[np.ndarray]) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each feature over all samples; a constant feature has deviation 1."""
-    count = sum(map(len, series))
-    mean = sum(each.sum(0, dtype=np.float64) for each in series) / count
-    square = sum(((each - mean) ** 2).sum(0) for each in series) / count
-    std = np.sqrt(square)
-    return mean.tolist(), np.where(std > 1e-12 * (1 + abs(mean)), std, 1.0).tolist()

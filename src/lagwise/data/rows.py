@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lagwise.data.reading import read_whole
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
-from lagwise.data.series_files import check_classes, check_sounds, series_table
+from lagwise.data.series_files import check_classes, check_sounds, read_sound, series_table
 from lagwise.data.sources import SPLITS, check_file, hash_files, load_hub, split_word
 from lagwise.files import expanded
 
@@ -26,21 +27,28 @@ class RowSource:
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
     hub data set instead of files. tables: how the tables of .csv and .tsv files are turned into rows, where these are
-    not their lines; by `as_series`.
+    not their lines; rate: the sampling rate that sound files must have. Both by `as_series`.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
     dataset: Any = None
     tables: Callable[[Any, Path, Sequence[str] | None], Any] | None = None
+    rate: int | None = None
 
-    def as_series(self, label: str, *, per_sample: bool = False) -> RowSource:
-        """The same source for series with labels in the column ``label``: see `series_table` for .csv and .tsv."""
+    def as_series(self, label: str, *, per_sample: bool = False, rate: int | None = None) -> RowSource:
+        """The same source for series with labels in the column ``label``: see `series_table` for .csv and .tsv. rate:
+        the sampling rate that sound files must have, in Hz."""
 
         def convert(table: Any, path: Path, columns: Sequence[str] | None) -> Any:
             return series_table(table, path, label, columns, per_sample=per_sample)
 
-        return replace(self, tables=convert)
+        return replace(self, tables=convert, rate=rate)
+
+    def sampling_rate(self) -> int | None:
+        """Of the first sound file, in Hz; None if there is none."""
+        path = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) == ".wav"), None)
+        return None if path is None else read_sound(read_whole(path), path)[0]
 
     @property
     def split_names(self) -> tuple[str, ...]:
@@ -79,7 +87,7 @@ class RowSource:
                 return kept
             return {s: rows.select_columns([c for c in rows.column_names if c in columns]) for s, rows in kept.items()}
         read = {}
-        check_sounds(self.files)
+        check_sounds(self.files, self.rate)
         for split in self.split_names:
             tables = [self._table(path, columns) for path in self.files[split]]
             for path, table in zip(self.files[split], tables, strict=True):

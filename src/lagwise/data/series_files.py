@@ -72,18 +72,22 @@ def series_table(
     return _row({SERIES: values, label: path.parent.name if labels is None else labels, "file": path.name}, wanted)
 
 
-def check_sounds(files: Mapping[str, Sequence[Path]]) -> None:
-    """ValueError if .wav files have different sampling rates or numbers of channels, or cannot be read."""
-    first: tuple[Path, int, int] | None = None
+def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:
+    """ValueError if .wav files have different sampling rates or numbers of channels, or others than ``rate``, in Hz, or
+    cannot be read."""
+    wanted, by = rate, "the model was trained at"
+    channels: tuple[int, Path] | None = None
     for path in (path for paths in files.values() for path in paths if ".wav" in path.suffixes[-2:]):
-        rate, samples = read_sound(read_whole(path), path)
-        first = first or (path, rate, samples.shape[1])
-        if (rate, samples.shape[1]) != first[1:]:
-            what = "sampling rates" if rate != first[1] else "numbers of channels"
+        own, samples = read_sound(read_whole(path), path)
+        if wanted is None:
+            wanted, by = own, f"{path} has"
+        if own != wanted:
             raise ValueError(
-                f"sound files have different {what}: {first[0]} has {first[1]} Hz and {first[2]} channel(s), {path} "
-                f"has {rate} Hz and {samples.shape[1]}; convert them to one, as 'sox IN -r {first[1]} OUT' does"
+                f"{path} has a sampling rate of {own} Hz, {by} {wanted} Hz; resample the sounds to one rate"
             )
+        channels = channels or (samples.shape[1], path)
+        if samples.shape[1] != channels[0]:
+            raise ValueError(f"{path} has {samples.shape[1]} channel(s), {channels[1]} has {channels[0]}; convert them")
 
 
 def check_classes(root: Path, sounds: Sequence[Path]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.augmentation import CHANGES, changed, stretched
 from lagwise.data.batches import PaddingCollator
 from lagwise.data.packing import IGNORED
 from lagwise.data.row_files import row_arrays
@@ -33,6 +34,9 @@ def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -
     shifted[len(labels) :] = IGNORED if events else shifted[len(labels) - 1]
     blocks = shifted.reshape(steps, stride)
     return blocks.max(1) if events else blocks[:, -1]
+
+
+_FILTER_STEPS = 3  # of the random filter of training windows
 
 
 class SeriesWindows(Dataset):
@@ -64,19 +68,25 @@ class SeriesWindows(Dataset):
         return {"input_values": torch.tensor(values), "labels": torch.from_numpy(targets)}
 
 
-#: Random changes of training windows, of features in units of their deviation, and the largest sensible value of each.
-#: stretch: deviation of the logarithm of a factor on time. mix: deviation of the entries of a matrix, around the
-#: identity, by which the features are multiplied. wander: of an offset, and of the amplitude of a slow wave, added to
-#: each feature. noise: largest deviation of white noise. drop: probability that one of several features is silenced.
-CHANGES = {"stretch": 1.0, "mix": 10.0, "wander": 100.0, "noise": 100.0, "drop": 1.0}
-_SLOWEST, _FASTEST = 1.0, 16.0  # waves in a window
+class WholeSeries:
+    """Series and labels of encoded rows, read one by one each time."""
+
+    def __init__(self, rows: Rows):
+        self.windows = SeriesWindows(rows, [(i, 0, n) for i, n in enumerate(rows["length"][:])], 1, 0, events=False)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for place in self.windows.ranges:
+            yield self.windows.cut(*place)
 
 
 class RandomWindows(SeriesWindows):
     """``count`` windows of at most ``length`` samples, each anywhere in the rows with equal probability.
 
-    changes: how much windows are changed at random, by the names of `CHANGES`. mean, std: of each feature. Window i
-    depends only on the rows, the options, seed and i.
+    changes: how much windows are changed at random, by the names of `lagwise.data.augmentation.CHANGES`. mean, std: of
+    each feature. Window i depends only on the rows, the options, seed and i.
     """
 
     def __init__(
@@ -113,38 +123,9 @@ class RandomWindows(SeriesWindows):
         if self.changes["stretch"]:
             values, labels = stretched(values, labels, max(1, round(len(values) / faster)), events=self.events)
         if any(self.changes.values()):
-            values = (self._changed((values - self.mean) / self.std, random) * self.std + self.mean).astype(np.float32)
+            x = changed((values - self.mean) / self.std, self.changes, _FILTER_STEPS * self.stride, random)
+            values = (x * self.std + self.mean).astype(np.float32)
         return self.example(values, labels)
-
-    def _changed(self, x: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        length, features = x.shape
-        change = self.changes
-        if change["mix"]:
-            x = x @ (np.eye(features) + random.normal(0, change["mix"], (features, features)))
-        if features > 1 and random.random() < change["drop"]:
-            x[:, random.integers(features)] = 0
-        if change["wander"]:
-            angle = 2 * np.pi * (random.uniform(_SLOWEST, _FASTEST) * np.arange(length) / length + random.random())
-            offset, amplitude = random.normal(0, change["wander"], (2, features))
-            x = x + offset + amplitude * np.sin(angle)[:, None]
-        if change["noise"]:
-            x = x + random.normal(0, 1, x.shape) * random.uniform(0, change["noise"], features)
-        return x
-
-
-def stretched(values: np.ndarray, labels: np.ndarray, length: int, *, events: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A window, values ``(samples, features)`` and labels ``(samples,)``, resampled to ``length`` samples: values by
-    linear interpolation, labels by the nearest sample; ``events`` stay single samples."""
-    source = np.linspace(0, len(values) - 1, length)
-    places = np.arange(len(values))
-    moved = np.stack([np.interp(source, places, feature) for feature in values.T], axis=1)
-    if not events:
-        return moved, labels[source.round().astype(np.int64)]
-    result = labels[source.astype(np.int64)]
-    result = np.where(result > 0, 0, result)
-    at = np.flatnonzero(labels > 0)
-    result[(at * ((length - 1) / max(1, len(values) - 1))).round().astype(np.int64)] = labels[at]
-    return moved, result
 
 
 def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,18 +19,21 @@ from lagwise.data import (
     LabelledData,
     PaddingCollator,
     RowEncoder,
+    RowSource,
     labelled_key,
     load_tokenizer,
     open_rows,
     prepare_labelled,
     with_pairs,
 )
+from lagwise.data.batches import by_length, like_lengths, series, with_all_labels
+from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.labels import KINDS, known_labels
 from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
-from lagwise.tables import known
+from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, finite, require_none
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.scores import classification_scores, regression_scores
@@ -51,7 +54,9 @@ class SequenceClassification(Task):
         text: the column of the inputs, or two names for pairs of texts.
         label: the column of the labels.
         kind: ``classification``, ``regression``, or ``auto``: text and few whole numbers are classes.
-        inputs: ``tokens`` of text, or ``values``: series of real vectors.
+        inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
+        stride: samples of a series that are one step of the model.
+        rate: sampling rate of sound files in Hz; found in the data.
         class_weights: ``balanced`` weighs each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
@@ -70,6 +75,8 @@ class SequenceClassification(Task):
         label: str = "label",
         kind: str = "auto",
         inputs: str = "tokens",
+        stride: int = 1,
+        rate: int | None = None,
         class_weights: str = "none",
         label_smoothing: float = 0.0,
         packing: bool = False,
@@ -87,6 +94,9 @@ class SequenceClassification(Task):
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
         self.label_smoothing, self.packing = label_smoothing, packing
+        self.stride, self.rate = whole_number("task.stride", stride), rate
+        if stride > 1 and (inputs == "tokens" or packing):
+            raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         self.rows: LabelledData
         self.label_names: tuple[str, ...] | None
         self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
@@ -116,7 +126,17 @@ class SequenceClassification(Task):
         return LagwiseForSequenceClassification
 
     def fixed_fields(self) -> dict[str, Any]:
-        return {"causal": False} | ({"inputs": {"name": "values"}} if self.inputs == "values" else {})
+        inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}
+        return {"causal": False} | inputs
+
+    def lengths(self) -> dict[str, int]:
+        return {"data.length": self._steps(self.data.length)}
+
+    def _steps(self, samples: float) -> int:
+        return -(-int(samples) // self.stride)
+
+    def open_rows(self, source: str) -> RowSource:
+        return open_rows(source).as_series(self.label, rate=self.rate) if self.inputs == "values" else open_rows(source)
 
     def identity(self) -> str:
         return labelled_key(self._source, **self._reading)
@@ -155,7 +175,7 @@ class SequenceClassification(Task):
         self.label_names = (
             None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
         )
-        tables: dict[str, Any] = dict(open_rows(source).read())
+        tables: dict[str, Any] = dict(self.open_rows(source).read())
         rows = tables["test"] if "test" in tables else next(iter(tables.values()))
         if not len(rows):
             raise ValueError(f"{source!r} has no rows to evaluate on")
@@ -170,7 +190,9 @@ class SequenceClassification(Task):
         names = self.rows.label_names
         fields = super().fields()
         if self.rows.features is not None:
-            fields["inputs"] = {"name": "values", "features": self.rows.features}
+            mean, std = feature_scale(series(self.rows.splits["train"]))
+            scale = {"stride": self.stride, "mean": mean, "std": std}
+            fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.text, list) and len(self.text) == 2:
             fields["type_vocab_size"] = 2
         if names is None:
@@ -186,8 +208,9 @@ class SequenceClassification(Task):
         }
 
     def resolved(self) -> dict[str, Any]:
-        columns = self.rows.encoder.columns
-        return {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+        columns, rate = self.rows.encoder.columns, self._source.sampling_rate()
+        found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+        return found if rate is None else {**found, "rate": rate}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = super().saved_tokenizer()
@@ -203,22 +226,22 @@ class SequenceClassification(Task):
         return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return EncodedExamples(_by_length(self.rows.splits["valid"])[0])
+        return EncodedExamples(by_length(self.rows.splits["valid"])[0])
 
     def tokens_per_example(self) -> float:
-        return float(np.mean(self.rows.splits["train"]["length"][:]))
+        return float(np.mean(self.rows.splits["train"]["length"][:])) / self.stride
 
     def longest_example(self) -> int:
-        return int(max(self.rows.splits["train"]["length"][:]))
+        return self._steps(max(self.rows.splits["train"]["length"][:]))
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.packing:
-            return _counted(DocumentPackingCollator(self.data.length)(rows))
+            return with_all_labels(DocumentPackingCollator(self.data.length)(rows))
         return self.collate_evaluation(rows)
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        batch = PaddingCollator(None if self.tokenizer is None else self.tokenizer.pad_token_id)(rows)
-        return _counted(batch)
+        pad = None if self.tokenizer is None else self.tokenizer.pad_token_id
+        return with_all_labels(PaddingCollator(pad, stride=self.stride)(rows))
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Cross-entropy with class weights and label smoothing, or the squared error over the labels' variance: a mean
@@ -269,7 +292,7 @@ class SequenceClassification(Task):
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
-        features = getattr(model.model.embed_tokens, "in_features", None) if self.inputs == "values" else None
+        features = model.config.inputs["features"] if self.inputs == "values" else None
         logits = self._logits(model, self._encoder(features)(rows), progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
@@ -289,20 +312,17 @@ class SequenceClassification(Task):
     @torch.inference_mode()
     def _logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
         """Logits ``(rows, labels)`` in the order of the rows, computed in batches of like lengths."""
-        ordered, order = _by_length(rows)
-        examples, lengths = EncodedExamples(ordered), ordered["length"][:]
+        ordered, order = by_length(rows)
+        examples, lengths = EncodedExamples(ordered), [self._steps(n) for n in ordered["length"][:]]
         result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
-        start = 0
         with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
-            while start < len(order):
-                count = 1  # the longest row of a batch is its last: as many as keep it within the limit
-                while start + count < len(order) and (count + 1) * lengths[start + count] <= _TOKENS_A_BATCH:
-                    count += 1
-                batch = self.collate_evaluation([_unlabelled(examples[i]) for i in range(start, start + count)])
+            for places in like_lengths(lengths, _TOKENS_A_BATCH):
+                batch = self.collate_evaluation(
+                    [{k: v for k, v in examples[i].items() if k != "label"} for i in places]
+                )
                 logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
-                result[order[start : start + count]] = logits.float().cpu().numpy()
-                start += count
-                bar.update(count)
+                result[order[places.start : places.stop]] = logits.float().cpu().numpy()
+                bar.update(len(places))
         return finite(result, "logits")
 
     def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
@@ -311,9 +331,9 @@ class SequenceClassification(Task):
         return classification_scores(logits.argmax(-1), labels, self.label_names)
 
     @property
-    def _source(self) -> str:
+    def _source(self) -> RowSource:
         assert self.data.source is not None
-        return self.data.source
+        return self.open_rows(self.data.source)
 
     @property
     def _reading(self) -> dict[str, Any]:
@@ -328,21 +348,3 @@ class SequenceClassification(Task):
             "vocab_size": options.vocab_size,
             "length": options.length,
         }
-
-
-def _counted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch whose labels the Trainer counts, all of them: it takes -100 for a label that the loss skips."""
-    labels = batch.get("labels")
-    if labels is not None and labels.is_floating_point():
-        batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
-    return batch
-
-
-def _by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
-    """Rows from the shortest to the longest, and where each was."""
-    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return cast("Rows", rows.select(order)), order
-
-
-def _unlabelled(example: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in example.items() if name != "label"}

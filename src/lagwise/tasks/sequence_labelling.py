@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,12 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data import EncodedExamples, RowEncoder, RowSource, open_rows
-from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_label_rows, series_key
-from lagwise.data.labels import known_labels
+from lagwise.data import RowEncoder, RowSource, open_rows
+from lagwise.data.augmentation import CHANGES
+from lagwise.data.batches import series
+from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
-from lagwise.data.series_windows import CHANGES, RandomWindows, SeriesWindows, StepCollator, even_windows, step_targets
+from lagwise.data.series_windows import (
+    RandomWindows,
+    SeriesWindows,
+    StepCollator,
+    WholeSeries,
+    even_windows,
+    step_targets,
+)
 from lagwise.evaluation.events import event_scores, expected_events, find_events, lookahead, paired_classes
 from lagwise.progress import progress_bar
 from lagwise.tables import known, typed, whole_number
@@ -46,8 +54,9 @@ class SequenceLabelling(Task):
         tolerance: samples within which an event that is found counts as a true one; closer ones are one event.
         class_weights: of steps in the loss: ``balanced`` by the inverse of each class's share, or some classes and the
             weight of each, the others having 1.
-        augment: random changes of training windows: ``stretch`` of time, ``mix`` of features, ``wander`` of their zero,
-            ``noise``, and ``drop`` of a feature, each with its strength (`lagwise.data.series_windows.CHANGES`).
+        augment: random changes of training windows by name and strength: stretch, mix, filter, wander, noise, drop (see
+            `lagwise.data.augmentation.CHANGES`).
+        rate: sampling rate of sound files in Hz; found in the data.
 
     Metrics of steps: accuracy and macro F1; of events: the share that is found with its class (accuracy), macro F1, the
     share that is found, and the share of those reported that are true. Macro F1 is the headline.
@@ -71,6 +80,7 @@ class SequenceLabelling(Task):
         tolerance: int | None = None,
         class_weights: str | dict[str, float] = "none",
         augment: dict[str, float] | None = None,
+        rate: int | None = None,
     ):
         super().__init__(data)
         if not data.source:
@@ -98,7 +108,7 @@ class SequenceLabelling(Task):
         elif not all(typed(float, w, f"task.class_weights.{name}") > 0 for name, w in class_weights.items()):
             raise ValueError(f"task.class_weights must be greater than 0, got {class_weights}")
         self.class_weights = class_weights
-        self.values, self.label, self.events = values, label, events
+        self.values, self.label, self.events, self.rate = values, label, events, rate
         self.collate = StepCollator(stride)  # type: ignore[method-assign]
         self.rows: LabelledSeries
         self.label_names: tuple[str, ...]
@@ -117,7 +127,7 @@ class SequenceLabelling(Task):
         return {"data.length (in steps)": self.longest_example()}
 
     def open_rows(self, source: str) -> RowSource:
-        return open_rows(source).as_series(self.label, per_sample=True)
+        return open_rows(source).as_series(self.label, per_sample=True, rate=self.rate)
 
     def identity(self) -> str:
         assert self.data.source is not None
@@ -133,7 +143,7 @@ class SequenceLabelling(Task):
         self.rows = prepare_series(found, values=self.values, label=self.label, events=self.events, progress=progress)
         self.label_names = self.rows.label_names
         self.weights = self._class_weights()
-        self.scored = {split: _Scored(self.rows.splits[split]) for split in ("valid", "test")}
+        self.scored = {split: WholeSeries(self.rows.splits[split]) for split in ("valid", "test")}
 
     def _class_weights(self) -> Tensor | None:
         if not isinstance(self.class_weights, str):
@@ -156,17 +166,7 @@ class SequenceLabelling(Task):
         tables: dict[str, Any] = dict(self.open_rows(source).read())
         rows = tables["test"] if "test" in tables else next(iter(tables.values()))
 
-        def where(i: int) -> str:
-            return f"row {i + 1} of {source!r}"
-
-        pairs = []
-        for i, (samples, found, places) in enumerate(
-            read_label_rows(rows, self.values, self.label, self.events, where)
-        ):
-            used = np.unique(places[places >= 0])
-            ids = np.full(len(found) + 1, IGNORED)
-            ids[used] = known_labels([found[k] for k in used], self.label_names, lambda _, i=i: where(i))
-            pairs.append((samples, ids[np.where(places == IGNORED, len(found), places)]))
+        pairs = list(read_series_for(rows, self.label_names, self.values, self.label, self.events, source))
         if not pairs:
             raise ValueError(f"{source!r} has no rows to evaluate on")
         self.scored = {"test": pairs}
@@ -180,6 +180,11 @@ class SequenceLabelling(Task):
             "id2label": labels,
             "label2id": {name: i for i, name in labels.items()},
         }
+
+    def resolved(self) -> dict[str, Any]:
+        assert self.data.source is not None
+        rate = self.open_rows(self.data.source).sampling_rate()
+        return {} if rate is None else {"rate": rate}
 
     def notes(self) -> Sequence[str]:
         what = "samples" if self.events is None else "events"
@@ -302,7 +307,7 @@ class SequenceLabelling(Task):
         names = [model.config.id2label[i] for i in range(model.config.num_labels)]
         encode = RowEncoder((self.values,), 1 << 30, features=model.config.inputs["features"])
         result = []
-        for samples in progress_bar(_series(encode(rows)), desc="predicting", unit="series", show=progress):
+        for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
             p = self._probabilities(model, samples)
             if self.events is not None:
                 found = find_events(p, self.reach)
@@ -337,22 +342,3 @@ class SequenceLabelling(Task):
         padded = np.pad(samples, ((0, steps * self.stride - len(samples)), (0, 0)), mode="edge")
         logits = model(input_values=torch.from_numpy(padded)[None].to(model.device)).logits[0]
         return finite(logits.float().softmax(-1).cpu().numpy(), "probabilities")
-
-
-class _Scored:
-    """Series and labels of encoded rows, read one by one each time."""
-
-    def __init__(self, rows: Any):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        examples = SeriesWindows(self.rows, [], 1, 0, events=False)
-        for i, length in enumerate(self.rows["length"][:]):
-            yield examples.cut(i, 0, length)
-
-
-def _series(rows: Any) -> list[np.ndarray]:
-    return [example["input_values"].numpy() for example in EncodedExamples(rows)]
