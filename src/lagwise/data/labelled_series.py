@@ -88,7 +88,12 @@ def prepare_series(
     return LabelledSeries(
         folder=folder,
         splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
-        **{**meta, "label_names": tuple(meta["label_names"]), "notes": tuple(meta["notes"])},
+        features=meta["features"],
+        label_names=tuple(meta["label_names"]),
+        mean=meta["mean"],
+        std=meta["std"],
+        counts=meta["counts"],
+        notes=tuple(meta["notes"]),
     )
 
 
@@ -133,7 +138,7 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
 
     if positions is None and not (t.is_list(cell.type) or t.is_large_list(cell.type)):
         return [cell.as_py()], np.zeros(length, dtype=np.int64)
-    listed = [] if cell.values is None else cell.values
+    listed: Any = [] if cell.values is None else cell.values
     if positions is None:
         if len(listed) != length:
             raise ValueError(f"it has {len(listed)} labels and {length} samples")

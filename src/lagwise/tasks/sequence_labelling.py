@@ -239,7 +239,8 @@ class SequenceLabelling(Task):
             real = labels != IGNORED
             return classification_scores(predictions[real], labels[real], self.label_names)[0]
         pairs = [self._pairs(p[y != IGNORED], y[y != IGNORED]) for p, y in zip(predictions, labels, strict=True)]
-        return event_scores(*map(np.concatenate, zip(*pairs, strict=True)), self.label_names)[0]
+        predicted, true = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        return event_scores(predicted, true, self.label_names)[0]
 
     def _pairs(self, probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Predicted and true classes of the events of a series, by the targets of its steps."""
