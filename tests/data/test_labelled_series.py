@@ -174,18 +174,15 @@ def test_changes_of_strength_zero_change_nothing() -> None:
         assert not np.allclose(changed(x, {**none, name: 1.0}, 6, np.random.default_rng(0)), x)
 
 
-def test_filters_are_causal_sums() -> None:
+def test_filters_are_centred_sums() -> None:
     random = np.random.default_rng(0)
     x, nodes = random.normal(size=(40, 2)), random.normal(size=(5, 2, 2))
     y = filtered(x, nodes, 9)
     middle = (nodes[1:] + nodes[:-1]) / 2
     kernel = np.stack([(middle if lag % 2 else nodes)[lag // 2] for lag in range(9)]) * 5 / 9
     for t in (0, 3, 20):
-        expected = sum(x[t - lag] @ kernel[lag] for lag in range(min(t, 8) + 1))
+        expected = sum(x[t + 4 - lag] @ kernel[lag] for lag in range(min(t + 4, 8) + 1))
         np.testing.assert_allclose(y[t], expected)
-    later = x.copy()
-    later[21:] = 9
-    np.testing.assert_allclose(filtered(later, nodes, 9)[:21], y[:21])
 
 
 def test_stretched_windows_keep_their_events() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 #: The kinds of changes, and the largest sensible strength of each. stretch: deviation of the logarithm of a factor on
 #: time. The others are of features in units of their own deviation. mix: deviation of the entries of a matrix, around
-#: the identity, that features are multiplied by. filter: deviation of the taps of smooth causal filters, from every
+#: the identity, that features are multiplied by. filter: deviation of the taps of smooth filters, from every
 #: feature to every feature, whose outputs are added: shapes change, and alike in the whole window, as between two
 #: sensors. wander: of an offset, and of the amplitude of a slow wave, added to each feature. noise: largest deviation
 #: of white noise. drop: probability that one of several features is silenced.
@@ -38,10 +38,11 @@ def changed(x: np.ndarray, change: Mapping[str, float], taps: int, random: np.ra
 
 
 def filtered(x: np.ndarray, nodes: np.ndarray, taps: int) -> np.ndarray:
-    """Causal filters of x ``(samples, features)``, from every feature to every feature.
+    """Filters of x ``(samples, features)``, from every feature to every feature, centred so that events stay in place.
 
-    Formula: ``y_{t,j} = sum_i sum_{l < taps} k_{l,i,j} x_{t-l,i}``, the taps ``k_l`` being linear between the nodes
-    ``(nodes, features, features)`` and divided by taps / nodes, so that the gain does not depend on the number of taps.
+    Formula: ``y_{t,j} = sum_i sum_{l < taps} k_{l,i,j} x_{t+c-l,i}`` with ``c = (taps - 1) // 2``, the taps ``k_l``
+    being linear between the nodes ``(nodes, features, features)`` and divided by taps / nodes, so that the gain does
+    not depend on the number of taps.
     """
     at = np.linspace(0, len(nodes) - 1, taps)
     below = np.minimum(at.astype(int), len(nodes) - 2)
@@ -49,7 +50,8 @@ def filtered(x: np.ndarray, nodes: np.ndarray, taps: int) -> np.ndarray:
     kernel = ((1 - share) * nodes[below] + share * nodes[below + 1]) * (len(nodes) / taps)
     y = np.zeros_like(x)
     for i, j in np.ndindex(*nodes.shape[1:]):
-        y[:, j] += np.convolve(x[:, i], kernel[:, i, j])[: len(x)]
+        start = (taps - 1) // 2
+        y[:, j] += np.convolve(x[:, i], kernel[:, i, j])[start : start + len(x)]
     return y
 
 
