@@ -63,6 +63,17 @@ def test_a_label_of_a_whole_series_is_that_of_its_samples(tmp_path: Path) -> Non
     assert all(len(set(row["label"])) == 1 for split in data.splits.values() for row in split)
 
 
+def test_one_series_is_cut_in_time(tmp_path: Path) -> None:
+    (record,) = made = rows()[:1]
+    data = prepared(tmp_path, made)
+    parts = [data.splits[split]["input_values"][0] for split in ("train", "valid", "test")]
+    assert [len(part) for part in parts] == [16, 2, 2]
+    np.testing.assert_allclose(np.concatenate(parts), record["input_values"], rtol=1e-6)
+    assert "last two tenths" in data.notes[0]
+    with pytest.raises(ValueError, match="a series of 2 samples is too short"):
+        prepared(tmp_path, [{"input_values": [1, 2], "label": ["a", "b"]}])
+
+
 def test_events_are_single_samples(tmp_path: Path) -> None:
     made = [{"input_values": row["input_values"], "at": [3, 9], "label": [2, 1]} for row in rows()]
     data = prepared(tmp_path, made, events="at")
@@ -78,7 +89,7 @@ def test_events_are_single_samples(tmp_path: Path) -> None:
     [
         ({"label": ["a"] * 20}, "row 2: it has 20 labels and 21 samples"),
         ({"label": ["a"] * 22}, "row 2: it has 22 labels and 21 samples"),
-        ({"input_values": [[float("nan"), 1]] * 21}, "row 2 is no series .*NaN or inf at position 0"),
+        ({"input_values": [[float("nan"), 1]] * 21}, "row 2 is no series .*NaN or inf at position 0 and 20 more"),
         ({"input_values": [[1]] * 21}, "row 2 has 1 features, those before it 2"),
         ({"input_values": []}, "row 2.*empty"),
     ],

@@ -158,8 +158,9 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
                 raise ValueError("it is empty")
             values = row.astype(np.float32).reshape(len(row), -1)
             if not np.isfinite(values).all():
-                place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-                raise ValueError(f"it has NaN or inf at position {place}")
+                places = np.flatnonzero(~np.isfinite(values).all(axis=1))
+                more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+                raise ValueError(f"it has NaN or inf at position {places[0]}{more}")
             yield values
             i += 1
     except TypeError as error:

@@ -68,7 +68,7 @@ def prepare_series(
     values: the column of the series. label: the column of the labels, of each row a list of as many classes as it has
     samples (null or an empty string where there is none), or one class for all its samples. events: a column of lists
     of positions, in samples from 0 and in order; ``label`` then has the class of each. Missing splits are made as in
-    `split_rows`.
+    `split_rows`; of one or two series the last two tenths of each are valid and test.
 
     ValueError, one line, for missing columns, NaN and inf, labels that are not as many as samples, positions that are
     out of order, occur twice or lie outside the series, labels that are numbers with fractions, and as in
@@ -191,7 +191,7 @@ def _write(
     assert features is not None
     names, ids = _classes(first, events is not None)
     counts, scale = {}, ([], [])
-    for split, rows in split_rows(tables).items():
+    for split, (rows, part) in _parts(tables).items():
         series, total = [], np.zeros(len(names), dtype=np.int64)
         with _Writer(folder / f"{split}.arrow", features) as writer:
             read = read_label_rows(rows, values, label, events, str)
@@ -200,6 +200,12 @@ def _write(
             ):
                 own = np.asarray([*(ids.get(value, IGNORED) for value in found), IGNORED])
                 labels = own[np.where(places == IGNORED, len(found), places)]
+                start, end = (round(share * len(labels)) for share in part)
+                samples, labels = samples[start:end], labels[start:end]
+                if not len(labels):
+                    raise ValueError(
+                        f"a series of {len(places)} samples is too short to be cut into train, valid and test"
+                    )
                 total += np.bincount(labels[labels != IGNORED], minlength=len(names))
                 writer.write(samples, labels)
                 series.append(samples)
@@ -207,6 +213,8 @@ def _write(
         scale = feature_scale(series) if split == "train" else scale
     made = [split for split in SPLITS if split not in tables]
     notes = [f"{' and '.join(made)} made from 10 % of the series of train{' each' if len(made) > 1 else ''}"]
+    if len(made) == 2 and len(tables["train"]) < len(SPLITS):
+        notes = ["valid and test are the last two tenths of each series, as there are too few to hold some out"]
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
     return {
         "features": features,
@@ -216,6 +224,14 @@ def _write(
         "counts": counts,
         "notes": [*(notes if made else []), *(f"{split} has no {name!r}" for split, name in absent)],
     }
+
+
+def _parts(tables: dict[str, Dataset]) -> dict[str, tuple[Dataset, tuple[float, float]]]:
+    """The rows of each split, and the share of every row, from and to, that is in it."""
+    train = tables["train"]
+    if len(tables) == 1 and len(train) < len(SPLITS):
+        return {"train": (train, (0, 0.8)), "valid": (train, (0.8, 0.9)), "test": (train, (0.9, 1))}
+    return {split: (rows, (0, 1)) for split, rows in split_rows(tables).items()}
 
 
 class _Writer:
