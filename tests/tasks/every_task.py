@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,29 @@ def _acceptable(folder: Path) -> list[str]:
     return [*_CLASSIFY, f"data.source={folder}", "data.format=cola", "task.metric=matthews"]
 
 
+def _steps(folder: Path) -> list[str]:
+    """Recordings as .csv: loud samples are on, with some labels missing."""
+    for number in range(6):
+        values = np.random.default_rng(number).normal(size=(100, 2))
+        labels = ["" if i % 7 == 3 else "on" if abs(x) > 1 else "off" for i, x in enumerate(values[:, 0])]
+        rows = [{"x": x, "y": y, "label": label} for (x, y), label in zip(values.tolist(), labels, strict=True)]
+        _write(folder / f"recording-{number}.csv", rows)
+    return [*_LABEL, f"data.source={folder}"]
+
+
+def _events(folder: Path) -> list[str]:
+    lines = []
+    for number in range(6):
+        values = np.random.default_rng(number).normal(size=100)
+        places = list(range(5 + number, 100, 20))
+        values[places] += 5
+        classes = ["beat" if i % 2 else "drop" for i in range(len(places))]
+        lines.append(json.dumps({"input_values": values.tolist(), "at": places, "label": classes}))
+    (folder / "events.jsonl").write_text("\n".join(lines))
+    return [*_LABEL, f"data.source={folder / 'events.jsonl'}", "task.events=at", "task.tolerance=8", "task.stride=4"]
+
+
+_LABEL = ["task.name=sequence_labelling", "data.length=32", "task.delay=2"]
 _CLASSIFY = ["task.name=sequence_classification", "data.length=32"]
 
 
@@ -115,6 +139,15 @@ CASES = {
         _series,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
         ("task.class_weights=even", "unknown task.class_weights"),
+    ),
+    "labels of samples": Case(
+        "sequence_labelling",
+        _steps,
+        [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
+        ("task.label=state", "task.label='state'"),
+    ),
+    "events in series": Case(
+        "sequence_labelling", _events, [{"input_values": [0.0] * 9}], ("task.tolerance=null", "belong together")
     ),
 }
 

@@ -237,3 +237,36 @@ def generate(
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
         run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
         typer.echo(f"written: {out} and {picture}")
+
+
+@bench.command()
+def stream_signal(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained classifier of signals.")],
+    rate: Annotated[float, typer.Option(callback=at_least(0), help="Samples a second.")],
+    seconds: Annotated[float, typer.Option(callback=at_least(0), help="Signal to stream, for each size.")] = 60.0,
+    chunks: Annotated[str, typer.Option(help="Samples of a push, separated by commas.")] = "1,36,360",
+    threads: Threads = 1,
+    out: Out = None,
+) -> None:
+    """Latency of pushes of samples, and how many times faster than the signal, checked against the whole output first.
+
+    lagwise bench stream-signal runs/ecg --rate 360 --chunks 1,12,360
+    """
+    from dataclasses import asdict
+
+    import torch
+
+    from lagwise.bench.harness import save_results
+    from lagwise.bench.signals import table_rows, time_signal
+    from lagwise.cli.terminal import print_table
+    from lagwise.models import load_model
+
+    wanted = whole_numbers(chunks, "--chunks")
+    model, _ = load_model(run)
+    torch.set_num_threads(threads)
+    results = time_signal(model, rate, seconds, wanted)
+    head = ("samples", "seconds", "push ms", "99% ms", "worst ms", "with a step", "x real time", "of one core")
+    print_table(f"Pushes at {rate:g} samples a second, {threads} thread(s)", head, table_rows(results, rate))
+    if out:
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), [asdict(each) for each in results])
+        typer.echo(f"written: {out}")

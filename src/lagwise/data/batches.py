@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -84,6 +84,11 @@ class EncodedExamples(Dataset):
         return {name: values[0] for name, values in example.items()} | label
 
 
+def series(rows: Rows) -> Iterator[np.ndarray]:
+    """The input_values of encoded rows, one by one, as arrays ``(length, features)``."""
+    return (example["input_values"].numpy() for example in map(EncodedExamples(rows).__getitem__, range(len(rows))))
+
+
 class PaddingCollator:
     """Pads the examples of a batch on the right to the longest of them: a collator for DataLoader and Trainer.
 
@@ -91,23 +96,51 @@ class PaddingCollator:
     perhaps ``label`` (tensors, arrays, lists or numbers). Gives those ``(batch, longest, ...)``, padded with
     ``pad_token_id`` or zero, and labels ``(batch,)``. attention_mask is there only if something is padded.
 
-    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur.
+    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur. stride: vectors that
+    are one step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch, steps)``.
     """
 
-    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1):
+    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1, stride: int = 1):
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
         self.multiple_of = whole_number("multiple_of", multiple_of)
+        self.stride = whole_number("stride", stride)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = input_tensors(examples)
-        sizes = torch.tensor([len(each) for each in next(iter(inputs.values()))])
+        sizes = torch.tensor([-(-len(each) // self.stride) for each in next(iter(inputs.values()))])
         longest = -(-int(sizes.max()) // self.multiple_of) * self.multiple_of
         batch = {}
         for name, rows in inputs.items():
             padding = self.pad_token_id if name == "input_ids" else 0
-            batch[name] = rows[0].new_full((len(rows), longest, *rows[0].shape[1:]), padding)
+            batch[name] = rows[0].new_full((len(rows), longest * self.stride, *rows[0].shape[1:]), padding)
             for own, row in zip(batch[name], rows, strict=True):
                 own[: len(row)] = row
         if bool((sizes < longest).any()):
             batch["attention_mask"] = (torch.arange(longest) < sizes[:, None]).long()
         return batch | label_tensor(examples)
+
+
+def like_lengths(lengths: Sequence[int], most: int) -> Iterator[range]:
+    """Places of rows, given in order of their lengths, that are a batch: as many as are at most ``most`` tokens when
+    padded to the longest, and at least one."""
+    start = 0
+    while start < len(lengths):
+        end = start + 1  # the longest row of a batch is its last
+        while end < len(lengths) and (end + 1 - start) * lengths[end] <= most:
+            end += 1
+        yield range(start, end)
+        start = end
+
+
+def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch whose labels the Trainer counts, all of them: it takes -100 for a label that the loss skips."""
+    labels = batch.get("labels")
+    if labels is not None and labels.is_floating_point():
+        batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
+    return batch
+
+
+def by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
+    """Rows from the shortest to the longest, and where each was."""
+    order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
+    return cast("Rows", rows.select(order)), order

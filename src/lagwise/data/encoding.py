@@ -114,9 +114,9 @@ class RowEncoder:
                 ids.append(np.concatenate([first, [end], second]))
                 types.append(np.repeat(np.asarray([0, 1], dtype=np.uint8), [len(first) + 1, len(second)]))
         schema = self.schema()
-        columns = [_lists(ids, schema.field("input_ids").type)]
+        columns = [list_column(ids, schema.field("input_ids").type)]
         if types is not None:
-            columns.append(_lists(types, schema.field("token_type_ids").type))
+            columns.append(list_column(types, schema.field("token_type_ids").type))
         columns.append(pa.array([len(row) for row in ids], pa.int32()))
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
@@ -142,7 +142,7 @@ class RowEncoder:
         rows = [row[: self.length] for row in rows]
         schema = self.schema()
         lengths = [len(row) for row in rows]
-        columns = [_lists(rows, schema.field("input_values").type), pa.array(lengths, pa.int32())]
+        columns = [list_column(rows, schema.field("input_values").type), pa.array(lengths, pa.int32())]
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
 
@@ -158,8 +158,9 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
                 raise ValueError("it is empty")
             values = row.astype(np.float32).reshape(len(row), -1)
             if not np.isfinite(values).all():
-                place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
-                raise ValueError(f"it has NaN or inf at position {place}")
+                places = np.flatnonzero(~np.isfinite(values).all(axis=1))
+                more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
+                raise ValueError(f"it has NaN or inf at position {places[0]}{more}")
             yield values
             i += 1
     except TypeError as error:
@@ -170,7 +171,19 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
         raise ValueError(f"{name!r} of {where(i)} is no series of finite numbers: {error}") from error
 
 
-def _lists(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
+def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each feature over all samples of series ``(length, features)``, in one pass; the deviation
+    of a constant feature is 1."""
+    count, mean, square = 0, np.zeros(1), np.zeros(1)  # Chan et al. 1979
+    for each in series:
+        own, total = each.mean(0, dtype=np.float64), count + len(each)
+        square = square + ((each - own) ** 2).sum(0) + (own - mean) ** 2 * (count * len(each) / total)
+        mean, count = mean + (own - mean) * (len(each) / total), total
+    std = np.sqrt(square / max(1, count))
+    return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
+
+
+def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
     """A column of lists, of numbers or of vectors of one size."""
     import pyarrow as pa
 

@@ -60,7 +60,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             )
             raise ValueError(f"label {cells[split][i]!r} of {where(split, i)} is not a number, so no regression")
         return Labels(kind, reason, None, numbers)
-    named = {s: [None if v is None else _name(v) for v in column] for s, column in cells.items()}
+    named = {s: [None if v is None else class_name(v) for v in column] for s, column in cells.items()}
     classes = {name for name in named["train"] if name is not None}
     names = [n for n in order if n in classes] if order else sorted(classes, key=_natural)
     if len(names) < 2:
@@ -94,9 +94,9 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
                 raise ValueError(f"the label of {where(i)} is {value!r}, not a finite number")
             found.append(number)
             continue
-        name = _name(value)
+        name = class_name(value)
         if name not in names and number is not None:
-            name = _name(number)
+            name = class_name(number)
         if name not in names:
             raise ValueError(
                 f"the label of {where(i)} is {value!r}, which the model does not know ({', '.join(names)})"
@@ -159,7 +159,7 @@ def _number(value: Any) -> float | None:
     return None if isinstance(value, str) and not math.isfinite(number) else number
 
 
-def _name(value: Any) -> str:
+def class_name(value: Any) -> str:
     """A label as the file has it: ``pos``, ``0``, ``true``."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -1,4 +1,4 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet and .npz, each also compressed as .xz."""
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz and .wav, each also compressed as .xz."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.reading import decoded, opened, read_whole
+from lagwise.data.series_files import wav_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -269,4 +270,5 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".jsonl": _jsonl,
     ".parquet": _parquet,
     ".npz": _npz,
+    ".wav": wav_table,
 }

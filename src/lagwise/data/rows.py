@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lagwise.data.reading import read_whole
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
+from lagwise.data.series_files import check_classes, check_sounds, read_sound, series_table
 from lagwise.data.sources import SPLITS, check_file, hash_files, load_hub, split_word
 from lagwise.files import expanded
 
@@ -24,12 +26,29 @@ class RowSource:
     """Where rows come from, and what identifies them.
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
-    hub data set instead of files.
+    hub data set instead of files. tables: how the tables of .csv and .tsv files are turned into rows, where these are
+    not their lines; rate: the sampling rate that sound files must have. Both by `as_series`.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
     dataset: Any = None
+    tables: Callable[[Any, Path, Sequence[str] | None], Any] | None = None
+    rate: int | None = None
+
+    def as_series(self, label: str, *, per_sample: bool = False, rate: int | None = None) -> RowSource:
+        """The same source for series with labels in the column ``label``: see `series_table` for .csv and .tsv. rate:
+        the sampling rate that sound files must have, in Hz."""
+
+        def convert(table: Any, path: Path, columns: Sequence[str] | None) -> Any:
+            return series_table(table, path, label, columns, per_sample=per_sample)
+
+        return replace(self, tables=convert, rate=rate)
+
+    def sampling_rate(self) -> int | None:
+        """Of the first sound file, in Hz; None if there is none."""
+        path = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) == ".wav"), None)
+        return None if path is None else read_sound(read_whole(path), path)[0]
 
     @property
     def split_names(self) -> tuple[str, ...]:
@@ -42,7 +61,8 @@ class RowSource:
         if self.dataset is not None:
             tables = [tuple(self.dataset[split].column_names) for split in self.split_names]
         else:
-            tables = [read_columns(path) for split in self.split_names for path in self.files[split]]
+            paths = [path for split in self.split_names for path in self.files[split]]
+            tables = [tuple(self._table(p).column_names) if self._is_series(p) else read_columns(p) for p in paths]
         return tuple(name for name in tables[0] if all(name in table for table in tables))
 
     def fingerprint(self) -> str:
@@ -67,8 +87,9 @@ class RowSource:
                 return kept
             return {s: rows.select_columns([c for c in rows.column_names if c in columns]) for s, rows in kept.items()}
         read = {}
+        check_sounds(self.files, self.rate)
         for split in self.split_names:
-            tables = [read_table(path, columns) for path in self.files[split]]
+            tables = [self._table(path, columns) for path in self.files[split]]
             for path, table in zip(self.files[split], tables, strict=True):
                 if table.num_rows and set(table.column_names) != set(tables[0].column_names):
                     raise ValueError(
@@ -81,14 +102,23 @@ class RowSource:
                 raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
         return read
 
+    def _is_series(self, path: Path) -> bool:
+        return self.tables is not None and file_kind(path) in (".csv", ".tsv")
+
+    def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
+        if self.tables is None or not self._is_series(path):
+            return read_table(path, columns)
+        return self.tables(read_table(path), path, columns)
+
 
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet or .npz, each also .xz). A folder of such files: in splits by the words train,
-    valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or ``hub:NAME:CONFIG``: a
-    Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have semicolons for commas.
-    Every array of an .npz file is a column, its first axis the rows.
+    A file (.csv, .tsv, .jsonl, .parquet, .npz or .wav, each also .xz). A folder of such files: in splits by the words
+    train, valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or
+    ``hub:NAME:CONFIG``: a Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have
+    semicolons for commas. Every array of an .npz file is a column, its first axis the rows. A .wav file is a row, whose
+    label is its folder's name: sounds are in a folder for each class, and these may be in a folder for each split.
 
     FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
     """
@@ -108,9 +138,11 @@ def open_rows(name: str) -> RowSource:
         raise ValueError(f"no {suffixes} file in folder {name!r}")
     for file in files:
         check_file(file)
+    check_classes(path, [file for file in files if file_kind(file) == ".wav"])
     named: defaultdict[str | None, list[Path]] = defaultdict(list)
     for file in files:
-        named[split_word(file.relative_to(path))].append(file)
+        place = file.relative_to(path)
+        named[split_word(Path(*place.parts[:-2]) if file_kind(file) == ".wav" else place)].append(file)
     if "train" not in named or not named.keys() & {"valid", "test"}:
         return RowSource(name, {"train": files})
     if None in named:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lagwise.models.modeling import LagwiseModel
     from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
+    from lagwise.models.streaming_classifier import StreamingClassifier
     from lagwise.models.token_classification import LagwiseForTokenClassification
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "LagwiseForTokenClassification",
     "LagwiseModel",
     "StreamingCache",
+    "StreamingClassifier",
     "StreamingSession",
     "generate_text",
     "load_model",
@@ -44,6 +46,7 @@ __getattr__ = lazy(
         "LagwiseForTokenClassification": "lagwise.models.token_classification",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",
+        "StreamingClassifier": "lagwise.models.streaming_classifier",
         "StreamingSession": "lagwise.models.session",
         "generate_text": "lagwise.models.generation",
         "load_model": "lagwise.models.loading",

@@ -33,23 +33,58 @@ class TokenInput(nn.Embedding):
 
 
 class ValueInput(nn.Linear):
-    """A linear map of real vectors: input_values ``(batch, length, features)`` to ``(batch, length, hidden_size)``.
+    """A linear map of real vectors: input_values ``(batch, length, features)`` to
+    ``(batch, length / stride, hidden_size)``.
 
-    Options: features, the values at each step. Values are taken as they are: standardise them beforehand.
+    Formula: step t is ``W [z_{t s}, ..., z_{t s + s - 1}] + b`` with ``z = (x - mean) / std`` and s the stride: a
+    filter bank over the samples of the step and no others. So a causal model stays causal, a step is complete with its
+    last sample, and masks, labels, documents and positions are those of steps.
+
+    Options: features, the values of each sample; stride, the samples of a step (1); mean and std, of each feature (0
+    and 1: values are taken as they are), by which they are standardised. ValueError if a std is not positive, or there
+    are not as many as features.
     """
 
     argument: ClassVar[str] = "input_values"
 
-    def __init__(self, hidden_size: int, *, features: int = 1):
-        super().__init__(whole_number("features", features), hidden_size)
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        features: int = 1,
+        stride: int = 1,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ):
+        super().__init__(whole_number("features", features) * whole_number("stride", stride), hidden_size)
+        self.features, self.stride = features, stride
+        for name, values in (("mean", mean), ("std", std)):
+            if values is not None and len(values) != features:
+                raise ValueError(f"{name} must have a number for each of {features} features, got {values}")
+        if std is not None and min(std) <= 0:
+            raise ValueError(f"std must be greater than 0, got {std}")
+        self.mean, self.std = mean, std  # plain lists: a model that is loaded has no use for buffers of the meta device
+
+    def forward(self, input_values: Tensor) -> Tensor:
+        x = input_values.to(self.weight.dtype)
+        if self.mean is not None:
+            x = x - x.new_tensor(self.mean)
+        if self.std is not None:
+            x = x / x.new_tensor(self.std)
+        return super().forward(x.reshape(x.shape[0], -1, self.in_features))
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
         """ValueError for values of a wrong shape, and for NaN or infinity."""
-        if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.in_features:
+        if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.features:
             raise ValueError(
-                f"input_values must be (batch >= 1, length >= 1, features={embedding.in_features}), "
+                f"input_values must be (batch >= 1, length >= 1, features={embedding.features}), "
                 f"got {tuple(input_values.shape)}"
+            )
+        if input_values.shape[1] % embedding.stride:
+            raise ValueError(
+                f"the length of input_values must be a multiple of the stride {embedding.stride}, "
+                f"got {input_values.shape[1]}; pad the last step with zeros"
             )
         check_finite("input_values", input_values)
 

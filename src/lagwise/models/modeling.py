@@ -121,7 +121,8 @@ class LagwiseModelOutput(BaseModelOutputWithPast):
 class LagwiseModel(LagwisePreTrainedModel):
     """Embeddings, blocks, final norm (TNN fig. 2): causal, or a bidirectional encoder if ``config.causal`` is false.
 
-    Inputs: what ``config.inputs`` names, input_ids ``(batch, length)``, input_values ``(batch, length, features)`` or
+    Inputs: what ``config.inputs`` names, input_ids ``(batch, length)``, input_values ``(batch, length, features)`` (of
+    ``length * stride`` samples, if the input has a stride) or
     pixel_values ``(batch, channels, height, width)``; or inputs_embeds ``(batch, length, hidden_size)``.
     attention_mask ``(batch, length so far)``, zero at padding on either side; past_key_values, a `StreamingCache` to
     continue from (after padding on the left only). token_type_ids ``(batch, length)`` count if

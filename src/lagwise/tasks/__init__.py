@@ -5,12 +5,14 @@ from lagwise.tasks.base import Table, Task
 from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
+from lagwise.tasks.sequence_labelling import SequenceLabelling
 
 TASKS: dict[str, type[Task]] = {
     "language_modelling": LanguageModelling,
     "masked_language_modelling": MaskedLanguageModelling,
     "associative_recall": AssociativeRecallTask,
     "sequence_classification": SequenceClassification,
+    "sequence_labelling": SequenceLabelling,
 }
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "LanguageModelling",
     "MaskedLanguageModelling",
     "SequenceClassification",
+    "SequenceLabelling",
     "Table",
     "Task",
 ]

@@ -13,23 +13,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_CLASSES = 20  # of a confusion matrix that is printed
+_SCORED = ("valid", "test", "known_positions")
 
 
 def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
-    """Scores of each split; of classes also the test rows by class, and the confusion matrix if it is not too wide."""
-    splits = [(split, evaluation[split]) for split in ("valid", "test") if split in evaluation]
+    """Scores of each split; of classes also the test rows by class, and the confusion matrix if it is not too wide. Of
+    events also the scores at known positions of the test."""
+    splits = [(name.replace("_", " "), evaluation[name]) for name in _SCORED if name in evaluation]
+    unit = evaluation["kind"] if evaluation["kind"] in ("steps", "events") else "rows"  # what is counted
     names = [name for name in splits[0][1] if name != "rows"]
     rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
-    tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), "rows"), rows)]
+    tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), unit), rows)]
     if evaluation["kind"] == "regression":
         return tables
     by_class = [
         (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
         for name, s in evaluation["classes"].items()
     ]
-    tables.append(Table("Test rows by class", ("class", "precision", "recall", "F1", "rows"), by_class))
+    tables.append(Table(f"Test {unit} by class", ("class", "precision", "recall", "F1", unit), by_class))
     if len(evaluation["labels"]) <= _MOST_CLASSES:
-        title = "Test rows by true class (down) and predicted class (across)"
+        title = f"Test {unit} by true class (down) and predicted class (across)"
         matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
         tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
     return tables

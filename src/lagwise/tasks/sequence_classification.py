@@ -29,13 +29,15 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
+from lagwise.data.batches import by_length, series, with_all_labels
+from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
-from lagwise.tables import known
+from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
 from lagwise.tasks.classification_results import result_figures, result_tables
-from lagwise.tasks.row_logits import by_length, row_logits
+from lagwise.tasks.row_logits import row_logits
 from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class SequenceClassification(Task):
         kind: ``classification``, ``regression``, or ``auto``: text and few whole numbers are classes.
         metric: the headline, by which checkpoints are compared: ``accuracy``, ``macro_f1``, ``matthews`` (Matthews'
             correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``.
-        inputs: ``tokens`` of text, or ``values``: series of real vectors.
+        inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
+        stride: samples of a series that are one step of the model.
+        rate: sampling rate of sound files in Hz; found in the data.
         class_weights: ``balanced`` weighs each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
@@ -76,6 +80,8 @@ class SequenceClassification(Task):
         kind: str = "auto",
         metric: str | None = None,
         inputs: str = "tokens",
+        stride: int = 1,
+        rate: int | None = None,
         class_weights: str = "none",
         label_smoothing: float = 0.0,
         packing: bool = False,
@@ -94,6 +100,9 @@ class SequenceClassification(Task):
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
         self.label_smoothing, self.packing = label_smoothing, packing
+        self.stride, self.rate = whole_number("task.stride", stride), rate
+        if stride > 1 and (inputs == "tokens" or packing):
+            raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         self.rows: LabelledData
         self.label_names: tuple[str, ...] | None
         self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
@@ -123,12 +132,21 @@ class SequenceClassification(Task):
         return LagwiseForSequenceClassification
 
     def fixed_fields(self) -> dict[str, Any]:
-        return {"causal": False} | ({"inputs": {"name": "values"}} if self.inputs == "values" else {})
+        inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}
+        return {"causal": False} | inputs
+
+    def lengths(self) -> dict[str, int]:
+        return {"data.length": self._steps(self.data.length)}
+
+    def _steps(self, samples: float) -> int:
+        return -(-int(samples) // self.stride)
 
     def identity(self) -> str:
         return labelled_key(self._source, **self._reading)
 
     def open_rows(self, source: str) -> RowSource:
+        if self.inputs == "values":
+            return open_rows(source).as_series(self.label, rate=self.rate)
         return open_rows(source) if self.data.format is None else open_glue(source, self.data.format)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
@@ -174,7 +192,9 @@ class SequenceClassification(Task):
         names = self.rows.label_names
         fields = super().fields()
         if self.rows.features is not None:
-            fields["inputs"] = {"name": "values", "features": self.rows.features}
+            mean, std = feature_scale(series(self.rows.splits["train"]))
+            scale = {"stride": self.stride, "mean": mean, "std": std}
+            fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.text, list) and len(self.text) == 2:
             fields["type_vocab_size"] = 2
         if names is None:
@@ -190,8 +210,9 @@ class SequenceClassification(Task):
         }
 
     def resolved(self) -> dict[str, Any]:
-        columns = self.rows.encoder.columns
-        return {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+        columns, rate = self.rows.encoder.columns, self._source.sampling_rate()
+        found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+        return found if rate is None else {**found, "rate": rate}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = super().saved_tokenizer()
@@ -210,19 +231,19 @@ class SequenceClassification(Task):
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])
 
     def tokens_per_example(self) -> float:
-        return float(np.mean(self.rows.splits["train"]["length"][:]))
+        return float(np.mean(self.rows.splits["train"]["length"][:])) / self.stride
 
     def longest_example(self) -> int:
-        return int(max(self.rows.splits["train"]["length"][:]))
+        return self._steps(max(self.rows.splits["train"]["length"][:]))
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.packing:
-            return _counted(DocumentPackingCollator(self.data.length)(rows))
+            return with_all_labels(DocumentPackingCollator(self.data.length)(rows))
         return self.collate_evaluation(rows)
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        batch = PaddingCollator(None if self.tokenizer is None else self.tokenizer.pad_token_id)(rows)
-        return _counted(batch)
+        pad = None if self.tokenizer is None else self.tokenizer.pad_token_id
+        return with_all_labels(PaddingCollator(pad, stride=self.stride)(rows))
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Cross-entropy with class weights and label smoothing, or the squared error over the labels' variance: a mean
@@ -256,7 +277,7 @@ class SequenceClassification(Task):
         kind = "regression" if self.label_names is None else "classification"
         result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
         for split, (rows, labels) in self.scored.items():
-            logits = row_logits(model, rows, self.collate_evaluation, progress)
+            logits = row_logits(model, rows, self.collate_evaluation, progress, self.stride)
             scores, details = self._scores(logits, np.asarray(labels))
             result |= {split: {**scores, "rows": len(rows)}, **details}  # the details of the last, the test rows
         return result
@@ -274,8 +295,8 @@ class SequenceClassification(Task):
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
-        features = getattr(model.model.embed_tokens, "in_features", None) if self.inputs == "values" else None
-        logits = row_logits(model, self._encoder(features)(rows), self.collate_evaluation, progress)
+        features = model.config.inputs["features"] if self.inputs == "values" else None
+        logits = row_logits(model, self._encoder(features)(rows), self.collate_evaluation, progress, self.stride)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
         shares = torch.tensor(logits).softmax(-1).numpy()
@@ -314,11 +335,3 @@ class SequenceClassification(Task):
             "vocab_size": options.vocab_size,
             "length": options.length,
         }
-
-
-def _counted(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch whose labels the Trainer counts, all of them: it takes -100 for a label that the loss skips."""
-    labels = batch.get("labels")
-    if labels is not None and labels.is_floating_point():
-        batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
-    return batch

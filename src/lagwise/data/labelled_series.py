@@ -1,0 +1,280 @@
+"""Series with labels inside them: of every sample, or events at some of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.cache import cached_folder, default_cache
+from lagwise.data.encoding import feature_scale, list_column, read_series
+from lagwise.data.labels import class_name, known_labels, read_labels
+from lagwise.data.packing import IGNORED
+from lagwise.data.rows import RowSource, split_rows
+from lagwise.data.sources import SPLITS
+from lagwise.progress import progress_bar
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+NO_EVENT = "none"
+_FORMAT = 1  # raise when the meaning of the files changes
+
+
+@dataclass(frozen=True)
+class LabelledSeries:
+    """Series in three splits.
+
+    splits: data sets with the columns input_values (lists of ``features`` float32 each), label (a list of as many class
+    ids, -100 where there is none) and length (in samples). label_names: of the classes, by id; of events the first is
+    ``none``, the class of samples without one. mean, std: of each feature over the samples of train. counts: samples,
+    or events, of each class in each split.
+    """
+
+    folder: Path
+    splits: dict[str, Dataset]
+    features: int
+    label_names: tuple[str, ...]
+    mean: list[float]
+    std: list[float]
+    counts: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+
+
+def series_key(source: RowSource, values: str, label: str, events: str | None) -> str:
+    """Hash of the rows and of all that decides how they are read; arguments as in `prepare_series`."""
+    if len({values, label, events}) < 3:
+        raise ValueError(f"task.values, task.label and task.events must name different columns, got {label!r} twice")
+    options = [_FORMAT, source.fingerprint(), values, label, events]
+    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+
+
+def prepare_series(
+    source: RowSource,
+    *,
+    values: str = "input_values",
+    label: str = "label",
+    events: str | None = None,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> LabelledSeries:
+    """Read series with labels inside them, or find the result of having done so.
+
+    values: the column of the series. label: the column of the labels, of each row a list of as many classes as it has
+    samples (null or an empty string where there is none), or one class for all its samples. events: a column of lists
+    of positions, in samples from 0 and in order; ``label`` then has the class of each. Missing splits are made as in
+    `split_rows`; of one or two series the last two tenths of each are valid and test.
+
+    ValueError, one line, for missing columns, NaN and inf, labels that are not as many as samples, positions that are
+    out of order, occur twice or lie outside the series, labels that are numbers with fractions, and as in
+    `read_labels`.
+    """
+    folder = (cache or default_cache()) / "series" / series_key(source, values, label, events)
+
+    def make(partial: Path) -> dict[str, Any]:
+        try:
+            return _write(source, values, label, events, partial, progress)
+        except ValueError as error:
+            raise ValueError(f"{source.name!r}: {error}") from error
+
+    meta = cached_folder(folder, make)
+    from datasets import Dataset
+
+    return LabelledSeries(
+        folder=folder,
+        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        features=meta["features"],
+        label_names=tuple(meta["label_names"]),
+        mean=meta["mean"],
+        std=meta["std"],
+        counts=meta["counts"],
+        notes=tuple(meta["notes"]),
+    )
+
+
+def read_label_rows(
+    rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str]
+) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
+    """Of each row its samples ``(length, features)``, the different labels in it as they stand, and the place of each
+    sample's label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
+    for column in (values, label, *([] if events is None else [events])):
+        if column not in rows.column_names:
+            raise ValueError(f"there is no column {column!r} (columns: {', '.join(rows.column_names)})")
+    table: Any = rows.with_format("arrow")[:]
+    cells = table.column(label)
+    positions = None if events is None else table.column(events)
+    for i, samples in enumerate(read_series(table.column(values), values, where)):
+        try:
+            found, places = _label_places(cells[i], None if positions is None else positions[i].as_py(), len(samples))
+        except ValueError as error:
+            raise ValueError(f"{where(i)}: {error}") from error
+        yield samples, found, places
+
+
+def read_series_for(
+    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each row its samples, and the label of each as an id of the classes ``names`` that a model knows, -100 where
+    there is none. ValueError for a class that it does not know, and as `prepare_series`."""
+
+    def where(i: int) -> str:
+        return f"row {i + 1} of {source!r}"
+
+    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
+        used = np.unique(places[places != IGNORED])
+        ids = np.full(len(found) + 1, IGNORED)
+        ids[used] = known_labels([found[k] for k in used], names, lambda _, i=i: where(i))
+        yield samples, ids[np.where(places == IGNORED, len(found), places)]
+
+
+def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[list[Any], np.ndarray]:
+    """Different labels of a row, and the place among them of the label of each of ``length`` samples."""
+    import pyarrow.types as t
+
+    if positions is None and not (t.is_list(cell.type) or t.is_large_list(cell.type)):
+        return [cell.as_py()], np.zeros(length, dtype=np.int64)
+    listed: Any = [] if cell.values is None else cell.values
+    if positions is None:
+        if len(listed) != length:
+            raise ValueError(f"it has {len(listed)} labels and {length} samples")
+        encoded = listed.dictionary_encode()
+        places = encoded.indices.fill_null(IGNORED).to_numpy(zero_copy_only=False).astype(np.int64)
+        found = encoded.dictionary.to_pylist()
+        missing = [k for k, value in enumerate(found) if value is None or str(value).strip().lower() in ("", "nan")]
+        return found, np.where(np.isin(places, missing), IGNORED, places)
+    if len(listed) != len(positions):
+        raise ValueError(f"it has {len(positions)} events and {len(listed)} classes of events")
+    for number, (before, position) in enumerate(zip([None, *positions], positions, strict=False)):
+        if type(position) is not int or not 0 <= position < length:
+            raise ValueError(f"event {number + 1} is at {position!r}, outside the series of {length} samples")
+        if before is not None and position <= before:
+            raise ValueError(f"event {number + 1} is at {position}, not after the one before it, at {before}")
+    found = [NO_EVENT]
+    places = np.zeros(length, dtype=np.int64)
+    for number, (position, value) in enumerate(zip(positions, listed, strict=True)):
+        name = class_name(value.as_py())
+        if name in ("None", "nan", "", NO_EVENT):
+            raise ValueError(f"event {number + 1} has no class but {name!r}")
+        if name not in found:
+            found.append(name)
+        places[position] = found.index(name)
+    return found, places
+
+
+def _write(
+    source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
+) -> dict[str, Any]:
+    tables = source.read([values, label, *([] if events is None else [events])])
+    first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
+    features = None
+    for split, rows in tables.items():
+        if not len(rows):
+            raise ValueError(f"{split} has no rows")
+
+        def where(i: int, split: str = split) -> str:
+            return f"row {i + 1}" if len(tables) == 1 else f"{split} row {i + 1}"
+
+        first[split] = {}
+        for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
+            features = features or samples.shape[1]
+            if samples.shape[1] != features:
+                raise ValueError(
+                    f"{values!r} of {where(i)} has {samples.shape[1]} features, those before it {features}"
+                )
+            for k in np.unique(places[places != IGNORED]).tolist():
+                first[split].setdefault(found[k], i)
+    assert features is not None
+    names, ids = _classes(first, events is not None)
+    counts, scale = {}, ([], [])
+    for split, (rows, part) in _parts(tables).items():
+        series, total = [], np.zeros(len(names), dtype=np.int64)
+        with _Writer(folder / f"{split}.arrow", features) as writer:
+            read = read_label_rows(rows, values, label, events, str)
+            for samples, found, places in progress_bar(
+                read, desc=f"reading {split}", unit="row", total=len(rows), show=progress
+            ):
+                own = np.asarray([*(ids.get(value, IGNORED) for value in found), IGNORED])
+                labels = own[np.where(places == IGNORED, len(found), places)]
+                start, end = (round(share * len(labels)) for share in part)
+                samples, labels = samples[start:end], labels[start:end]
+                if not len(labels):
+                    raise ValueError(
+                        f"a series of {len(places)} samples is too short to be cut into train, valid and test"
+                    )
+                total += np.bincount(labels[labels != IGNORED], minlength=len(names))
+                writer.write(samples, labels)
+                series.append(samples)
+        counts[split] = dict(zip(names, total.tolist(), strict=True))
+        scale = feature_scale(series) if split == "train" else scale
+    made = [split for split in SPLITS if split not in tables]
+    notes = [f"{' and '.join(made)} made from 10 % of the series of train{' each' if len(made) > 1 else ''}"]
+    if len(made) == 2 and len(tables["train"]) < len(SPLITS):
+        notes = ["valid and test are the last two tenths of each series, as there are too few to hold some out"]
+    absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
+    return {
+        "features": features,
+        "label_names": names,
+        "mean": scale[0],
+        "std": scale[1],
+        "counts": counts,
+        "notes": [*(notes if made else []), *(f"{split} has no {name!r}" for split, name in absent)],
+    }
+
+
+def _parts(tables: dict[str, Dataset]) -> dict[str, tuple[Dataset, tuple[float, float]]]:
+    """The rows of each split, and the share of every row, from and to, that is in it."""
+    train = tables["train"]
+    if len(tables) == 1 and len(train) < len(SPLITS):
+        return {"train": (train, (0, 0.8)), "valid": (train, (0.8, 0.9)), "test": (train, (0.9, 1))}
+    return {split: (rows, (0, 1)) for split, rows in split_rows(tables).items()}
+
+
+class _Writer:
+    """Writes series and the labels of their samples into an Arrow file."""
+
+    def __init__(self, path: Path, features: int):
+        import pyarrow as pa
+
+        kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
+        self.schema = pa.schema({**kinds, "length": pa.int32()})
+        self.file = pa.ipc.new_stream(str(path), self.schema)
+
+    def write(self, samples: np.ndarray, labels: np.ndarray) -> None:
+        import pyarrow as pa
+
+        columns = [list_column([values], self.schema.field(i).type) for i, values in enumerate((samples, labels))]
+        columns.append(pa.array([len(samples)], pa.int32()))
+        self.file.write_batch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:
+    """Names of the classes, and the id of every label as it stands; ``first``: the row of each split where it is."""
+    columns = {split: list(rows) for split, rows in first.items()}
+
+    def where(split: str, i: int) -> str:
+        return f"{split} row {first[split][columns[split][i]] + 1}"
+
+    labels = read_labels(columns, "auto", where)
+    if labels.names is None:
+        raise ValueError(f"labels inside series must be classes, but {labels.reason}")
+    names = list(labels.names)
+    if events:
+        names = [NO_EVENT, *(name for name in names if name != NO_EVENT)]
+    ids = {
+        value: names.index(labels.names[place])
+        for split in columns
+        for value, place in zip(columns[split], labels.values[split], strict=True)
+        if place is not None
+    }
+    return names, ids

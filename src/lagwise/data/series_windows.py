@@ -1,0 +1,160 @@
+"""Windows of labelled series as examples, with a target for each step of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.augmentation import CHANGES, changed, stretched
+from lagwise.data.batches import PaddingCollator
+from lagwise.data.packing import IGNORED
+from lagwise.data.row_files import row_arrays
+from lagwise.tables import whole_number
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+
+
+def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -> np.ndarray:
+    """The target of each step of ``stride`` samples, of the labels ``delay`` samples before it; -100 for none.
+
+    Formula: with ``y_n = labels[n - delay]``, -100 before the start, step t has that of its last sample,
+    ``y_{(t + 1) stride - 1}``; of ``events`` the largest of its samples, so that an event anywhere in it counts.
+
+    Shapes: labels ``(samples,)``, result ``(ceil(samples / stride),)``.
+    """
+    steps = -(-len(labels) // stride)
+    shifted = np.full(steps * stride, IGNORED, dtype=np.int64)
+    shifted[delay : len(labels)] = labels[: max(0, len(labels) - delay)]
+    shifted[len(labels) :] = IGNORED if events else shifted[len(labels) - 1]
+    blocks = shifted.reshape(steps, stride)
+    return blocks.max(1) if events else blocks[:, -1]
+
+
+_FILTER_STEPS = 3  # of the random filter of training windows
+
+
+class SeriesWindows(Dataset):
+    """Windows of rows with input_values ``(samples, features)`` and a label for each sample (`LabelledSeries`), as
+    input_values and labels ``(steps,)`` (`step_targets`).
+
+    ranges: row, start and end of each window, in samples.
+    """
+
+    def __init__(self, rows: Rows, ranges: Sequence[tuple[int, int, int]], stride: int, delay: int, events: bool):
+        self.rows = rows.with_format("arrow")
+        self.ranges = ranges
+        self.stride, self.delay, self.events = stride, delay, events
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.example(*self.cut(*self.ranges[index]))
+
+    def cut(self, number: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Values and labels of the samples of a row, not to be written to."""
+        row: Any = self.rows[number]
+        values, labels = (next(row_arrays(row.column(name)))[start:end] for name in ("input_values", "label"))
+        return values, labels
+
+    def example(self, values: np.ndarray, labels: np.ndarray) -> dict[str, Tensor]:
+        targets = step_targets(labels, self.stride, self.delay, events=self.events)
+        return {"input_values": torch.tensor(values), "labels": torch.from_numpy(targets)}
+
+
+class WholeSeries:
+    """Series and labels of encoded rows, read one by one each time."""
+
+    def __init__(self, rows: Rows):
+        self.windows = SeriesWindows(rows, [(i, 0, n) for i, n in enumerate(rows["length"][:])], 1, 0, events=False)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for place in self.windows.ranges:
+            yield self.windows.cut(*place)
+
+
+class RandomWindows(SeriesWindows):
+    """``count`` windows of at most ``length`` samples, each anywhere in the rows with equal probability.
+
+    changes: how much windows are changed at random, by the names of `lagwise.data.augmentation.CHANGES`. mean, std: of
+    each feature. Window i depends only on the rows, the options, seed and i.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        count: int,
+        length: int,
+        stride: int,
+        delay: int,
+        events: bool,
+        *,
+        seed: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        changes: Mapping[str, float] | None = None,
+    ):
+        super().__init__(rows, [], stride, delay, events)
+        self.count, self.length, self.seed = count, length, seed
+        self.mean, self.std = np.asarray(mean), np.asarray(std)
+        self.changes = dict.fromkeys(CHANGES, 0.0) | dict(changes or {})
+        self.lengths = np.asarray(rows["length"][:], dtype=np.int64)
+        self.ends = np.cumsum(self.lengths)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        random = np.random.default_rng((self.seed, index))
+        number = int(np.searchsorted(self.ends, random.integers(self.ends[-1]), side="right"))
+        faster = float(np.exp(random.normal(0, self.changes["stretch"]))) if self.changes["stretch"] else 1.0
+        size = max(2, round(self.length * faster))
+        start = int(random.integers(max(1, self.lengths[number] - size + 1)))
+        values, labels = self.cut(number, start, start + size)
+        if self.changes["stretch"]:
+            values, labels = stretched(values, labels, max(1, round(len(values) / faster)), events=self.events)
+        if any(self.changes.values()):
+            x = changed((values - self.mean) / self.std, self.changes, _FILTER_STEPS * self.stride, random)
+            values = (x * self.std + self.mean).astype(np.float32)
+        return self.example(values, labels)
+
+
+def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:
+    """Row, start and end of windows one after the other in all rows; evenly spaced ones if there are over ``most``."""
+    ranges = [
+        (number, start, min(start + window, length))
+        for number, length in enumerate(lengths)
+        for start in range(0, length, window)
+    ]
+    chosen = np.linspace(0, len(ranges) - 1, min(len(ranges), max(1, most))).round().astype(int)
+    return [ranges[i] for i in chosen]
+
+
+class StepCollator:
+    """Pads the windows of a batch on the right to the longest, in whole steps; labels with -100.
+
+    Gives input_values ``(batch, steps * stride, features)``, labels ``(batch, steps)``, and attention_mask ``(batch,
+    steps)`` if a window is shorter than the longest.
+    """
+
+    def __init__(self, stride: int):
+        self.stride = whole_number("stride", stride)
+        self.pad = PaddingCollator(stride=stride)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        batch = self.pad(examples)
+        if "labels" in examples[0]:
+            steps = batch["input_values"].shape[1] // self.stride
+            batch["labels"] = torch.full((len(examples), steps), IGNORED)
+            for own, example in zip(batch["labels"], examples, strict=True):
+                own[: len(example["labels"])] = example["labels"]
+        return batch

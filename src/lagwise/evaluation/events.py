@@ -1,0 +1,146 @@
+"""Events in a series: found in the probabilities of its steps, and compared with those that are known."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Events(NamedTuple):
+    """steps: where, ``(events,)`` in order. classes: ids of at least 1. scores: number of events expected around the
+    step, about 1 for one that is certain."""
+
+    steps: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+
+
+def expected_events(probabilities: np.ndarray, reach: int) -> np.ndarray:
+    """Expected number of events of each class within ``reach`` steps of each step.
+
+    Formula: ``E_{t,c} = sum_{|u - t| <= reach} p_{u,c}`` for c >= 1, with the probability ``p_{u,c}`` that step u has
+    an event of class c (class 0: none). An event whose step is uncertain counts as one if all of its probability lies
+    within reach.
+
+    Shapes: probabilities ``(steps, classes)``, result ``(steps, classes - 1)``.
+    """
+    padded = np.pad(probabilities[:, 1:].astype(np.float64), ((reach, reach), (0, 0)))
+    return np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis=0).sum(-1)
+
+
+def find_events(probabilities: np.ndarray, tolerance: int, threshold: float = 0.5) -> Events:
+    """Events in the probabilities ``(steps, classes)`` of a series, class 0 being none.
+
+    A step is an event where `expected_events` of all classes, within half of ``tolerance``, is over ``threshold`` and
+    the largest of all within ``tolerance`` steps, the first of equal ones; its class is the likeliest there. So no two
+    events are closer than tolerance, and what is found at step t depends on steps up to ``lookahead(tolerance)`` later.
+    """
+    if not len(probabilities):
+        nothing = np.zeros(0, dtype=np.int64)
+        return Events(nothing, nothing, np.zeros(0))
+    counts = expected_events(probabilities, tolerance // 2)
+    total = counts.sum(1)
+    padded = np.pad(total, tolerance, constant_values=-1.0)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * tolerance + 1)
+    earlier = windows[:, :tolerance].max(1, initial=-1.0)
+    steps = np.flatnonzero((total > threshold) & (total > earlier) & (total >= windows.max(1)))
+    return Events(steps, counts[steps].argmax(1) + 1, total[steps])
+
+
+def lookahead(tolerance: int) -> int:
+    """Steps after an event that `find_events` needs to report it."""
+    return tolerance + tolerance // 2
+
+
+def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.ndarray:
+    """Which found event each true one is, -1 for a missed one: ``(true,)`` places in ``found``.
+
+    Both are positions in order. Pairs are at most ``tolerance`` apart, and an event is in one at most; the closest
+    pairs are made first.
+    """
+    result = np.full(len(true), -1)
+    if not len(found) or not len(true):
+        return result
+    near = np.searchsorted(true, found)
+    pairs = [
+        (abs(found[i] - true[j]), i, j)
+        for i, place in enumerate(near)
+        for j in range(max(0, place - 2), min(len(true), place + 2))
+        if abs(found[i] - true[j]) <= tolerance
+    ]
+    taken: set[int] = set()
+    for _, i, j in sorted(pairs):
+        if result[j] < 0 and i not in taken:
+            result[j] = i
+            taken.add(i)
+    return result
+
+
+def paired_classes(
+    found: np.ndarray, found_classes: np.ndarray, true: np.ndarray, true_classes: np.ndarray, tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and true classes of all events, 0 on one side for those that are missed and those that are false."""
+    places = match_events(found, true, tolerance)
+    predicted = np.where(places < 0, 0, found_classes[places] if len(found) else 0)
+    false = np.setdiff1d(np.arange(len(found)), places)
+    return np.concatenate([predicted, found_classes[false]]), np.concatenate(
+        [true_classes, np.zeros(len(false), dtype=true_classes.dtype)]
+    )
+
+
+def event_scores(
+    predicted: np.ndarray, true: np.ndarray, names: list[str] | tuple[str, ...]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Scores of `paired_classes` of all series, ``names`` being those of the classes from 0 on.
+
+    accuracy: share of the true events that are found with their class. found: share that are found at all. precision:
+    share of the found ones that are true. macro_f1: the mean over the classes of events that occur. Details: the
+    confusion matrix, with missed events in the first column and false ones in the first row; precision (positive
+    predictivity), recall (sensitivity) and F1 of each class.
+    """
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    ids = list(range(1, len(names)))
+    by_class: Any = precision_recall_fscore_support(true, predicted, labels=ids, zero_division=0)
+    occur = [f for f, rows in zip(by_class[2], by_class[3], strict=True) if rows]
+    events, reported = max(1, int((true > 0).sum())), max(1, int((predicted > 0).sum()))
+    both = int(((true > 0) & (predicted > 0)).sum())
+    scores = {
+        "accuracy": float(((true == predicted) & (true > 0)).sum() / events),
+        "macro_f1": float(np.mean(occur)) if occur else 0.0,
+        "found": both / events,
+        "precision": both / reported,
+    }
+    details = {
+        "confusion": confusion_matrix(true, predicted, labels=[0, *ids]).tolist(),
+        "classes": {
+            name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
+            for name, p, r, f, n in zip(names[1:], *by_class, strict=True)
+        },
+        "majority": float(np.bincount(true[true > 0], minlength=2).max() / events),
+    }
+    return scores, details
+
+
+class EventStream:
+    """`find_events` while the probabilities of steps arrive, as of `StreamingClassifier.push`: the same events, each
+    reported as soon as it is certain, `lookahead` steps after it. Keeps a fixed number of steps."""
+
+    def __init__(self, tolerance: int, threshold: float = 0.5):
+        self.tolerance, self.threshold = tolerance, threshold
+        self._recent: np.ndarray | None = None
+        self._before = 0  # steps that are no longer kept
+        self._decided = 0  # steps whose events have been reported
+
+    def push(self, probabilities: np.ndarray) -> Events:
+        """The next steps ``(steps, classes)``, perhaps none; returns the events that are certain now."""
+        recent = probabilities if self._recent is None else np.concatenate([self._recent, probabilities])
+        found = find_events(recent, self.tolerance, self.threshold)
+        steps = found.steps + self._before
+        certain = max(self._decided, self._before + len(recent) - lookahead(self.tolerance))
+        chosen = (steps >= self._decided) & (steps < certain)
+        self._decided = certain
+        kept = max(0, certain - lookahead(self.tolerance) - self._before)  # what later decisions look back at
+        self._recent, self._before = recent[kept:], self._before + kept
+        return Events(steps[chosen], found.classes[chosen], found.scores[chosen])

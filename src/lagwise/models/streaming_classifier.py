@@ -1,0 +1,114 @@
+"""Probabilities of classes as the samples of a signal arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lagwise.models.cache import StreamingCache
+from lagwise.models.classification import LagwiseForSequenceClassification
+from lagwise.models.embeddings import ValueInput
+from lagwise.models.token_classification import LagwiseForTokenClassification
+from lagwise.tables import whole_number
+
+
+class StreamingClassifier:
+    """Classifies a signal while it is recorded, sample by sample or in chunks of any size.
+
+    ``push`` returns what the model says of every step that the new samples complete, exactly as if it had been given
+    the whole signal at once, to rounding::
+
+        stream = StreamingClassifier(model.eval())
+        for samples in source:                          # (n, features), n >= 0
+            for probabilities in stream.push(samples):  # (classes,), one for each step of `stride` samples
+                ...
+
+    Of a `LagwiseForTokenClassification` these are the probabilities of the step; of a
+    `LagwiseForSequenceClassification` those of the signal up to and including the step.
+
+    model: a causal model of real values, in evaluation mode, whose weights stay as they are. Memory is bounded if the
+    model's mixers stream in constant memory: moving averages, dilated convolutions, kernels with an end or as state
+    spaces (`LagwisePreTrainedModel.to_recurrent`), attention in chunks.
+    chunk: steps that are computed at once, at most, which bounds the memory of a long push.
+
+    ValueError for another kind of model, one that is bidirectional or in training mode, or one with a limit of length.
+    """
+
+    def __init__(self, model: Any, *, chunk: int = 4096):
+        if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification):
+            raise ValueError(
+                "model must be a LagwiseForTokenClassification or LagwiseForSequenceClassification, got "
+                f"{type(model).__name__}"
+            )
+        if not model.config.causal:
+            raise ValueError("only causal models stream; this one has causal=False")
+        if not isinstance(model.model.embed_tokens, ValueInput):
+            raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
+        if model.config.problem_type == "regression":
+            raise ValueError("the model must say classes, this one is of problem_type 'regression'")
+        if model.training:
+            raise ValueError("the model is in training mode; call model.eval() first")
+        if model.length_limit is not None:
+            raise ValueError(f"the model takes at most {model.length_limit} steps, and a stream has no end")
+        self.model = model
+        self.chunk = whole_number("chunk", chunk)
+        self.features: int = model.model.embed_tokens.features
+        self.stride: int = model.model.embed_tokens.stride
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the next sample is the first of a signal."""
+        weight = self.model.classifier.weight
+        self._cache = StreamingCache(len(self.model.model.layers))
+        self._waiting = weight.new_zeros(0, self.features)  # samples of the step that is not complete
+        self._steps = 0
+        self._pooled = weight.new_zeros(1, weight.shape[1], dtype=torch.promote_types(weight.dtype, torch.float32))
+
+    @property
+    def samples(self) -> int:
+        """Samples pushed so far."""
+        return self._steps * self.stride + len(self._waiting)
+
+    @torch.inference_mode()
+    def push(self, samples: Any) -> Tensor:
+        """The next samples, ``(n, features)``, or ``(n,)`` or one number of a single feature; n may be 0. Returns
+        probabilities ``(steps, classes)`` of the steps that are complete with them, perhaps none.
+
+        ValueError for samples of another shape and for NaN or infinity; the stream is then as it was.
+        """
+        x = torch.as_tensor(samples, dtype=self._waiting.dtype, device=self._waiting.device)
+        if self.features == 1 and x.dim() < 2:
+            x = x.reshape(-1, 1)
+        if x.dim() != 2 or x.shape[1] != self.features:
+            raise ValueError(f"samples must be (n, features={self.features}), got {tuple(x.shape)}")
+        if not x.isfinite().all():
+            raise ValueError("samples have NaN or infinite values; fill the gap, or reset the stream after it")
+        x = torch.cat([self._waiting, x])
+        whole = len(x) - len(x) % self.stride
+        self._waiting = x[whole:].clone()
+        parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
+        return torch.cat(parts) if parts else x.new_zeros(0, self.model.num_labels)
+
+    def _step(self, samples: Tensor) -> Tensor:
+        """Probabilities ``(steps, classes)`` of whole steps."""
+        out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)
+        hidden = out.last_hidden_state[0]
+        if isinstance(self.model, LagwiseForSequenceClassification):
+            hidden = self._pool(hidden)
+        self._steps += len(hidden)
+        return self.model.classifier(hidden.to(self.model.classifier.weight.dtype)).softmax(-1)
+
+    def _pool(self, hidden: Tensor) -> Tensor:
+        """What the head would have made of the signal up to each of these steps."""
+        pooling = self.model.config.pooling
+        if pooling == "last":
+            return hidden
+        if pooling == "first":
+            self._pooled = hidden[:1] if self._steps == 0 else self._pooled
+            return self._pooled.expand(len(hidden), -1)
+        total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
+        self._pooled = total[-1:].clone()
+        count = torch.arange(self._steps + 1, self._steps + len(hidden) + 1, device=hidden.device)
+        return (total / count[:, None]).to(hidden.dtype)

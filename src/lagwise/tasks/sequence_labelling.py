@@ -1,0 +1,345 @@
+"""A class for every step of a series, or for the events in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data import RowEncoder, RowSource, open_rows
+from lagwise.data.augmentation import CHANGES
+from lagwise.data.batches import series
+from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
+from lagwise.data.options import DataOptions
+from lagwise.data.packing import IGNORED
+from lagwise.data.series_windows import (
+    RandomWindows,
+    SeriesWindows,
+    StepCollator,
+    WholeSeries,
+    even_windows,
+    step_targets,
+)
+from lagwise.evaluation.events import event_scores, expected_events, find_events, lookahead, paired_classes
+from lagwise.progress import progress_bar
+from lagwise.tables import known, typed, whole_number
+from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.classification_results import result_figures, result_tables
+from lagwise.tasks.scores import classification_scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+CLASS_WEIGHTS = ("none", "balanced")
+
+
+class SequenceLabelling(Task):
+    """A class for every step of a series of real vectors, or for the events in it, as the series arrives.
+
+    Data: rows as in `lagwise.data.open_rows`, a series each (a .csv or .tsv file is one, a line a sample). Training
+    takes random windows of ``data.length`` samples; evaluation whole series. Options:
+        values: the column of the series.
+        label: the column of the labels: a class for each sample, or for each event.
+        events: the column of the positions of events, in samples; without one, every sample has a label.
+        stride: samples of a step of the model.
+        delay: samples that the model may see after the one that it classifies.
+        tolerance: samples within which an event that is found counts as a true one; closer ones are one event.
+        class_weights: of steps in the loss: ``balanced`` by the inverse of each class's share, or some classes and the
+            weight of each, the others having 1.
+        augment: random changes of training windows by name and strength: stretch, mix, filter, wander, noise, drop (see
+            `lagwise.data.augmentation.CHANGES`).
+        rate: sampling rate of sound files in Hz; found in the data.
+
+    Metrics of steps: accuracy and macro F1; of events: the share that is found with its class (accuracy), macro F1, the
+    share that is found, and the share of those reported that are true. Macro F1 is the headline.
+    """
+
+    headline: ClassVar[str] = "macro_f1"
+    headline_label: ClassVar[str] = "macro F1"
+    greater_is_better: ClassVar[bool] = True
+    next_command: ClassVar[str] = "lagwise predict {run} --data ..."
+    inputs = "values"
+
+    def __init__(
+        self,
+        data: DataOptions,
+        *,
+        values: str = "input_values",
+        label: str = "label",
+        events: str | None = None,
+        stride: int = 1,
+        delay: int = 0,
+        tolerance: int | None = None,
+        class_weights: str | dict[str, float] = "none",
+        augment: dict[str, float] | None = None,
+        rate: int | None = None,
+    ):
+        super().__init__(data)
+        if not data.source:
+            raise ValueError("sequence_labelling needs series to learn from; give a file or folder with --data")
+        require_none(
+            "sequence_labelling", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
+        )
+        self.stride = whole_number("task.stride", stride)
+        self.delay = whole_number("task.delay", delay, least=0)
+        if (events is None) != (tolerance is None):
+            raise ValueError(
+                f"task.events and task.tolerance belong together, got {events!r} and {tolerance!r}: tolerance is how "
+                "far, in samples, an event that is found may be from a true one"
+            )
+        self.reach = 0 if tolerance is None else whole_number("task.tolerance", tolerance) // stride  # in steps
+        self.tolerance = tolerance
+        if data.length < stride + delay:
+            raise ValueError(f"data.length {data.length} is less than task.stride and task.delay, {stride} + {delay}")
+        self.changes = {known(name, CHANGES, "key in task.augment"): value for name, value in (augment or {}).items()}
+        for name, value in self.changes.items():
+            if not 0 <= typed(float, value, f"task.augment.{name}") <= CHANGES[name]:
+                raise ValueError(f"task.augment.{name} must be in [0, {CHANGES[name]:g}], got {value!r}")
+        if isinstance(class_weights, str):
+            known(class_weights, CLASS_WEIGHTS, "task.class_weights")
+        elif not all(typed(float, w, f"task.class_weights.{name}") > 0 for name, w in class_weights.items()):
+            raise ValueError(f"task.class_weights must be greater than 0, got {class_weights}")
+        self.class_weights = class_weights
+        self.values, self.label, self.events, self.rate = values, label, events, rate
+        self.collate = StepCollator(stride)  # type: ignore[method-assign]
+        self.rows: LabelledSeries
+        self.label_names: tuple[str, ...]
+        self.scored: dict[str, Iterable[tuple[np.ndarray, np.ndarray]]]  # series and labels to evaluate on, by split
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForTokenClassification
+
+        return LagwiseForTokenClassification
+
+    def fixed_fields(self) -> dict[str, Any]:
+        return {"inputs": {"name": "values", "stride": self.stride}}
+
+    def lengths(self) -> dict[str, int]:
+        return {"data.length (in steps)": self.longest_example()}
+
+    def open_rows(self, source: str) -> RowSource:
+        return open_rows(source).as_series(self.label, per_sample=True, rate=self.rate)
+
+    def identity(self) -> str:
+        assert self.data.source is not None
+        return series_key(self.open_rows(self.data.source), self.values, self.label, self.events)
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            assert run is not None
+            self._open_other(run, source)
+            return
+        assert self.data.source is not None
+        found = self.open_rows(self.data.source)
+        self.rows = prepare_series(found, values=self.values, label=self.label, events=self.events, progress=progress)
+        self.label_names = self.rows.label_names
+        self.weights = self._class_weights()
+        self.scored = {split: WholeSeries(self.rows.splits[split]) for split in ("valid", "test")}
+
+    def _class_weights(self) -> Tensor | None:
+        if not isinstance(self.class_weights, str):
+            for name in self.class_weights:
+                known(name, self.label_names, "class in task.class_weights")
+            return torch.tensor([float(self.class_weights.get(name, 1)) for name in self.label_names])
+        if self.class_weights == "none":
+            return None
+        counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
+        if self.events is not None:
+            counts[0] /= self.stride  # steps without an event
+        return counts.sum() / (len(counts) * counts.clamp(min=1))
+
+    def _open_other(self, run: Path, source: str) -> None:
+        """Rows of another table, all of them or those it calls test, with the labels of a run."""
+        from lagwise.models.loading import read_config
+
+        config: Any = read_config(run)
+        self.label_names = tuple(config.id2label[i] for i in range(config.num_labels))
+        tables: dict[str, Any] = dict(self.open_rows(source).read())
+        rows = tables["test"] if "test" in tables else next(iter(tables.values()))
+
+        pairs = list(read_series_for(rows, self.label_names, self.values, self.label, self.events, source))
+        if not pairs:
+            raise ValueError(f"{source!r} has no rows to evaluate on")
+        self.scored = {"test": pairs}
+
+    def fields(self) -> dict[str, Any]:
+        labels = dict(enumerate(self.label_names))
+        scale = {"mean": self.rows.mean, "std": self.rows.std}
+        return {
+            "inputs": {"name": "values", "features": self.rows.features, "stride": self.stride, **scale},
+            "num_labels": len(labels),
+            "id2label": labels,
+            "label2id": {name: i for i, name in labels.items()},
+        }
+
+    def resolved(self) -> dict[str, Any]:
+        assert self.data.source is not None
+        rate = self.open_rows(self.data.source).sampling_rate()
+        return {} if rate is None else {"rate": rate}
+
+    def notes(self) -> Sequence[str]:
+        what = "samples" if self.events is None else "events"
+        lines = []
+        for split, rows in self.rows.splits.items():
+            counts = {name: count for name, count in self.rows.counts[split].items() if name != NO_EVENT}
+            shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+            lines.append(f"{split}: {len(rows):,} series of {sum(rows['length'][:]):,} samples; {what}: {shown}")
+        return [*lines, *self.rows.notes]
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return max(1, round(sum(self.rows.splits["train"]["length"][:]) / (batch_size * self.data.length)))
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return RandomWindows(
+            self.rows.splits["train"],
+            steps * batch_size,
+            self.data.length,
+            self.stride,
+            self.delay,
+            self.events is not None,
+            seed=seed,
+            mean=self.rows.mean,
+            std=self.rows.std,
+            changes=self.changes,
+        )
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        rows, length = self.rows.splits["valid"], self.data.length
+        ranges = even_windows(rows["length"][:], length, tokens // self.longest_example())
+        return SeriesWindows(rows, ranges, self.stride, self.delay, self.events is not None)
+
+    def tokens_per_example(self) -> float:
+        return float(self.longest_example())
+
+    def longest_example(self) -> int:
+        return -(-self.data.length // self.stride)
+
+    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """Cross-entropy with class weights: a mean over the steps that have a label."""
+        logits, labels = outputs.logits.float().flatten(0, 1), labels.flatten()
+        weight = None if self.weights is None else self.weights.to(logits)
+        total = F.cross_entropy(logits, labels, weight=weight, ignore_index=IGNORED, reduction="sum")
+        return total / ((labels != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return (logits.argmax(-1) if self.events is None else logits.float().softmax(-1)), labels
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        predictions, labels = np.asarray(predictions), np.asarray(labels)
+        if self.events is None:
+            real = labels != IGNORED
+            return classification_scores(predictions[real], labels[real], self.label_names)[0]
+        pairs = [self._pairs(p[y != IGNORED], y[y != IGNORED]) for p, y in zip(predictions, labels, strict=True)]
+        predicted, true = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        return event_scores(predicted, true, self.label_names)[0]
+
+    def _pairs(self, probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Predicted and true classes of the events of a series, by the targets of its steps."""
+        found, true = find_events(probabilities, self.reach), np.flatnonzero(targets > 0)
+        return paired_classes(found.steps, found.classes, true, targets[true], self.reach)
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Scores of the valid and test series; also the confusion matrix and figures by class. Of events also the
+        scores of the classes at the true events, as if their positions were known (``known_positions``)."""
+        require_none("sequence_labelling", **{"--lengths": lengths, "--tokens": max_tokens})
+        result: dict[str, Any] = {"kind": "steps" if self.events is None else "events", "labels": self.label_names}
+        for split, pairs in self.scored.items():
+            predicted, true, at_known, known_classes = [], [], [], []
+            for samples, labels in progress_bar(pairs, desc=f"scoring {split}", unit="series", show=progress):
+                p = self._probabilities(model, samples)
+                if self.events is None:
+                    targets = self._targets(labels, len(p))
+                    predicted.append(p.argmax(1)[targets != IGNORED])
+                    true.append(targets[targets != IGNORED])
+                    continue
+                places = np.flatnonzero(labels > 0)
+                found = find_events(p, self.reach)
+                one, other = paired_classes(
+                    self._positions(found.steps), found.classes, places, labels[places], self.tolerance or 0
+                )
+                predicted.append(one)
+                true.append(other)
+                counts = expected_events(p, self.reach // 2)[(places + self.delay) // self.stride]
+                at_known.append(counts.argmax(1) + 1)
+                known_classes.append(labels[places])
+            both = np.concatenate(predicted), np.concatenate(true)
+            if self.events is None:
+                scores, details = classification_scores(*both, self.label_names)
+                result |= {split: {**scores, "rows": len(both[1])}, **details}
+                continue
+            scores, details = event_scores(*both, self.label_names)
+            result |= {split: {**scores, "rows": int((both[1] > 0).sum())}, **details}
+            at, of = np.concatenate(at_known), np.concatenate(known_classes)
+            scores, details = event_scores(at, of, self.label_names)
+            result["known_positions"] = {**scores, "rows": len(of), **details}
+        result["delay"] = self.delay + self.stride * (1 + (lookahead(self.reach) if self.events else 0))
+        return result
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        return result_tables(evaluation)
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        return result_figures(metrics, evaluation)
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.values,)
+
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
+        class), the end not included, in samples; as JSON."""
+        names = [model.config.id2label[i] for i in range(model.config.num_labels)]
+        encode = RowEncoder((self.values,), 1 << 30, features=model.config.inputs["features"])
+        result = []
+        for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
+            p = self._probabilities(model, samples)
+            if self.events is not None:
+                found = find_events(p, self.reach)
+                places = self._positions(found.steps).clip(0, len(samples) - 1).tolist()
+                scores = zip(places, found.classes, found.scores, strict=True)
+                result.append({"predicted": json.dumps([[at, names[c], round(float(s), 4)] for at, c, s in scores])})
+                continue
+            classes = self._of_samples(p.argmax(1), len(samples))
+            starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist()]
+            ends = [*starts[1:], len(classes)]
+            runs = [[start, end, names[classes[start]]] for start, end in zip(starts, ends, strict=True)]
+            result.append({"predicted": json.dumps(runs)})
+        return result
+
+    def _positions(self, steps: np.ndarray) -> np.ndarray:
+        """The samples in the middle of what steps are about."""
+        return steps * self.stride + self.stride // 2 - self.delay
+
+    def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
+        """Targets of a whole series whose last sample was repeated, as in `_probabilities`."""
+        after = np.full(steps * self.stride - len(labels), IGNORED)
+        return step_targets(np.concatenate([labels, after]), self.stride, self.delay, events=False)
+
+    def _of_samples(self, steps: np.ndarray, length: int) -> np.ndarray:
+        """The class of each sample: that of the step whose last sample, less the delay, is the first not before it."""
+        return steps[(np.arange(length) + self.delay) // self.stride]
+
+    @torch.inference_mode()
+    def _probabilities(self, model: Any, samples: np.ndarray) -> np.ndarray:
+        """Probabilities ``(steps, classes)`` of a whole series, its last sample repeated for the delay to pass."""
+        steps = -(-(len(samples) + self.delay) // self.stride)
+        padded = np.pad(samples, ((0, steps * self.stride - len(samples)), (0, 0)), mode="edge")
+        logits = model(input_values=torch.from_numpy(padded)[None].to(model.device)).logits[0]
+        return finite(logits.float().softmax(-1).cpu().numpy(), "probabilities")

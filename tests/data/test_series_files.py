@@ -1,0 +1,138 @@
+"""Sound files and tables of samples as rows of series."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.io import wavfile
+
+from lagwise.data import open_rows
+from lagwise.data.series_files import read_sound
+
+RATE = 8000
+
+
+def wave(length: int = 50, channels: int = 1) -> np.ndarray:
+    return np.sin(np.arange(length * channels).reshape(length, channels) / 7) * 0.9
+
+
+def write(path: Path, samples: np.ndarray, rate: int = RATE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wavfile.write(path, rate, samples)
+    return path
+
+
+def classes(folder: Path, **rates: int) -> Path:
+    """Two sounds in a folder for each class."""
+    for name, rate in rates.items():
+        for i in range(2):
+            write(folder / name / f"{i}.wav", (wave(40 + i) * 32767).astype(np.int16), rate)
+    return folder
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(
+    ("convert", "step"),
+    [
+        (lambda x: (x * 127 + 128).round().astype(np.uint8), 1 / 100),
+        (lambda x: (x * 32767).round().astype(np.int16), 1 / 20000),
+        (lambda x: (x * (2**31 - 1)).astype(np.int32), 1e-6),
+        (lambda x: x.astype(np.float32), 1e-6),
+        (lambda x: x, 1e-6),
+    ],
+    ids=["8 bits", "16 bits", "32 bits", "float32", "float64"],
+)
+def test_samples_of_every_kind_are_the_same_sound(convert: Any, step: float, channels: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav", convert(wave(channels=channels)))
+    rate, samples = read_sound(path.read_bytes(), path)
+    assert (rate, samples.dtype, samples.shape) == (RATE, np.float32, (50, channels))
+    np.testing.assert_allclose(samples, wave(channels=channels), atol=step)
+
+
+def test_samples_of_24_bits_are_read(tmp_path: Path) -> None:
+    whole = (wave() * (2**23 - 1)).round().astype(np.int32).reshape(-1)
+    data = b"".join(struct.pack("<i", value)[:3] for value in whole)
+    head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 1, 1, RATE, RATE * 3, 3, 24,
+                       b"data", len(data))  # fmt: skip
+    (tmp_path / "a.wav").write_bytes(head + data)
+    _, samples = read_sound(head + data, tmp_path / "a.wav")
+    np.testing.assert_allclose(samples, wave(), atol=1e-6)
+
+
+def test_a_folder_for_each_class_is_a_table(tmp_path: Path) -> None:
+    rows = open_rows(str(classes(tmp_path, yes=RATE, no=RATE))).read()["train"]
+    assert rows["label"][:] == ["no", "no", "yes", "yes"]
+    assert rows["file"][:] == ["0.wav", "1.wav"] * 2
+    assert rows["sampling_rate"][:] == [RATE] * 4
+    np.testing.assert_allclose(np.asarray(rows[1]["input_values"]), wave(41), atol=1e-4)
+
+
+def test_folders_above_the_classes_name_the_splits_and_classes_may_have_such_names(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        classes(tmp_path / split, train=RATE, test=RATE)
+    tables = open_rows(str(tmp_path)).read()
+    assert {split: rows["label"][:] for split, rows in tables.items()} == {
+        split: ["test", "test", "train", "train"] for split in ("train", "valid", "test")
+    }
+
+
+def test_faulty_sounds_are_named(tmp_path: Path) -> None:
+    folder = classes(tmp_path, yes=RATE, no=RATE)
+    path = folder / "yes" / "1.wav"
+    good = path.read_bytes()
+    for data, message in (
+        (good[:-20], "1.wav is not a whole .wav file"),
+        (good[:30], "1.wav is not a whole .wav file"),
+        (b"ID3" + good, "1.wav is not a whole .wav file"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=message):
+            open_rows(str(folder)).read()
+    write(path, np.zeros(0, np.int16))
+    with pytest.raises(ValueError, match=r"1\.wav (has no samples|is not a whole)"):
+        open_rows(str(folder)).read()
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="is empty"):
+        open_rows(str(folder))
+    write(path, (wave(channels=2) * 32767).astype(np.int16))
+    with pytest.raises(ValueError, match=r"1\.wav has 2 channel\(s\), .*0\.wav has 1"):
+        open_rows(str(folder)).read()
+
+
+def test_one_sampling_rate_and_no_empty_class(tmp_path: Path) -> None:
+    folder = classes(tmp_path, a=RATE, b=16000)
+    with pytest.raises(ValueError, match=r"b/0\.wav has a sampling rate of 16000 Hz, .*a/0\.wav has 8000 Hz"):
+        open_rows(str(folder)).read()
+    with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
+        open_rows(str(folder / "b")).as_series("label", rate=RATE).read()
+    (folder / "c").mkdir()
+    with pytest.raises(ValueError, match=r"class folder '.*c' has no sounds"):
+        open_rows(str(folder))
+
+
+def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
+    path = tmp_path / "walk" / "1.csv"
+    path.parent.mkdir()
+    path.write_text("x,y,state\n1,2,a\n3,4.5,\n,6,b\n")
+    source = open_rows(str(path))
+    one_a_line = source.as_series("state").read()["train"]
+    assert one_a_line["input_values"][:2] == [[1, 2], [3, 4.5]]
+    assert one_a_line["state"][:] == ["a", "", "b"]
+    recording = source.as_series("state", per_sample=True).read(["input_values", "state"])["train"]
+    assert recording["input_values"][0][:2] == [[1, 2], [3, 4.5]]
+    assert np.isnan(recording["input_values"][0][2][0])
+    assert recording["state"][0] == ["a", "", "b"]
+    path.write_text("x,y\n1,2\n3,4\n")
+    assert source.as_series("label").read()["train"][0] == {
+        "input_values": [[1, 2], [3, 4]], "label": "walk", "file": "1.csv"
+    }  # fmt: skip
+    path.write_text("x,y\n1,2\n3,four\n")
+    with pytest.raises(ValueError, match=r"1\.csv, line 3: 'y' is 'four', not a number"):
+        source.as_series("label").read()
+    path.write_text("x,y\n")
+    with pytest.raises(ValueError, match="has no samples"):
+        source.as_series("label").read()

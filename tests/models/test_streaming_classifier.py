@@ -1,0 +1,138 @@
+"""Streaming of signals: what is said step by step is what is said of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.models import (
+    LagwiseConfig,
+    LagwiseForSequenceClassification,
+    LagwiseForTokenClassification,
+    LagwiseModel,
+    StreamingClassifier,
+)
+
+MIXERS: dict[str, dict[str, Any]] = {
+    "tcn": {"name": "tcn", "kernel_size": 3, "depth": 3, "norm": "rms"},
+    "ema": {"name": "ema", "dimension": 4},
+    "toeplitz that ends": {"name": "gtu", "expansion": 1, "kernel": {"name": "ema", "dimension": 2, "truncation": 9}},
+    "toeplitz": {"name": "gtu", "expansion": 1, "kernel": {"name": "rpe", "hidden": 8, "layers": 1}},
+}
+
+
+def make(mixer: str, head: Any = LagwiseForTokenClassification, **fields: Any) -> Any:
+    block = {"name": "prenorm", "token_mixer": MIXERS[mixer]}
+    inputs = {"name": "values", "features": 2, "stride": 3, "mean": [0.5, -2.0], "std": [2.0, 0.5]}
+    config = {"hidden_size": 8, "num_hidden_layers": 2, "block": block, "inputs": inputs, "num_labels": 3, **fields}
+    torch.manual_seed(0)
+    return head(LagwiseConfig(**{"initializer_range": 0.5, **config})).double().eval()
+
+
+def streamed(model: Any, x: Tensor, *, most: int = 11, **options: Any) -> Tensor:
+    """Probabilities of pushes of random sizes, 0 included."""
+    stream, parts, start = StreamingClassifier(model, **options), [], 0
+    while start < len(x):
+        size = int(torch.randint(0, most, ()))
+        parts.append(stream.push(x[start : start + size]))
+        start += size
+    assert stream.samples == len(x)
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_any_chunks_give_the_whole_output(mixer: str) -> None:
+    model, x = make(mixer), torch.randn(200, 2, dtype=torch.float64)
+    with torch.no_grad():
+        whole = model(input_values=x[None, :198]).logits[0].softmax(-1)
+    for options in ({}, {"most": 2}, {"most": 150, "chunk": 5}):
+        torch.testing.assert_close(streamed(model, x, **options), whole, rtol=0, atol=1e-9)
+    assert whole.std(0).min() > 1e-3
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_a_sequence_classifier_says_the_class_so_far(pooling: str) -> None:
+    model = make("tcn", LagwiseForSequenceClassification, pooling=pooling)
+    x = torch.randn(60, 2, dtype=torch.float64)
+    with torch.no_grad():
+        whole = [model(input_values=x[None, : 3 * (t + 1)]).logits[0].softmax(-1) for t in range(20)]
+    torch.testing.assert_close(streamed(model, x), torch.stack(whole), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("mixer", ["tcn", "ema", "toeplitz that ends"])
+def test_memory_does_not_grow(mixer: str) -> None:
+    stream = StreamingClassifier(make(mixer))
+    sizes = []
+    for _ in range(6):
+        stream.push(torch.randn(90, 2))
+        held: list[Tensor] = []
+        for layer in stream._cache.layers:
+            layer.state.map_batch(lambda t, held=held: held.append(t) or t)
+        sizes.append(sum(t.untyped_storage().nbytes() for t in held))
+    assert sizes[-1] == sizes[2]
+
+
+def test_a_converted_model_streams_in_constant_memory() -> None:
+    model = make("toeplitz").float()
+    converted = model.to_recurrent(1e-4)
+    x = torch.randn(90, 2)
+    torch.testing.assert_close(streamed(converted, x), streamed(model, x), rtol=0, atol=2e-2)
+
+
+def test_a_fault_leaves_the_stream_as_it_was() -> None:
+    model, x = make("ema"), torch.randn(60, 2, dtype=torch.float64)
+    stream = StreamingClassifier(model)
+    first = stream.push(x[:31])
+    for wrong, message in (
+        (torch.zeros(4, 3), r"samples must be \(n, features=2\), got \(4, 3\)"),
+        (torch.zeros(3), r"got \(3,\)"),
+        (torch.tensor([[0.0, float("nan")]]), "NaN or infinite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stream.push(wrong)
+    assert stream.samples == 31
+    both = torch.cat([first, stream.push(x[31:])])
+    stream.reset()
+    torch.testing.assert_close(stream.push(x), both, rtol=0, atol=1e-9)
+
+
+def test_one_feature_needs_no_axis() -> None:
+    model = make("ema", inputs={"name": "values", "stride": 2})
+    stream, x = StreamingClassifier(model), torch.randn(10, dtype=torch.float64)
+    parts = [stream.push(float(value)) for value in x[:4]] + [stream.push(x[4:])]
+    stream.reset()
+    torch.testing.assert_close(torch.cat(parts), stream.push(x[:, None]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "message"),
+    [
+        (lambda: make("tcn", causal=False), "causal=False"),
+        (lambda: make("tcn").train(), "training mode"),
+        (lambda: make("tcn", inputs="tokens"), "real values"),
+        (lambda: make("tcn", max_position_embeddings=9), "at most 9 steps"),
+        (lambda: make("tcn", LagwiseForSequenceClassification, problem_type="regression"), "regression"),
+        (lambda: make("tcn", LagwiseModel), "got LagwiseModel"),
+    ],
+)
+def test_models_that_cannot_stream_are_refused(make_model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StreamingClassifier(make_model())
+
+
+def test_a_step_is_a_linear_map_of_its_standardised_samples() -> None:
+    embed = make("tcn").model.embed_tokens
+    x = torch.randn(2, 12, 2, dtype=torch.float64)
+    z = (x - torch.tensor([0.5, -2.0])) / torch.tensor([2.0, 0.5])
+    steps = [z[:, 3 * t : 3 * t + 3].reshape(2, -1) @ embed.weight.t() + embed.bias for t in range(4)]
+    torch.testing.assert_close(embed(x), torch.stack(steps, dim=1))
+    model = make("tcn")
+    with pytest.raises(ValueError, match="multiple of the stride 3, got 10"):
+        model(input_values=x[:, :10])
+    with pytest.raises(ValueError, match="std must be greater than 0"):
+        make("tcn", inputs={"name": "values", "features": 1, "std": [0.0]})
+    with pytest.raises(ValueError, match="mean must have a number for each of 2 features"):
+        make("tcn", inputs={"name": "values", "features": 2, "mean": [0.0]})

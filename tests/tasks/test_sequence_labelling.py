@@ -1,0 +1,166 @@
+"""What is particular to classes of steps and events in series."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from every_task import recipe
+from scipy.io import wavfile
+
+from lagwise.data.labelled_series import prepare_series
+from lagwise.models import StreamingClassifier, load_model
+from lagwise.runs import evaluate_run, predict_run
+from lagwise.tasks import SequenceLabelling
+from lagwise.training import load_recipe, make_task, train
+
+STEPS, EVENTS = "labels of samples", "events in series"
+
+
+def opened(folder: Path, name: str, *overrides: str) -> SequenceLabelling:
+    task = make_task(recipe(name, folder, *overrides))
+    assert isinstance(task, SequenceLabelling)
+    task.open(progress=False)
+    return task
+
+
+def test_the_loss_is_a_weighted_mean_over_labelled_steps(tmp_path: Path) -> None:
+    task = opened(tmp_path, EVENTS, "task.class_weights={beat: 3}")
+    logits, labels = torch.randn(2, 5, 3), torch.tensor([[0, 1, 2, -100, 0], [1, -100, -100, 0, 0]])
+    weight = torch.tensor([3.0 if name == "beat" else 1.0 for name in task.label_names])
+    real = labels != -100
+    each = -logits.log_softmax(-1)[real].gather(1, labels[real][:, None])[:, 0] * weight[labels[real]]
+    out = SimpleNamespace(logits=logits)
+    torch.testing.assert_close(task.loss(out, labels), each.mean())
+    torch.testing.assert_close(task.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
+
+
+def test_balanced_weights_are_of_the_classes_of_train(tmp_path: Path) -> None:
+    task = opened(tmp_path, STEPS, "task.class_weights=balanced")
+    counts = torch.tensor([float(task.rows.counts["train"][name]) for name in task.label_names])
+    torch.testing.assert_close(task.weights, counts.sum() / (2 * counts))
+
+
+def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
+    """The whole series at once, as in an evaluation, and as its samples come."""
+    run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
+    task = opened(tmp_path / "data", EVENTS)
+    model, _ = load_model(run)
+    samples, _ = next(iter(task.scored["test"]))
+    stream = StreamingClassifier(model)
+    pushed = torch.cat([stream.push(part) for part in torch.tensor(samples).split(7)])
+    whole = task._probabilities(model, samples)
+    np.testing.assert_allclose(whole[: len(pushed)], pushed.numpy(), atol=1e-5)
+    assert len(whole) * task.stride >= len(samples) + task.delay
+    assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1)
+
+
+def test_every_event_is_scored_where_it_stands(tmp_path: Path) -> None:
+    """A model that is always right: probabilities made of the labels, as late as the delay."""
+    task = opened(tmp_path, EVENTS)
+
+    def perfect(samples: np.ndarray) -> np.ndarray:
+        labels = next(own for values, own in task.scored["test"] if len(values) == len(samples))
+        steps = -(-(len(samples) + task.delay) // task.stride)
+        p = np.zeros((steps, 3))
+        p[:, 0] = 1
+        for at in np.flatnonzero(labels):
+            p[(at + task.delay) // task.stride] = np.eye(3)[labels[at]]
+        return p
+
+    task._probabilities = lambda model, samples: perfect(samples)  # type: ignore[method-assign]
+    task.scored = {"test": list(task.scored["test"])}
+    result = task.evaluate(None, progress=False)
+    events = sum((labels > 0).sum() for _, labels in task.scored["test"])
+    assert result["test"] == {"accuracy": 1, "macro_f1": 1, "found": 1, "precision": 1, "rows": events}
+    assert result["known_positions"]["accuracy"] == 1
+
+
+def test_delay_and_stride_of_steps_reach_every_sample(tmp_path: Path) -> None:
+    task = opened(tmp_path, STEPS, "task.stride=3", "task.delay=4")
+    samples, labels = next(iter(task.scored["test"]))
+    steps = -(-(len(samples) + 4) // 3)
+    targets = task._targets(labels, steps)
+    assert targets.tolist() == [labels[n] if 0 <= n < len(labels) else -100 for n in range(-2, 3 * steps - 2, 3)]
+    classes = task._of_samples(np.arange(steps), len(samples))
+    assert all(3 * step <= n + 4 < 3 * step + 3 for n, step in enumerate(classes))
+
+
+def test_other_recordings_are_scored_with_the_labels_of_the_run(tmp_path: Path) -> None:
+    run = train(recipe(STEPS, tmp_path / "data"), tmp_path / "run", progress=False)
+    path = tmp_path / "other.csv"
+    path.write_text("x,y,label\n" + "".join(f"{i % 5 - 2},0,{'on' if i % 5 > 3 else 'off'}\n" for i in range(40)))
+    result = evaluate_run(run, source=str(path), progress=False)
+    assert result["test"]["rows"] == 40
+    (row,) = predict_run(run, source=str(path), progress=False)
+    runs = json.loads(row["predicted"])
+    assert [start for start, _, _ in runs] == [0, *(end for _, end, _ in runs[:-1])]
+    assert runs[-1][1] == 40
+    path.write_text("x,y,label\n1,2,on\n1,2,half\n")
+    with pytest.raises(ValueError, match=r"row 1 of .*other.csv' is 'half', which the model does not know"):
+        evaluate_run(run, source=str(path), progress=False)
+
+
+def test_predicted_events_are_places_in_the_series(tmp_path: Path) -> None:
+    run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
+    (row,) = predict_run(run, [{"input_values": np.random.default_rng(0).normal(size=50).tolist()}], progress=False)
+    for at, name, score in json.loads(row["predicted"]):
+        assert 0 <= at < 50
+        assert name in ("beat", "drop")
+        assert score > 0.5
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.source=", "needs series to learn from"),
+        ("task.stride=0", r"task\.stride must be a whole number of at least 1"),
+        ("task.delay=-1", r"task\.delay must be a whole number of at least 0"),
+        ("task.delay=40", r"data\.length 32 is less than task\.stride and task\.delay, 4 \+ 40"),
+        ("task.augment={gain: 1}", "unknown key in task.augment: 'gain'"),
+        ("task.augment={drop: 2}", r"task\.augment\.drop must be in \[0, 1\]"),
+        ("task.class_weights={beats: 2}", "unknown class in task.class_weights: 'beats'; did you mean 'beat'"),
+        ("task.class_weights={beat: 0}", "must be greater than 0"),
+        ("task.events=null", "belong together"),
+        ("task.values=series", "no column 'series'"),
+        ("data.lengths=[16, 32]", "data.lengths does not apply"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        opened(tmp_path, EVENTS, override)
+
+
+def test_the_data_are_read_once(tmp_path: Path) -> None:
+    task = opened(tmp_path, EVENTS)
+    source = task.open_rows(str(tmp_path / "events.jsonl"))
+    before = task.rows.folder.stat().st_mtime_ns
+    again = prepare_series(source, events="at", progress=False)
+    assert again.folder == task.rows.folder
+    assert again.folder.stat().st_mtime_ns == before
+
+
+def test_a_folder_of_sounds_is_learnt_by_the_recipe_for_signals(tmp_path: Path) -> None:
+    """Low and high tones; a model knows the sampling rate it was trained at."""
+    random = np.random.default_rng(0)
+    for name, pitch in (("low", 0.05), ("high", 0.8)):
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        for i in range(16):
+            n = int(random.integers(300, 500))
+            x = np.sin(pitch * np.arange(n) + random.uniform(0, 6)) * random.uniform(3000, 30000)
+            wavfile.write(tmp_path / "sounds" / name / f"{i}.wav", 8000, x.astype(np.int16))
+    made = load_recipe("signal", ["training.steps=25", "training.batch_size=8", "training.precision=float32"])
+    made.data.source = str(tmp_path / "sounds")
+    made.model |= {"hidden_size": 16, "num_hidden_layers": 1}
+    run = train(made, tmp_path / "run", progress=False)
+    assert evaluate_run(run, progress=False)["test"]["accuracy"] == 1
+    assert "rate: 8000" in (run / "recipe.yaml").read_text()
+    predicted = predict_run(run, source=str(tmp_path / "sounds" / "low"), progress=False)
+    assert {row["predicted"] for row in predicted} == {"low"}
+    wavfile.write(tmp_path / "other.wav", 16000, np.ones(400, np.int16))
+    with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
+        predict_run(run, source=str(tmp_path / "other.wav"), progress=False)
