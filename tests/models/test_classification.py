@@ -174,3 +174,40 @@ def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
     for kwargs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
         exported = torch.export.export(model, (), kwargs, strict=False)
         torch.testing.assert_close(exported.module()(**kwargs).logits, model(**kwargs).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_pair_is_read_as_two_texts_that_stand_alone(side: str) -> None:
+    torch.manual_seed(0)
+    config = LagwiseConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=2, causal=False, num_labels=3, pooling="pair", type_vocab_size=2
+    )
+    model = LagwiseForSequenceClassification(config).double().eval()
+    sizes = ((3, 4), (1, 6), (5, 1))
+    ids, types, mask = torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, 7)
+    pairs = []
+    for row, (one, other) in enumerate(sizes):
+        pairs.append((torch.randint(20, (1, one)), torch.randint(20, (1, other))))
+        start = 0 if side == "right" else 7 - one - other
+        ids[row, start : start + one + other] = torch.cat(pairs[-1], dim=1)
+        types[row, start + one : start + one + other] = 1
+        mask[row, start : start + one + other] = 1
+    found = model(ids, token_type_ids=types, attention_mask=mask).logits
+    for logits, texts in zip(found, pairs, strict=True):
+        u, v = (
+            model.model(text, token_type_ids=torch.full_like(text, i)).last_hidden_state.mean(1)
+            for i, text in enumerate(texts)
+        )
+        features = torch.cat([u, v, (u - v).abs(), u * v], dim=-1)
+        torch.testing.assert_close(logits, model.classifier(features)[0], rtol=0, atol=1e-12)
+
+
+def test_what_is_no_pair_is_refused() -> None:
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False, pooling="pair")
+    model, ids = LagwiseForSequenceClassification(config), torch.randint(20, (2, 5))
+    with pytest.raises(ValueError, match="needs token_type_ids"):
+        model(ids)
+    with pytest.raises(ValueError, match="no token of type 1"):
+        model(ids, token_type_ids=torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]))
+    with pytest.raises(ValueError, match="packed rows"):
+        model(ids, token_type_ids=torch.ones_like(ids), seq_idx=torch.zeros_like(ids))

@@ -14,7 +14,7 @@ from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal")
 MOST_LAYERS = 10_000
-POOLINGS = ("mean", "first", "last")
+POOLINGS = ("mean", "first", "last", "pair")
 
 
 class LagwiseConfig(PreTrainedConfig):
@@ -37,7 +37,8 @@ class LagwiseConfig(PreTrainedConfig):
     embedding_dropout: share of the embeddings' values (positions included) that are dropped in training.
     type_vocab_size: kinds of token_type_ids that have an embedding, added to that of the token; with 0 they are
         accepted and ignored.
-    pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``.
+    pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or
+        the ``pair`` of the means of two texts, which token_type_ids tell apart and which are read alone.
     classifier_dropout: share of the pooled values that are dropped in training.
     sparse_prediction: whether a masked language model that is given labels computes logits at these alone.
     label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights

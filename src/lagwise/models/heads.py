@@ -26,6 +26,10 @@ class Head(LagwisePreTrainedModel):
         super().__init__(config)
         self.model = LagwiseModel(config)
 
+    def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs as the backbone gets them."""
+        return inputs
+
     @property
     def length_limit(self) -> int | None:
         """As `LagwiseModel.length_limit`."""
@@ -51,7 +55,7 @@ def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
         inputs = {name: value for name, value in kwargs.items() if name not in own_names or name in input_names}
         if not self.streams or (inputs.get("use_cache") is None and given.get("labels") is not None):
             inputs["use_cache"] = False  # a loss is taken over whole sequences
-        return method(self, self.model(**inputs, return_dict=True), **given)
+        return method(self, self.model(**self.read(inputs), return_dict=True), **given)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_INPUTS]
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name not in input_names]

@@ -32,6 +32,25 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
     return hidden[torch.arange(shape[0], device=hidden.device), place]
 
 
+def pool_pairs(hidden: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor) -> Tensor:
+    """Features of two texts in one row, of the means u and v of their hidden states: ``[u, v, |u - v|, u * v]`` (as in
+    sentence-BERT and in Long Range Arena's retrieval).
+
+    Shapes as in `pool`; seq_idx is 0 at the first text and 1 at the second. Result ``(batch, 4 * channels)``.
+
+    ValueError for a row that lacks one of them.
+    """
+    real = torch.ones_like(seq_idx, dtype=torch.bool) if mask is None else mask.bool()
+    texts = []
+    for number in (0, 1):
+        own = real & (seq_idx == number)
+        if not torch.compiler.is_compiling() and not own.any(dim=1).all():
+            raise ValueError(f"pooling 'pair' needs two texts in every row; one has no token of type {number}")
+        texts.append(pool(hidden, "mean", mask=own))
+    u, v = texts
+    return torch.cat([u, v, (u - v).abs(), u * v], dim=-1)
+
+
 def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor) -> Tensor:
     """The same for packed rows. text: where a token belongs to a document."""
     starts = document_starts(seq_idx.where(text, -1)) & text

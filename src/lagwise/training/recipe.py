@@ -170,10 +170,10 @@ def _apply(values: dict[str, Any], override: str) -> None:
         old = values.get("model") or {}
         kept = {k: v for k, v in old.items() if k not in ("block", "norm")}
         values["model"] = {**kept, **copy.deepcopy(preset)}
-        values["model"]["block"] |= _dropouts(values | {"model": old}).get("block", {})
+        values["model"]["block"] |= _kept(values | {"model": old}).get("block", {})
         return
     if key == "model.init_from" and separator:
-        values["model"] = _dropouts(values)
+        values["model"] = _kept(values)
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
     if key == "training.steps" and isinstance(values.get("training"), dict):
         values["training"].pop("epochs", None)
@@ -196,10 +196,13 @@ def _apply(values: dict[str, Any], override: str) -> None:
     values[last] = _parsed(text, f"in override {shown(override)}, the value")
 
 
-def _dropouts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe's model says of dropout, which belongs to the training: another model is trained with it too."""
+def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe's model says of dropout and pooling, which belong to the training and the task: another model is
+    trained with them too."""
     model = values.get("model") or {}
-    kept = {name: value for name, value in model.items() if name in ("embedding_dropout", "classifier_dropout")}
+    kept = {
+        name: value for name, value in model.items() if name in ("embedding_dropout", "classifier_dropout", "pooling")
+    }
     if isinstance(model.get("block"), dict) and "dropout" in model["block"]:  # which every block has
         kept["block"] = {"dropout": model["block"]["dropout"]}
     return kept
