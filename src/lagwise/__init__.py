@@ -13,6 +13,7 @@ from lagwise._registration import register
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from lagwise.forecasting import LagForecaster
     from lagwise.models import (
         LagwiseConfig,
         LagwiseForCausalLM,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lagwise.ops import toeplitz_product
 
 __all__ = [
+    "LagForecaster",
     "LagwiseConfig",
     "LagwiseForCausalLM",
     "LagwiseForMaskedLM",
@@ -42,6 +44,7 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
+        "LagForecaster": "lagwise.forecasting",
         "LagwiseConfig": "lagwise.models",
         "LagwiseForCausalLM": "lagwise.models",
         "LagwiseForMaskedLM": "lagwise.models",

@@ -270,3 +270,28 @@ def stream_signal(
     if out:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), [asdict(each) for each in results])
         typer.echo(f"written: {out}")
+
+
+@bench.command()
+def forecast(
+    folder: Annotated[
+        Path, typer.Argument(parser=path, help="Folder of ETTh1.csv ... illness, as .csv, .csv.xz or .csv.gz.")
+    ],
+    data: Annotated[
+        str, typer.Option(help="Names of data sets, separated by commas.")
+    ] = "ETTh1,ETTh2,ETTm1,ETTm2,weather,exchange,illness",
+    out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
+) -> None:
+    """Closed-form and kernel forecasters on the usual long-horizon data sets, every test window scored.
+
+    lagwise bench forecast data/ --data ETTh1,ETTm1 --out forecast.json
+    """
+    from lagwise.bench.forecasting import run_benchmarks, table_rows
+    from lagwise.bench.harness import save_results
+    from lagwise.cli.terminal import print_table
+
+    rows = run_benchmarks(folder, data.split(","))
+    print_table("Mean squared error, mean of the horizons", *table_rows(rows))
+    if out:
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"cells": rows})
+        typer.echo(f"written: {out}")

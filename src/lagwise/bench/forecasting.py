@@ -1,0 +1,158 @@
+"""Long-horizon forecasting on the data sets and by the protocol that published tables share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lagwise.forecasting import LagForecaster
+from lagwise.progress import progress_bar
+from lagwise.tables import known
+
+HORIZONS = (96, 192, 336, 720)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A data set: its file without the suffix; rows of the training, validation and test parts, or None for 70, 10 and
+    20 percent; the horizons; and the longest look-back of single models and of averaged ones."""
+
+    file: str
+    parts: tuple[int, int, int] | None = None
+    horizons: tuple[int, ...] = HORIZONS
+    look_back: int = 720
+    look_backs: tuple[int, ...] = (336, 720, 1440)
+
+    def split(self, rows: int) -> tuple[int, int, int]:
+        """Where the training, the validation and the test part end."""
+        if self.parts is None:
+            train, test = int(rows * 0.7), int(rows * 0.2)
+            return train, rows - test, rows
+        train, valid, test = self.parts
+        if rows < train + valid + test:
+            raise ValueError(f"{self.file} must have at least {train + valid + test} rows, got {rows}")
+        return train, train + valid, train + valid + test
+
+
+_HOURS, _QUARTERS = (8640, 2880, 2880), (34560, 11520, 11520)
+BENCHMARKS = {
+    "ETTh1": Benchmark("ETTh1", _HOURS),
+    "ETTh2": Benchmark("ETTh2", _HOURS),
+    "ETTm1": Benchmark("ETTm1", _QUARTERS),
+    "ETTm2": Benchmark("ETTm2", _QUARTERS),
+    "weather": Benchmark("weather"),
+    "exchange": Benchmark("exchange_rate"),
+    "illness": Benchmark("national_illness", None, (24, 36, 48, 60), 104, (52, 104)),
+}
+
+# Mean squared errors of the four horizons' mean, as published and corrected for drop_last where they were not right.
+PUBLISHED = {
+    "TimesNet": {"ETTh1": 0.458, "ETTh2": 0.414, "ETTm1": 0.400, "ETTm2": 0.291},
+    "DLinear": {"ETTh1": 0.444, "ETTh2": 0.409, "ETTm1": 0.358, "ETTm2": 0.282},
+    "PatchTST": {"ETTh1": 0.424, "ETTh2": 0.343, "ETTm1": 0.352, "ETTm2": 0.257},
+    "FITS": {"ETTh1": 0.407, "ETTh2": 0.333, "ETTm1": 0.355, "ETTm2": 0.249, "weather": 0.218},
+}
+
+
+def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
+    """Options of the forecasters that are compared, by their names in tables."""
+    one, kernels = {"look_back": benchmark.look_back}, 12
+    small = {**one, "shared": True}
+    return {
+        "ridge": one,
+        "ridge, look-backs averaged": {"look_back": benchmark.look_backs},
+        "ridge of low rank": {**small, "rank": 10_000 // (benchmark.look_back + horizon)},
+        f"{kernels} Toeplitz kernels": {**small, "model": "toeplitz", "kernels": kernels},
+        "Toeplitz kernel": {**small, "model": "toeplitz"},
+        "rpe kernel": {**small, "model": "rpe"},
+        "modal kernel": {**small, "model": "modal"},
+    }
+
+
+def read_benchmark(folder: Path, name: str) -> np.ndarray:
+    """Rows and series of a data set in a folder, from its .csv or .csv.xz. FileNotFoundError if there is none."""
+    import pandas as pd
+
+    file = BENCHMARKS[name].file
+    for suffix in (".csv", ".csv.xz", ".csv.gz"):
+        if (path := folder / f"{file}{suffix}").is_file():
+            return pd.read_csv(path).drop(columns="date").to_numpy(np.float64)
+    raise FileNotFoundError(f"no {file}.csv or {file}.csv.xz in {str(folder)!r}")
+
+
+def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """One model on one data set and horizon: the figures of a table's cell.
+
+    The model sees the training and validation part alone: its weights come from the former, choices from the latter.
+    Every window of the test part is scored, with a stride of one; the first begins one look-back before that part.
+    """
+    train, valid, test = benchmark.split(len(x))
+    began = time.perf_counter()
+    forecaster = LagForecaster(horizon, validation=valid - train, refit=False, **options).fit(x[:valid])
+    seconds = time.perf_counter() - began
+    scores = forecaster.evaluate(x[valid - forecaster.maps_.shape[1] : test])
+    return {
+        "mse": scores.mse,
+        "mae": scores.mae,
+        "windows": scores.windows,
+        "validation_mse": forecaster.validation_error_,
+        "parameters": forecaster.n_parameters_,
+        "shared": bool(forecaster.shared_),
+        "fit_seconds": seconds,
+    }
+
+
+def run_benchmarks(folder: Path, names: Sequence[str], *, progress: bool = True) -> list[dict[str, Any]]:
+    """Every model on every horizon of the data sets named, a row each. ValueError for an unknown name."""
+    for name in names:
+        known(name, BENCHMARKS, "data set")
+    data = {name: read_benchmark(folder, name) for name in names}
+    cells = [(name, horizon) for name in names for horizon in BENCHMARKS[name].horizons]
+    rows = []
+    for name, horizon in progress_bar(cells, desc="forecasting", unit="cell", show=progress):
+        for model, options in models(BENCHMARKS[name], horizon).items():
+            found = run_benchmark(data[name], BENCHMARKS[name], horizon, options)
+            rows.append({"data": name, "horizon": horizon, "model": model, **found})
+    return rows
+
+
+def chosen(rows: Sequence[Mapping[str, Any]], most: float = float("inf")) -> list[dict[str, Any]]:
+    """Of each cell the row with the lowest error on the validation part, among models of ``most`` parameters."""
+    cells: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in rows:
+        best = cells.get((row["data"], row["horizon"]))
+        if row["parameters"] <= most and (best is None or row["validation_mse"] < best["validation_mse"]):
+            cells[row["data"], row["horizon"]] = dict(row)
+    return list(cells.values())
+
+
+def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The mean over horizons of each model and data set, beside published figures, as a head and rows of text."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    means: dict[str, dict[str, float]] = {}
+    for label, part in _labelled(rows):
+        means[label] = {n: float(np.mean([r["mse"] for r in part if r["data"] == n])) for n in names}
+    sizes = {label: max(row["parameters"] for row in part) for label, part in _labelled(rows)}
+    for label, figures in PUBLISHED.items():
+        means[f"{label} (published)"] = dict(figures)
+    ett = [name for name in names if name.startswith("ETT")]
+    head = ["", *names, *(["ETT"] if len(ett) == 4 else []), "parameters"]
+    lines = []
+    for label, figures in means.items():
+        cells = [f"{figures[n]:.3f}" if n in figures else "" for n in names]
+        if len(ett) == 4:
+            cells.append(f"{np.mean([figures[n] for n in ett]):.4f}")
+        lines.append([label, *cells, f"{sizes[label]:,}" if label in sizes else ""])
+    return head, lines
+
+
+def _labelled(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence[Mapping[str, Any]]]]:
+    for model in dict.fromkeys(row["model"] for row in rows):
+        yield model, [row for row in rows if row["model"] == model]
+    yield "chosen by validation", chosen(rows)
+    yield "chosen by validation, at most 10,000 parameters", chosen(rows, 10_000)

@@ -1,0 +1,101 @@
+"""``lagwise forecast``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import at_least, not_empty, path, within
+from lagwise.cli.terminal import plain, print_table
+
+_ROWS, _SERIES = 10, 5  # of forecasts that are printed
+
+
+def forecast(
+    data: Annotated[Path, typer.Option(parser=path, help="A .csv (also .gz, .xz) or .parquet of series over time.")],
+    horizon: Annotated[int, typer.Option(callback=at_least(1), help="Rows to forecast.")],
+    time: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, help="The column of times or dates.", show_default="the first column"),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty, help="Series to forecast, separated by commas.", show_default="all other columns"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty,
+            help="ridge, toeplitz, rpe, frequency or modal.",
+            show_default="the best of several on a held-out end",
+        ),
+    ] = None,
+    look_back: Annotated[
+        int | None,
+        typer.Option(callback=at_least(1), help="Rows that a forecast is made from.", show_default="chosen likewise"),
+    ] = None,
+    coverage: Annotated[
+        float, typer.Option(callback=within(0, 1, brackets="()"), help="Share of values that intervals should cover.")
+    ] = 0.9,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="A .csv file for the forecasts; the plot goes beside it.",
+            show_default="DATA-forecast.csv",
+        ),
+    ] = None,
+) -> None:
+    """Forecast series of your own, with intervals and a plot.
+
+    Tries closed-form models and look-backs, says which has the lowest error on the last fifth of the rows, fits it to
+    all rows, and forecasts what follows them.
+
+    lagwise forecast --data my.csv --time date --horizon 96
+
+    lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
+    """
+    from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
+
+    out = out or Path(f"{data.name.split('.')[0]}-forecast.csv")
+    if out.suffix != ".csv" or not out.parent.is_dir():
+        raise typer.BadParameter(f"--out is a .csv file in a folder that exists, got {str(out)!r}")
+    if out.exists() and data.exists() and out.samefile(data):
+        raise typer.BadParameter(f"--out would replace --data, {str(data)!r}")
+    table = read_series(data, time, None if columns is None else columns.split(","))
+    first, last = (_time(at) for at in table.frame.index[[0, -1]])
+    typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
+    for note in table.notes:
+        typer.echo(plain(f"note: {note}"))
+    ranked = choose_forecaster(table.frame, horizon, model=model, look_back=look_back, coverage=coverage, progress=True)
+    print_table(
+        "Mean squared error on the held-out end (standardised)",
+        ("model", "error", "parameters"),
+        [(each.name, f"{each.error:.4f}", f"{each.forecaster.n_parameters_:,}") for each in ranked],
+    )
+    typer.echo(f"\n{plain(reason(ranked))}")
+    made, picture = write_forecast(table, ranked[0].forecaster, out)
+    names = list(table.frame.columns)
+    print_table(
+        "Forecast" + (f" (first {_ROWS} rows)" if len(made) > _ROWS else ""),
+        (str(made.index.name), *(text for name in names[:_SERIES] for text in (name, f"{coverage:.0%} interval"))),
+        [
+            (_time(at), *(text for name in names[:_SERIES] for text in _cells(row, name)))
+            for at, row in made.head(_ROWS).iterrows()
+        ],
+    )
+    typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series) and {picture}"))
+
+
+def _time(at: object) -> str:
+    return str(at).removesuffix(" 00:00:00")
+
+
+def _cells(row: object, name: str) -> tuple[str, str]:
+    values = [row[name], row[f"{name}_lower"], row[f"{name}_upper"]]  # type: ignore[index]
+    value, lower, upper = (f"{each:.5g}" for each in values)
+    return value, f"{lower} to {upper}"

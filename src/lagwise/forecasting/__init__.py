@@ -1,0 +1,17 @@
+"""Forecasting by lag: linear maps in closed form and learned lag kernels. Needs scikit-learn."""
+
+from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
+from lagwise.forecasting.estimator import LagForecaster, Scores
+from lagwise.forecasting.tables import SeriesTable, read_series
+from lagwise.forecasting.writing import write_forecast
+
+__all__ = [
+    "Candidate",
+    "LagForecaster",
+    "Scores",
+    "SeriesTable",
+    "choose_forecaster",
+    "read_series",
+    "reason",
+    "write_forecast",
+]

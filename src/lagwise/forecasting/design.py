@@ -1,0 +1,104 @@
+"""The options of a forecaster, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lagwise.forecasting.learned import learned_size
+from lagwise.forecasting.moments import LEVELS
+from lagwise.forecasting.solving import PENALTIES, parameter_count
+from lagwise.tables import known, shown, whole_number
+
+CLOSED_FORM = ("ridge", "toeplitz")
+LEARNED = ("rpe", "frequency", "modal")
+_OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, where only the name is given
+    "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
+    "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
+    "modal": {"modes": 128},
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """What kind of map is fitted; `LagForecaster` explains the fields. kernels is the horizon for ``ridge``."""
+
+    spec: Mapping[str, Any]
+    look_backs: tuple[int, ...]
+    horizon: int
+    level: str
+    normalize: bool
+    kernels: int
+    rank: int | None
+    penalties: tuple[float, ...]
+    seed: int
+
+    @property
+    def look_back(self) -> int:
+        """The longest."""
+        return max(self.look_backs)
+
+    @property
+    def width(self) -> int:
+        """Rows of a window with its targets."""
+        return self.look_back + self.horizon
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that the map of one group of series is made of."""
+        if self.penalties == (math.inf,):
+            return 0
+        if self.spec["name"] in LEARNED:
+            return len(self.look_backs) * learned_size(self.spec, self.kernels)
+        sizes = (parameter_count(n, self.horizon, kernels=self.kernels, rank=self.rank) for n in self.look_backs)
+        return sum(sizes)
+
+
+def make_design(forecaster: Any) -> Design:
+    """The design that a forecaster's parameters say. ValueError names one that does not serve."""
+    model, rank, penalty = forecaster.model, forecaster.rank, forecaster.penalty
+    spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
+    name = known(spec.get("name"), CLOSED_FORM + LEARNED, "model")
+    horizon, kernels = whole_number("horizon", forecaster.horizon), whole_number("kernels", forecaster.kernels)
+    look_back = forecaster.look_back
+    look_backs = [look_back] if isinstance(look_back, int | str) else list(look_back)
+    if not look_backs:
+        raise ValueError(f"look_back must be a number or several, got {shown(look_back)}")
+    if horizon % kernels:
+        raise ValueError(f"kernels must divide the horizon of {horizon}, got {kernels}")
+    if name == "ridge":
+        if kernels != 1:
+            raise ValueError(f"kernels does not apply to the model 'ridge', got {kernels}")
+        kernels = horizon
+    if rank is not None and (name != "ridge" or whole_number("rank", rank) < 1):
+        raise ValueError(f"rank applies to the model 'ridge' only, got {rank}")
+    if penalty is not None and not penalty >= 0:
+        raise ValueError(f"penalty must be at least 0, got {penalty!r}")
+    if not 0 < forecaster.coverage < 1:
+        raise ValueError(f"coverage must be in (0, 1), got {forecaster.coverage!r}")
+    return Design(
+        spec=spec,
+        look_backs=tuple(whole_number("look_back", each) for each in look_backs),
+        horizon=horizon,
+        level=known(forecaster.level, LEVELS, "level"),
+        normalize=forecaster.normalize,
+        kernels=kernels,
+        rank=rank,
+        penalties=PENALTIES if penalty is None else (float(penalty),),
+        seed=forecaster.random_state,
+    )
+
+
+def held_out_rows(design: Design, validation: float, rows: int) -> int:
+    """Rows held out of so many, which ``validation`` says as a share or a number."""
+    if isinstance(validation, float):
+        if not 0 <= validation < 1:
+            raise ValueError(f"validation must be a share in [0, 1) or a number of rows, got {validation!r}")
+        validation = max(design.horizon, round(validation * rows)) if validation else 0
+    if validation != 0 and whole_number("validation", validation) < design.horizon:
+        raise ValueError(f"validation must be at least the horizon of {design.horizon} rows, got {validation}")
+    if validation == 0 and len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM:
+        raise ValueError("penalty=None is chosen on held-out rows; give a penalty, or validation above 0")
+    return validation

@@ -1,0 +1,270 @@
+"""The forecaster: fitted, scored and streamed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from lagwise.forecasting.design import Design, held_out_rows, make_design
+from lagwise.forecasting.errors import error_quantiles, forecast_errors
+from lagwise.forecasting.fitting import Fit, fit_maps, usable_rows
+from lagwise.forecasting.gaps import carry_forward, scales
+from lagwise.forecasting.moments import window_count
+from lagwise.tables import shown, whole_number
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
+except ImportError as error:
+    raise ImportError("forecasting needs scikit-learn: pip install 'lagwise[forecast]'") from error
+
+
+class Scores(NamedTuple):
+    """Mean squared and mean absolute error on the standardised scale, and the windows of each series scored."""
+
+    mse: float
+    mae: float
+    windows: int
+
+
+class LagForecaster(BaseEstimator):
+    """Forecasts series by weights that depend on lag: a linear map from the last ``look_back`` rows to the next
+    ``horizon``, in the manner of scikit-learn.
+
+    Formula: a series is standardised by the mean and deviation of the rows trained on; a window u has its level
+    ``r^T u`` removed, the map B gives ``y = B^T (u - level) + level``, and the scale is put back. Models:
+
+    - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank``: of that rank at most.
+    - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
+      ``kernels`` of them, each for as many consecutive horizons.
+    - ``rpe``, ``frequency``, ``modal``: the same with k a kernel of `lagwise.kernels`, trained by gradients on the
+      normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
+
+    Parameters:
+        horizon: rows forecast.
+        look_back: rows that a forecast is made from. Of several numbers each has a map, and their forecasts are
+            averaged, which is again one map.
+        model, kernels, rank: see above. kernels must divide the horizon.
+        level: what is removed from a window: its ``mean``, its ``last`` value, or ``none``.
+        normalize: divide windows by their deviation too (reversible instance normalisation). For a linear map this only
+            changes how much each window counts in the fit.
+        shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
+            (None).
+        penalty: relative to the variance of a standardised series; None for the best on held-out rows. With infinity
+            the map is 0, and the level is forecast: the last value with ``level="last"``.
+        validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
+            errors become the intervals. At least one horizon; 0 for none.
+        refit: once the penalty is chosen, fit again with the held-out rows. Their errors stay those of the first fit.
+        coverage: of the intervals.
+        random_state: seed of kernels that are trained.
+
+    Missing values (NaN) are filled with the last observed one, in training, forecasting and streaming alike. Windows
+    with a run of missing rows longer than a tenth of the look-back are not trained on, and missing targets are neither
+    scored nor counted in the intervals.
+
+    Cost: with S series of T rows, look-back L and horizon H, closed forms take O(S T log T + S L (L + H)) for the
+    moments of all windows, then O(L^3) for one eigendecomposition from which every penalty follows, and O(L^2 H) for
+    each penalty (S times the latter two where each series has its own map). No window is made explicit, except with
+    ``normalize``, which costs O(S T L (L + H)). Memory is O(L (L + H) + S T). Forecasts cost O(S L H).
+
+    Attributes after `fit`: maps_ (1 or series, look_back, horizon); mean_, scale_ (series,); penalty_, of each map and
+    look-back; validation_error_, mean squared error on the held-out rows; n_parameters_; n_features_in_.
+
+    ValueError names an option or a value that does not serve, also data too short for one window of look_back + horizon
+    rows. Source: Toner and Darlow 2024 (linear forecasters); the moments are those of the covariance method (Makhoul
+    1975).
+    """
+
+    n_features_in_: int
+
+    def __init__(
+        self,
+        horizon: int = 96,
+        look_back: int | Sequence[int] = 336,
+        *,
+        model: str | Mapping[str, Any] = "ridge",
+        kernels: int = 1,
+        rank: int | None = None,
+        level: str = "mean",
+        normalize: bool = False,
+        shared: bool | None = None,
+        penalty: float | None = None,
+        validation: float | int = 0.2,
+        refit: bool = True,
+        coverage: float = 0.9,
+        random_state: int = 0,
+    ):
+        self.horizon = horizon
+        self.look_back = look_back
+        self.model = model
+        self.kernels = kernels
+        self.rank = rank
+        self.level = level
+        self.normalize = normalize
+        self.shared = shared
+        self.penalty = penalty
+        self.validation = validation
+        self.refit = refit
+        self.coverage = coverage
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[missing-attribute]
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def fit(self, X: Any, y: None = None) -> Self:
+        """Fit to series ``(rows, series)`` in the order of time, or one series ``(rows,)``; NaN is missing."""
+        design = make_design(self)
+        x = self._validated(X, reset=True)
+        held = held_out_rows(design, self.validation, len(x))
+        cut = len(x) - held
+        window_count(cut, design.look_back, design.horizon)
+        self.mean_, self.scale_ = scales(x[:cut])
+        z = self._standardized(x)
+        filled, missing = carry_forward(z), np.isnan(z)
+        self.shared_, fits = self._fits(design, filled, missing, cut)
+        self.validation_error_ = None if not held else float(np.mean([fit.error for fit in fits]))
+        self.interval_ = None
+        if held:
+            begin = cut - design.look_back
+            targets = np.where(missing, np.nan, filled)[begin:]
+            self.interval_ = error_quantiles([fit.maps for fit in fits], filled[begin:], targets, self.coverage)
+        self.penalty_ = [fit.penalties for fit in fits]
+        if held and self.refit:
+            fits = [
+                self._fit_series(design, filled, missing, columns, len(x), penalties)
+                for columns, penalties in zip(self._groups(self.shared_), self.penalty_, strict=True)
+            ]
+        self.maps_ = np.stack([fit.maps for fit in fits])
+        self.n_parameters_ = len(fits) * design.parameters
+        self._recent = deque(filled[-design.look_back :], maxlen=design.look_back)
+        return self
+
+    def predict(self, horizon: int | None = None, *, X: Any = None) -> np.ndarray:
+        """Forecasts ``(horizon, series)`` of the rows after the data fitted to, and after every row given to `update`
+        since; or after the rows of X. Of one series ``(rows,)`` the forecasts are ``(horizon,)``.
+
+        horizon: as fitted, or less.
+        """
+        check_is_fitted(self)
+        steps = self._steps(horizon)
+        if X is None:
+            recent = np.stack(self._recent)
+        else:
+            x = self._validated(X, reset=False)
+            look_back = self.maps_.shape[1]
+            if len(x) < look_back:
+                raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
+            recent = carry_forward(self._standardized(x))[-look_back:]
+        z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
+        return self._shaped(z * self.scale_ + self.mean_)
+
+    def predict_interval(self, horizon: int | None = None, *, X: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of intervals around `predict`, shaped as its result.
+
+        For each horizon and series, half the width is the ``coverage`` quantile of absolute errors on held-out windows,
+        at most 500 of them spread evenly, with the finite-sample rank ``ceil((n + 1) coverage)`` of split conformal
+        prediction (Vovk et al. 2005). Its guarantee needs errors that are exchangeable; those of overlapping windows of
+        a series that changes are not, so coverage is approximate.
+        """
+        centre = self.predict(horizon, X=X)
+        if self.interval_ is None:
+            raise ValueError("intervals need held-out rows; fit with validation above 0")
+        half = self._shaped(self.interval_[: self._steps(horizon)] * self.scale_)
+        return centre - half, centre + half
+
+    def update(self, row: Any) -> Self:
+        """Take the next row ``(series,)`` of the data; NaN is missing. Constant time and memory: the maps stay, and
+        the window moves. Forecasts are exactly those from all rows at once."""
+        check_is_fitted(self)
+        values = np.asarray(row, dtype=np.float64).reshape(-1)
+        if values.shape != (self.n_features_in_,) or np.isinf(values).any():
+            raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
+        self._recent.append(carry_forward(self._standardized(values[None]), self._recent[-1])[0])
+        return self
+
+    def evaluate(self, X: Any) -> Scores:
+        """Errors over every window within X, stride one: look_back rows and the horizon after them."""
+        check_is_fitted(self)
+        z = self._standardized(self._validated(X, reset=False))
+        look_back, horizon = self.maps_.shape[1:]
+        windows = window_count(len(z), look_back, horizon)
+        filled = carry_forward(z)
+        squares = absolutes = count = 0.0
+        for error in forecast_errors(self.maps_, filled, z, np.arange(windows)):
+            squares += np.nansum(error**2)
+            absolutes += np.nansum(np.abs(error))
+            count += np.count_nonzero(~np.isnan(error))
+        if not count:
+            raise ValueError("X has no observed value to score a forecast by")
+        return Scores(float(squares / count), float(absolutes / count), windows)
+
+    def score(self, X: Any, y: None = None) -> float:
+        """Minus the mean squared error of `evaluate`: greater is better."""
+        return -self.evaluate(X).mse
+
+    def _fits(self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int) -> tuple[bool, list[Fit]]:
+        """The fits for shared maps or those of each series, and which it is."""
+        options = [self.shared] if self.shared is not None else [True, False]
+        if filled.shape[1] == 1:
+            options = [True]
+        elif len(options) == 2 and cut == len(filled):
+            raise ValueError("shared=None chooses on held-out rows; give shared, or validation above 0")
+        found = {
+            shared: [self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)]
+            for shared in options
+        }
+        shared = min(found, key=lambda each: 0 if len(found) == 1 else np.mean([fit.error for fit in found[each]]))
+        return shared, found[shared]
+
+    def _fit_series(
+        self,
+        design: Design,
+        filled: np.ndarray,
+        missing: np.ndarray,
+        columns: Sequence[int],
+        cut: int,
+        penalties: tuple[float, ...] | None = None,
+    ) -> Fit:
+        """One map for some series, from the rows before ``cut``; the rows from there on are held out."""
+        x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
+        train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
+        valid = []
+        if cut < len(x):
+            valid = usable_rows(x[cut - look_back :], gaps[cut - look_back :], design.width, look_back)
+        return fit_maps(design, train, valid, penalties)
+
+    def _groups(self, shared: bool) -> list[list[int]]:
+        series = list(range(self.n_features_in_))
+        return [series] if shared else [[each] for each in series]
+
+    def _steps(self, horizon: int | None) -> int:
+        fitted = self.maps_.shape[2]
+        if horizon is None:
+            return fitted
+        if whole_number("horizon", horizon) > fitted:
+            raise ValueError(f"horizon must be at most the {fitted} rows fitted for, got {horizon}")
+        return horizon
+
+    def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
+        if np.ndim(X) == 1:
+            if reset:
+                self._one_series = True
+            X = np.asarray(X).reshape(-1, 1)
+        elif reset:
+            self._one_series = False
+        x = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+        if reset and (empty := np.flatnonzero(np.isnan(x).all(0))).size:
+            names = getattr(self, "feature_names_in_", range(x.shape[1]))
+            raise ValueError(f"series {names[empty[0]]!r} has no observed value")
+        return x
+
+    def _standardized(self, x: np.ndarray) -> np.ndarray:
+        return (x - self.mean_) / self.scale_
+
+    def _shaped(self, x: np.ndarray) -> np.ndarray:
+        return x[:, 0] if self._one_series else x

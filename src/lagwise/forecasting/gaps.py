@@ -1,0 +1,52 @@
+"""Missing values of series: filled where the run is short, left out of the fit where it is long, and not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def carry_forward(x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
+    """Replace each missing value by the last one observed before it.
+
+    Shapes: x ``(rows, series)``, NaN where missing; before ``(series,)``, what precedes the first row, by default 0.
+    A value depends on no later row, so filling row by row, as a stream comes, gives the same.
+    """
+    start = np.zeros(x.shape[1]) if before is None else before
+    padded = np.concatenate([np.nan_to_num(start)[None], x])
+    observed = np.where(np.isnan(padded), 0, np.arange(len(padded))[:, None])
+    return np.take_along_axis(padded, np.maximum.accumulate(observed, axis=0), axis=0)[1:]
+
+
+def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[int]]:
+    """The stretches of rows between runs of more than ``longest`` missing rows, with the series that have each.
+
+    Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so are kept together.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    for series, gaps in enumerate(missing.T):
+        begin = 0
+        for start, stop in _runs(gaps):
+            if stop - start > longest:
+                found.setdefault((begin, start), []).append(series)
+                begin = stop
+        found.setdefault((begin, len(gaps)), []).append(series)
+    return {rows: series for rows, series in found.items() if rows[0] < rows[1]}
+
+
+def scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of what is observed of each series ``(rows, series)``. The deviation is 1 of a series that is
+    constant, and mean and deviation are 0 and 1 of one of which nothing is observed."""
+    observed = ~np.isnan(x)
+    count = np.maximum(1, observed.sum(0))
+    mean = np.where(observed, x, 0).sum(0) / count
+    deviation = np.sqrt((np.where(observed, x - mean, 0) ** 2).sum(0) / count)
+    return mean, np.where(deviation > 1e-12 * np.maximum(1, np.abs(mean)), deviation, 1.0)
+
+
+def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Start and stop of each run of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    for start, stop in edges.reshape(-1, 2):
+        yield int(start), int(stop)

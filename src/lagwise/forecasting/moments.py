@@ -1,0 +1,141 @@
+"""Second moments of all windows of a series, without making the windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.fft import irfft, next_fast_len, rfft
+
+LEVELS = ("mean", "last", "none")
+_CHUNK = 4096  # windows that are made at a time where they must be
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over windows of ``look_back`` inputs u and ``horizon`` targets y that follow them.
+
+    Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon); targets
+    ``sum y^2`` (horizon,). count is the (weighted) number of windows. Inputs are in the order of time.
+    """
+
+    inputs: np.ndarray
+    cross: np.ndarray
+    targets: np.ndarray
+    count: float
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(
+            self.inputs + other.inputs,
+            self.cross + other.cross,
+            self.targets + other.targets,
+            self.count + other.count,
+        )
+
+    def latest(self, look_back: int) -> Moments:
+        """The same of windows that begin later: of their last ``look_back`` inputs."""
+        return Moments(self.inputs[-look_back:, -look_back:], self.cross[-look_back:], self.targets, self.count)
+
+    def without_level(self, level: str) -> Moments:
+        """The moments of windows from which the level ``r^T u`` of their inputs has been subtracted throughout.
+
+        Formula: with ``g = G r``, ``s = r^T G r`` and ones 1: ``G - 1 g^T - g 1^T + s``, ``C - 1 r^T C - g 1^T + s``
+        and ``y^2 - 2 r^T C + s``. Removing a level is linear, so it acts on the moments and needs no windows.
+        """
+        if level == "none":
+            return self
+        r = level_weights(level, len(self.inputs))
+        g, c = self.inputs @ r, r @ self.cross
+        s = r @ g
+        return Moments(
+            self.inputs - g - g[:, None] + s, self.cross - c - g[:, None] + s, self.targets - 2 * c + s, self.count
+        )
+
+    def error(self, maps: np.ndarray) -> np.ndarray:
+        """Mean squared error ``(horizon,)`` of forecasts ``maps^T u``, for maps ``(look_back, horizon)``."""
+        products = ((self.inputs @ maps - 2 * self.cross) * maps).sum(0)
+        return (self.targets + products) / self.count
+
+
+def level_weights(level: str, look_back: int) -> np.ndarray:
+    """The weights r by which a window's level is ``r^T u``: its mean, its last value, or nothing."""
+    weights = np.zeros(look_back)
+    if level == "mean":
+        weights[:] = 1 / look_back
+    elif level == "last":
+        weights[-1] = 1
+    return weights
+
+
+def window_moments(x: np.ndarray, look_back: int, horizon: int) -> Moments:
+    """Moments of all windows of some series, all together.
+
+    Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is
+    ``a(i, j) = sum_t x(t + i) x(t + j)``; its neighbour on the diagonal is
+    ``a(i + 1, j + 1) = a(i, j) + x(m + i) x(m + j) - x(i) x(j)``, and the first row is a correlation, done by FFT.
+
+    Shapes: x ``(rows, series)`` of finite values, float64. Costs O(series * (rows log rows + look_back * (look_back +
+    horizon))), however many windows there are. Source: the covariance method of linear prediction (Makhoul 1975).
+    ValueError if there is no window.
+    """
+    x = np.ascontiguousarray(x, dtype=np.float64)
+    width, m = look_back + horizon, window_count(len(x), look_back, horizon)
+    n_fft = next_fast_len(len(x) + width, real=True)
+    spectrum = (rfft(x[:m], n_fft, axis=0).conj() * rfft(x, n_fft, axis=0)).sum(1)
+    a = np.empty((look_back, width))
+    a[0] = irfft(spectrum, n_fft)[:width]
+    a[1:, 1:] = x[m : m + look_back - 1] @ x[m : m + width - 1].T - x[: look_back - 1] @ x[: width - 1].T
+    for i in range(1, look_back):
+        a[i, i:] += a[i - 1, i - 1 : -1]
+    inputs = np.triu(a[:, :look_back])
+    squares = np.concatenate([np.zeros(1), (x**2).sum(1).cumsum()])
+    return Moments(
+        inputs + np.triu(inputs, 1).T,
+        a[:, look_back:],
+        squares[look_back + m :][:horizon] - squares[look_back : look_back + horizon],
+        m * x.shape[1],
+    )
+
+
+def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:
+    """Moments of windows whose level is removed and that are divided by the deviation of their inputs.
+
+    The deviation is ``sqrt(mean((u - level)^2) + 1e-5)``, as in reversible instance normalisation (Kim et al. 2022).
+    A linear map without a constant commutes with a scale, so dividing by the deviation and multiplying the forecast by
+    it again leaves a given map as it is: normalisation changes only how much each window counts in the fit. Here
+    windows are made, some thousands at a time: O(windows * look_back * (look_back + horizon)).
+    """
+    width, weights = look_back + horizon, level_weights(level, look_back)
+    window_count(len(x), look_back, horizon)
+    total = np.zeros((width, width))
+    count = 0.0
+    for series in np.ascontiguousarray(x, dtype=np.float64).T:
+        windows = sliding_window_view(series, width)
+        for start in range(0, len(windows), _CHUNK):
+            chunk = windows[start : start + _CHUNK]
+            chunk = chunk - chunk[:, :look_back] @ weights[:, None]
+            chunk /= np.sqrt((chunk[:, :look_back] ** 2).mean(1, keepdims=True) + 1e-5)
+            total += chunk.T @ chunk
+            count += len(chunk)
+    inputs, outputs = slice(look_back), slice(look_back, None)
+    return Moments(total[inputs, inputs], total[inputs, outputs], np.diag(total)[outputs], count)
+
+
+def window_count(rows: int, look_back: int, horizon: int) -> int:
+    """Windows in so many rows, with a stride of one. ValueError if none."""
+    count = rows - look_back - horizon + 1
+    if count < 1:
+        raise ValueError(
+            f"look_back + horizon = {look_back} + {horizon} rows must fit into the data, which has {rows} rows"
+        )
+    return count
+
+
+def total(moments: Iterable[Moments]) -> Moments:
+    """The sum of at least one."""
+    first, *rest = moments
+    for each in rest:
+        first = first + each
+    return first

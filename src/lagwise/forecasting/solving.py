@@ -1,0 +1,79 @@
+"""Linear forecasters in closed form, from the moments of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from lagwise.forecasting.moments import Moments
+
+#: Penalties that are tried, relative to the variance of a standardised series.
+PENALTIES = tuple(float(p) for p in np.logspace(-6, 1, 15))
+
+
+def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.ndarray]:
+    """The normal equations ``N k = r`` of Toeplitz maps, each entry a mean over windows and horizons.
+
+    Formula: the horizons are cut into ``kernels`` groups of g consecutive ones; a group has one kernel k of
+    ``look_back + g - 1`` values and forecasts ``y(t + h) = sum_i k(i + g - 1 - h) u(i)``, h = 0..g-1 in the group. So
+    N is the sum over h of the moments of the inputs, shifted by g - 1 - h along the diagonal, the same for every group.
+    ``kernels = horizon`` is the general linear map, ``kernels = 1`` one Toeplitz kernel for all horizons.
+
+    Shapes: N ``(n, n)`` and r ``(n, kernels)`` with n = look_back + g - 1. Costs O(n^2 + look_back * horizon), because
+    sums of g entries along diagonals are differences of cumulative sums. ValueError if kernels does not divide the
+    horizon.
+    """
+    look_back, horizon = moments.cross.shape
+    if horizon % kernels:
+        raise ValueError(f"kernels must divide the horizon of {horizon}, got {kernels}")
+    width = horizon // kernels
+    if width == 1:
+        return moments.inputs / moments.count, moments.cross / moments.count
+    n = look_back + width - 1
+    matrix = np.zeros((n, n))
+    matrix[:look_back, :look_back] = moments.inputs
+    for i in range(1, n):
+        matrix[i, 1:] += matrix[i - 1, :-1]
+    matrix[width:, width:] -= matrix[:-width, :-width].copy()
+    right = np.zeros((n, kernels))
+    for h in range(width):
+        right[width - 1 - h :][:look_back] += moments.cross[:, h::width]
+    return matrix / (moments.count * width), right / (moments.count * width)
+
+
+def expand(kernels: np.ndarray, look_back: int) -> np.ndarray:
+    """Kernels ``(look_back + g - 1, groups)`` as the map ``(look_back, groups * g)`` that `kernel_equations` means."""
+    windows = sliding_window_view(kernels, look_back, axis=0)[::-1]  # (g, groups, look_back)
+    return windows.transpose(2, 1, 0).reshape(look_back, -1)
+
+
+def ridge_path(
+    moments: Moments, penalties: Sequence[float], *, kernels: int, rank: int | None = None
+) -> Iterator[np.ndarray]:
+    """The map ``(look_back, horizon)`` for each penalty p, all from one eigendecomposition.
+
+    Formula: ``k = (N + p I)^-1 r`` with N and r of `kernel_equations`. rank: the best map of that rank in the same
+    penalised error, which is ``(N + p I)^(-1/2)`` times the truncated singular value decomposition of
+    ``(N + p I)^(-1/2) r`` (reduced-rank regression, Izenman 1975).
+
+    Costs O(n^3) once, and O(n^2 * kernels) for each penalty.
+    """
+    matrix, right = kernel_equations(moments, kernels)
+    values, vectors = np.linalg.eigh(matrix)
+    values, right = values.clip(min=0), vectors.T @ right
+    for penalty in penalties:
+        root = np.sqrt(values + max(penalty, 1e-12))[:, None]
+        solution = right / root
+        if rank is not None and rank < min(solution.shape):
+            directions = np.linalg.eigh(solution.T @ solution)[1][:, -rank:]
+            solution = solution @ directions @ directions.T
+        yield expand(vectors @ (solution / root), len(moments.inputs))
+
+
+def parameter_count(look_back: int, horizon: int, *, kernels: int, rank: int | None = None) -> int:
+    """Numbers that a map of `ridge_path` is made of."""
+    if rank is not None and rank < min(look_back, horizon):
+        return rank * (look_back + horizon)
+    return kernels * (look_back + horizon // kernels - 1)

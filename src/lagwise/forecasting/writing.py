@@ -1,0 +1,36 @@
+"""Forecasts as a table and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lagwise.figures import close
+from lagwise.files import saved_whole
+from lagwise.forecasting.estimator import LagForecaster
+from lagwise.forecasting.plotting import forecast_figure
+from lagwise.forecasting.tables import SeriesTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path]:
+    """Write what a forecaster fitted to a table says of the rows after it: to ``out``, for each series NAME the columns
+    NAME, NAME_lower and NAME_upper, and to a .png of the same name. Returns the table and the path of the picture."""
+    import pandas as pd
+
+    values = forecaster.predict()
+    lower, upper = forecaster.predict_interval()
+    times = table.next_times(len(values))
+    columns = {}
+    for i, name in enumerate(table.frame.columns):
+        columns |= {name: values[:, i], f"{name}_lower": lower[:, i], f"{name}_upper": upper[:, i]}
+    made = pd.DataFrame(columns, index=pd.Index(times, name=table.frame.index.name))
+    picture = out.with_suffix(".png")
+    figure = forecast_figure(table.frame, made.index, values, (lower, upper), forecaster.coverage)
+    with saved_whole(out.parent, out.name) as partial:
+        made.to_csv(partial / out.name)
+        figure.savefig(partial / picture.name, dpi=130)
+    close(figure)
+    return made, picture

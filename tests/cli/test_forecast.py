@@ -1,0 +1,91 @@
+"""``lagwise forecast`` and ``lagwise bench forecast`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from lagwise.bench import forecasting as bench
+from lagwise.cli.main import app
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    t, rng = np.arange(300), np.random.default_rng(0)
+    times = pd.date_range("2024-01-01", periods=300, freq="h")
+    load = np.sin(t * 2 * np.pi / 24) + 0.1 * rng.normal(size=300)
+    frame = pd.DataFrame({"date": times, "load": load, "price": 3 * load + 7, "site": "A"})
+    frame.loc[50:52, "load"] = np.nan
+    frame.to_csv(tmp_path / "my.csv", index=False)
+    return tmp_path / "my.csv"
+
+
+def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
+    out = data.with_name("next.csv")
+    arguments = ["--data", data, "--time", "date", "--horizon", "24", "--columns", "load,price", "--out", out]
+    result = runner.invoke(app, ["forecast", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    for words in (
+        "300 rows of 2 series, 2024-01-01 to 2024-01-13 11:00:00",
+        "note: 3 of 600 values are missing",
+        "last value",
+        "Chosen: ",
+        "below repeating the last value",
+        "90% interval",
+        "2024-01-13 12:00:00",
+        "24 rows of 2 series",
+    ):
+        assert words in result.output
+    made = pd.read_csv(out, parse_dates=["date"], index_col="date")
+    assert list(made) == ["load", "load_lower", "load_upper", "price", "price_lower", "price_upper"]
+    assert list(made.index) == list(pd.date_range("2024-01-13 12:00", periods=24, freq="h"))
+    true = np.sin(np.arange(300, 324) * 2 * np.pi / 24)
+    assert np.abs(made["load"] - true).max() < 0.3
+    assert np.mean((made["load_lower"] < true) & (true < made["load_upper"])) > 0.8
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--horizon", "24"], "column 'site' has 'A' in row 1, which is no number"),
+        (["--horizon", "200", "--columns", "load"], "horizon = 200 needs at least 401 rows"),
+        (["--horizon", "24", "--columns", "load", "--look-back", "280"], "look_back = 280 is longer than"),
+        (["--horizon", "24", "--columns", "load", "--model", "arima"], "unknown model: 'arima'"),
+        (["--horizon", "24", "--time", "when"], "unknown column of times: 'when'"),
+        (["--horizon", "24", "--time", "site"], "column 'site' has 'A' in row 1, which is no time"),
+    ],
+)
+def test_what_does_not_serve(data: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    result = runner.invoke(app, ["forecast", "--data", str(data), *arguments])
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)
+    assert sorted(path.name for path in data.parent.iterdir()) == ["my.csv"]
+
+
+def test_the_data_are_not_overwritten(data: Path) -> None:
+    result = runner.invoke(app, ["forecast", "--data", str(data), "--horizon", "3", "--out", str(data)])
+    assert result.exit_code == 2
+    assert "would replace" in result.output
+
+
+def test_bench_writes_a_table_and_results(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bench.Benchmark("my", (150, 60, 80), (12, 24), 24, (12, 24))
+    monkeypatch.setitem(bench.BENCHMARKS, "exchange", made)
+    monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 3)
+    pd.read_csv(data)[["date", "price"]].to_csv(data, index=False)
+    out = data.with_name("results.json")
+    result = runner.invoke(app, ["bench", "forecast", str(data.parent), "--data", "exchange", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "chosen by validation, at most 10,000 parameters" in result.output
+    cells = json.loads(out.read_text())["results"]["cells"]
+    assert {(each["horizon"], each["windows"]) for each in cells} == {(12, 69), (24, 57)}
+    assert len(cells) == 2 * len(bench.models(made, 12))

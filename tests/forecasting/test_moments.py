@@ -1,0 +1,136 @@
+"""Moments and maps against windows written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+
+from lagwise.forecasting.moments import LEVELS, Moments, level_weights, normalized_moments, total, window_moments
+from lagwise.forecasting.solving import expand, kernel_equations, parameter_count, ridge_path
+
+LOOK_BACK, HORIZON = 20, 6
+
+
+def series(rows: int = 300, count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(rows, count)).cumsum(0)
+
+
+def windows(x: np.ndarray, level: str = "none", look_back: int = LOOK_BACK) -> np.ndarray:
+    """All windows of all series, without their level."""
+    made = np.concatenate([sliding_window_view(column, look_back + HORIZON) for column in x.T])
+    return made - made[:, :look_back] @ level_weights(level, look_back)[:, None]
+
+
+def assert_moments(moments: Moments, made: np.ndarray, look_back: int = LOOK_BACK) -> None:
+    gram = made.T @ made
+    scale = abs(gram).max()
+    np.testing.assert_allclose(moments.inputs, gram[:look_back, :look_back], atol=1e-12 * scale)
+    np.testing.assert_allclose(moments.cross, gram[:look_back, look_back:], atol=1e-12 * scale)
+    np.testing.assert_allclose(moments.targets, np.diag(gram)[look_back:], atol=1e-12 * scale)
+    assert moments.count == len(made)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [26, 27, 64, 300])
+def test_moments_are_those_of_explicit_windows(level: str, rows: int) -> None:
+    x = series(rows)
+    assert_moments(window_moments(x, LOOK_BACK, HORIZON).without_level(level), windows(x, level))
+
+
+def test_one_input_and_one_target() -> None:
+    x = series(9, 1)
+    moments = window_moments(x, 1, 1)
+    assert moments.inputs[0, 0] == pytest.approx((x[:-1] ** 2).sum())
+    assert moments.cross[0, 0] == pytest.approx((x[:-1] * x[1:]).sum())
+
+
+def test_stretches_add_up_and_shorter_look_backs_are_parts() -> None:
+    x = series()
+    both = total(window_moments(part, LOOK_BACK, HORIZON) for part in (x[:100], x[150:]))
+    assert_moments(both, np.concatenate([windows(x[:100]), windows(x[150:])]))
+    latest = window_moments(x, LOOK_BACK, HORIZON).latest(7).without_level("mean")
+    assert_moments(latest, windows(x[LOOK_BACK - 7 :], "mean", 7), 7)
+
+
+def test_normalized_moments_weigh_windows() -> None:
+    x = series()
+    made = windows(x, "mean")
+    made = made / np.sqrt((made[:, :LOOK_BACK] ** 2).mean(1, keepdims=True) + 1e-5)
+    assert_moments(normalized_moments(x, LOOK_BACK, HORIZON, "mean"), made)
+
+
+def test_too_few_rows() -> None:
+    with pytest.raises(ValueError, match="20 \\+ 6 rows must fit into the data, which has 25"):
+        window_moments(series(25), LOOK_BACK, HORIZON)
+
+
+@pytest.mark.parametrize("kernels", [1, 2, 3, 6])
+def test_kernels_are_least_squares_on_explicit_windows(kernels: int) -> None:
+    """`toeplitz` for one kernel up to `ridge` for as many as horizons."""
+    made = windows(series(), "mean")
+    width, penalty = HORIZON // kernels, 0.1
+    columns = []
+    for group in range(kernels):
+        rows, targets = [], []
+        for h in range(width):
+            row = np.zeros((len(made), LOOK_BACK + width - 1))
+            row[:, width - 1 - h :][:, :LOOK_BACK] = made[:, :LOOK_BACK]
+            rows.append(row)
+            targets.append(made[:, LOOK_BACK + group * width + h])
+        a, b = np.concatenate(rows), np.concatenate(targets)
+        k = np.linalg.solve(a.T @ a / len(a) + penalty * np.eye(a.shape[1]), a.T @ b / len(a))
+        columns += [k[width - 1 - h :][:LOOK_BACK] for h in range(width)]
+    moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
+    (maps,) = ridge_path(moments, [penalty], kernels=kernels)
+    np.testing.assert_allclose(maps, np.stack(columns, 1), atol=1e-10)
+    errors = made[:, LOOK_BACK:] - made[:, :LOOK_BACK] @ maps
+    np.testing.assert_allclose(moments.error(maps), (errors**2).mean(0), rtol=1e-9)
+
+
+def test_every_penalty_comes_from_one_decomposition() -> None:
+    moments = window_moments(series(), LOOK_BACK, HORIZON)
+    penalties = [1e-3, 1.0, 100.0, np.inf]
+    path = list(ridge_path(moments, penalties, kernels=HORIZON))
+    for penalty, maps in zip(penalties[:-1], path, strict=False):
+        solved = np.linalg.solve(
+            moments.inputs / moments.count + penalty * np.eye(LOOK_BACK), moments.cross / moments.count
+        )
+        np.testing.assert_allclose(maps, solved, atol=1e-9)
+    assert not path[-1].any()
+
+
+def test_one_kernel_has_constant_diagonals() -> None:
+    maps = expand(np.arange(LOOK_BACK + HORIZON - 1.0)[:, None], LOOK_BACK)
+    assert maps.shape == (LOOK_BACK, HORIZON)
+    assert np.array_equal(maps[1:, 1:], maps[:-1, :-1])
+
+
+def test_rank_is_the_best_of_that_rank() -> None:
+    """Of the full rank nothing changes; of a lower one no small step within the rank lowers the penalised error."""
+    moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
+    (full,), (cut,) = (list(ridge_path(moments, [0.1], kernels=HORIZON, rank=rank)) for rank in (6, 2))
+    (free,) = ridge_path(moments, [0.1], kernels=HORIZON)
+    np.testing.assert_allclose(full, free)
+    assert np.linalg.matrix_rank(cut) == 2
+
+    def loss(maps: np.ndarray) -> float:
+        return float(moments.error(maps).sum() + 0.1 * (maps**2).sum())
+
+    left, sizes, right = np.linalg.svd(cut, full_matrices=False)
+    left, right = left[:, :2] * sizes[:2], right[:2]
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        a, b = (1e-3 * rng.normal(size=part.shape) for part in (left, right))
+        assert loss((left + a) @ (right + b)) > loss(cut)
+
+
+def test_parameters_are_counted() -> None:
+    assert parameter_count(720, 96, kernels=1) == 815
+    assert parameter_count(720, 96, kernels=96) == 720 * 96
+    assert parameter_count(720, 96, kernels=96, rank=12) == 12 * 816
+
+
+def test_kernels_divide_the_horizon() -> None:
+    with pytest.raises(ValueError, match="kernels must divide the horizon of 6, got 4"):
+        kernel_equations(window_moments(series(), LOOK_BACK, HORIZON), 4)

@@ -1,0 +1,108 @@
+"""Tables of series over time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lagwise.forecasting import read_series
+
+
+def written(folder: Path, frame: pd.DataFrame, name: str = "data.csv") -> Path:
+    path = folder / name
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False)
+    return path
+
+
+def hours(rows: int = 20, **columns: Any) -> pd.DataFrame:
+    times = pd.date_range("2024-03-01", periods=rows, freq="h")
+    return pd.DataFrame({"date": times, "load": np.arange(rows) + 0.5, **columns})
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.csv.xz", "data.parquet"])
+def test_reads_what_was_written(tmp_path: Path, name: str) -> None:
+    table = read_series(written(tmp_path, hours(), name))
+    assert table.frame["load"].tolist() == hours()["load"].tolist()
+    assert list(table.next_times(2)) == list(pd.date_range("2024-03-01 20:00", periods=2, freq="h"))
+    assert table.notes == ()
+
+
+def test_rows_are_sorted_and_missing_times_become_missing_values(tmp_path: Path) -> None:
+    frame = hours(price=1.0).drop(index=[5, 6]).sample(frac=1, random_state=0)
+    table = read_series(written(tmp_path, frame), "date")
+    assert table.frame.index.tolist() == hours()["date"].tolist()
+    assert table.frame["load"].isna().sum() == 2
+    assert [note.split(";")[0] for note in table.notes] == [
+        "2 times are missing from the grid",
+        "4 of 40 values are missing",
+        "series 'price' is constant",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("times", "following"),
+    [
+        (pd.date_range("2020-01-31", periods=30, freq="ME"), "2022-07-31"),
+        (pd.date_range("2020-01-01", periods=30, freq="MS"), "2022-07-01"),
+        (pd.date_range("2020-01-01", periods=30, freq="B"), "2020-02-12"),
+        (pd.date_range("2020-01-15", periods=31, freq=pd.DateOffset(months=1)).delete(7), "2022-08-15"),
+        (np.arange(1990, 2020), 2020),
+    ],
+)
+def test_calendars(tmp_path: Path, times: Any, following: Any) -> None:
+    table = read_series(written(tmp_path, pd.DataFrame({"t": times, "x": np.arange(30.0)})))
+    assert table.next_times(1)[0] == (pd.Timestamp(following) if isinstance(following, str) else following)
+
+
+def test_columns_are_chosen(tmp_path: Path) -> None:
+    path = written(tmp_path, hours(place="here", price=2.0))
+    assert list(read_series(path, columns=["price"]).frame) == ["price"]
+    with pytest.raises(ValueError, match="column 'place' has 'here' in row 1, which is no number"):
+        read_series(path)
+    with pytest.raises(ValueError, match="did you mean 'price'"):
+        read_series(path, columns=["prise"])
+
+
+def changed(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFrame:
+    frame = frame.astype({column: object})
+    frame.loc[row, column] = value
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (changed(hours(), 7, "load", "n/k"), "column 'load' has 'n/k' in row 8, which is no number"),
+        (changed(hours(), 7, "load", np.inf), "column 'load' has 'inf' in row 8"),
+        (changed(hours(), 7, "date", "soon"), "column 'date' has 'soon' in row 8, which is no time"),
+        (changed(hours(), 7, "date", hours()["date"][3]), "has 2024-03-01 03:00:00 more than once"),
+        (changed(hours(), 7, "date", pd.Timestamp("2024-03-01 07:20")), "irregular: 2024-03-01 07:20:00 follows"),
+        (changed(hours(), 19, "date", pd.Timestamp("2031-03-01")), "irregular: 2031-03-01 00:00:00 follows"),
+        (hours().assign(load=np.nan), "column 'load' has no value at all"),
+        (hours()[["date"]], "no column beside the times"),
+        (hours(0), "has no rows"),
+        (hours(2), "at least 3 rows are needed, got 2"),
+    ],
+)
+def test_tables_that_do_not_serve(tmp_path: Path, frame: pd.DataFrame, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_series(written(tmp_path, frame))
+
+
+def test_files_that_do_not_serve(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no file"):
+        read_series(tmp_path / "nothing.csv")
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "false.parquet").write_bytes(b"no table")
+    for name in ("empty.csv", "false.parquet"):
+        with pytest.raises(ValueError, match="cannot be read as a table"):
+            read_series(tmp_path / name)
+    with pytest.raises(ValueError, match="did you mean 'date'"):
+        read_series(written(tmp_path, hours()), "data")
