@@ -101,8 +101,15 @@ def _events(folder: Path) -> list[str]:
     return [*_LABEL, f"data.source={folder / 'events.jsonl'}", "task.events=at", "task.tolerance=8", "task.stride=4"]
 
 
-_LABEL = ["task.name=sequence_labelling", "data.length=32", "task.delay=2"]
+def _forecasting(folder: Path) -> list[str]:
+    waves = np.sin(np.arange(200)[:, None] / [2, 3]) + np.random.default_rng(0).normal(0, 0.1, (200, 2))
+    _write(folder / "waves.csv", [{"hour": i, "a": a, "b": "" if i % 9 == 0 else b} for i, (a, b) in enumerate(waves)])
+    options = ["task.name=forecasting", "task.horizon=6", "task.patch=4", "data.length=16"]
+    return [*options, f"data.source={folder / 'waves.csv'}"]
+
+
 _CLASSIFY = ["task.name=sequence_classification", "data.length=32"]
+_LABEL = ["task.name=sequence_labelling", "data.length=32", "task.delay=2"]
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -133,6 +140,12 @@ CASES = {
         _acceptable,
         [{"text": "good film"}],
         ("task.metric=f2", "unknown task.metric"),
+    ),
+    "forecasts": Case(
+        "forecasting",
+        _forecasting,
+        [{"past_values": [0.0, 1.0, None, 3.0] * 5}, {"past_values": "[1, null, 3]"}],
+        ("task.time=day", "unknown column of times: 'day'"),
     ),
     "classes of series": Case(
         "sequence_classification",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
+    from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
     from lagwise.models.streaming_classifier import StreamingClassifier
@@ -23,6 +24,7 @@ __all__ = [
     "LagwiseConfig",
     "LagwiseForCausalLM",
     "LagwiseForMaskedLM",
+    "LagwiseForPrediction",
     "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
     "LagwiseForTokenClassification",
@@ -41,6 +43,7 @@ __getattr__ = lazy(
         "LagwiseConfig": "lagwise.models.configuration",
         "LagwiseForCausalLM": "lagwise.models.causal_lm",
         "LagwiseForMaskedLM": "lagwise.models.masked_lm",
+        "LagwiseForPrediction": "lagwise.models.prediction",
         "LagwiseForQuestionAnswering": "lagwise.models.question_answering",
         "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseForTokenClassification": "lagwise.models.token_classification",

@@ -41,6 +41,7 @@ class LagwiseConfig(PreTrainedConfig):
         the ``pair`` of the means of two texts, which token_type_ids tell apart and which are read alone.
     classifier_dropout: share of the pooled values that are dropped in training.
     sparse_prediction: whether a masked language model that is given labels computes logits at these alone.
+    prediction_length: steps that `LagwiseForPrediction` forecasts.
     label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights
         learn numbers near 1 whatever the labels' unit.
     initializer_range: standard deviation of linear and embedding weights at the start.
@@ -66,6 +67,7 @@ class LagwiseConfig(PreTrainedConfig):
     pooling: str = "mean"
     classifier_dropout: float = 0.0
     sparse_prediction: bool = False
+    prediction_length: int = 96
     label_mean: float = 0.0
     label_std: float = 1.0
     initializer_range: float = 0.02

@@ -21,6 +21,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.question_answering import LagwiseForQuestionAnswering
 from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import known, shown
@@ -46,6 +47,7 @@ HEADS: dict[str, type[LagwisePreTrainedModel]] = {
     for head in (
         LagwiseForCausalLM,
         LagwiseForMaskedLM,
+        LagwiseForPrediction,
         LagwiseForQuestionAnswering,
         LagwiseForSequenceClassification,
         LagwiseForTokenClassification,

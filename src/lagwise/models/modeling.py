@@ -300,6 +300,7 @@ from lagwise.models import (  # noqa: E402, F401
     causal_lm,
     classification,
     masked_lm,
+    prediction,
     question_answering,
     token_classification,
 )

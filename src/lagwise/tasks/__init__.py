@@ -2,6 +2,7 @@
 
 from lagwise.tasks.associative_recall import AssociativeRecallTask
 from lagwise.tasks.base import Table, Task
+from lagwise.tasks.forecasting import Forecasting
 from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
@@ -13,11 +14,13 @@ TASKS: dict[str, type[Task]] = {
     "associative_recall": AssociativeRecallTask,
     "sequence_classification": SequenceClassification,
     "sequence_labelling": SequenceLabelling,
+    "forecasting": Forecasting,
 }
 
 __all__ = [
     "TASKS",
     "AssociativeRecallTask",
+    "Forecasting",
     "LanguageModelling",
     "MaskedLanguageModelling",
     "SequenceClassification",

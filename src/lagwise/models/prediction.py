@@ -1,0 +1,108 @@
+"""Forecasts of series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForTimeSeriesPrediction
+from transformers.utils.generic import ModelOutput, can_return_tuple
+
+from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.heads import Head
+from lagwise.models.pooling import pool
+from lagwise.tables import whole_number
+
+
+@dataclass
+class LagwisePredictionOutput(ModelOutput):
+    """Fields are named as in transformers' `PatchTSTForPredictionOutput`. prediction_outputs ``(batch, horizon,
+    channels)``, on the scale of the series; loc and scale ``(batch, 1, channels)``, by which inputs were normalised."""
+
+    loss: Tensor | None = None
+    prediction_outputs: Tensor | None = None
+    loc: Tensor | None = None
+    scale: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class LagwiseForPrediction(Head):
+    """Forecasts the next ``config.prediction_length`` steps of series, each channel for itself with the same weights.
+
+    A channel is normalised by the mean and deviation of its observed past (Kim et al. 2022), cut into patches of
+    consecutive steps, and read by the backbone, a token a patch: the values of its steps, then whether each was
+    observed. The patch is half the ``features`` of ``config.inputs``, which must be ``values``. A past that is no
+    multiple of the patch is padded at its start with missing steps. The forecast is a linear map of the hidden states,
+    pooled as ``config.pooling`` says.
+
+    Takes past_values ``(batch, length, channels)``; past_observed_mask of the same shape, 0 where a value is missing
+    (NaN counts as missing too); and for the loss, the mean squared error on the scale of the series, future_values
+    ``(batch, prediction_length, channels)``, NaN where they do not count. ValueError for other shapes and for infinite
+    values.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__(config)
+        features = getattr(self.model.embed_tokens, "in_features", 0)
+        if config.input_name != "values" or features % 2:
+            raise ValueError(
+                "forecasts need inputs 'values' with two features for each step of a patch (its value, and whether it "
+                f"is observed), got {config.inputs}"
+            )
+        self.patch = features // 2
+        self.horizon = whole_number("prediction_length", config.prediction_length)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.head = nn.Linear(config.hidden_size, self.horizon)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> LagwisePredictionOutput:
+        self._check(past_values, past_observed_mask, future_values)
+        observed = ~past_values.isnan()
+        if past_observed_mask is not None:
+            observed = observed & past_observed_mask.bool()
+        values = past_values.masked_fill(~observed, 0)
+        count = observed.sum(1, keepdim=True).clamp(min=1)
+        loc = values.sum(1, keepdim=True) / count
+        centred = (values - loc).masked_fill(~observed, 0)
+        scale = (centred.square().sum(1, keepdim=True) / count + 1e-5).sqrt()
+        steps = torch.stack([centred / scale, observed.to(values)]).transpose(2, 3).flatten(1, 2)  # (2, rows, length)
+        steps = nn.functional.pad(steps, (-steps.shape[2] % self.patch, 0))
+        tokens = steps.unflatten(2, (-1, self.patch)).permute(1, 2, 0, 3).flatten(2)
+        out = self.model(
+            input_values=tokens, use_cache=False, output_hidden_states=output_hidden_states, return_dict=True
+        )
+        made = self.head(self.dropout(pool(out.last_hidden_state, self.config.pooling)))
+        made = made.unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + loc
+        loss = None
+        if future_values is not None:
+            known = ~future_values.isnan()
+            errors = (made - future_values).masked_fill(~known, 0).square()
+            loss = errors.sum() / known.sum().clamp(min=1)
+        return LagwisePredictionOutput(
+            loss=loss, prediction_outputs=made, loc=loc, scale=scale, hidden_states=out.hidden_states
+        )
+
+    def _check(self, past: Tensor, mask: Tensor | None, future: Tensor | None) -> None:
+        if past.dim() != 3 or 0 in past.shape:
+            raise ValueError(f"past_values must be (batch, length, channels), got {tuple(past.shape)}")
+        if mask is not None and mask.shape != past.shape:
+            raise ValueError(f"past_observed_mask must be {tuple(past.shape)}, got {tuple(mask.shape)}")
+        expected = (past.shape[0], self.horizon, past.shape[2])
+        if future is not None and tuple(future.shape) != expected:
+            raise ValueError(f"future_values must be {expected}, got {tuple(future.shape)}")
+        for name, x in (("past_values", past), ("future_values", future)):
+            if x is not None and not torch.compiler.is_compiling() and x.isinf().any():
+                raise ValueError(f"{name} has infinite values")
+
+
+AutoModelForTimeSeriesPrediction.register(LagwiseConfig, LagwiseForPrediction, exist_ok=True)

@@ -1,0 +1,219 @@
+"""Forecasts of series over time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.options import DataOptions
+from lagwise.files import expanded
+from lagwise.forecasting.gaps import scales
+from lagwise.forecasting.tables import read_series
+from lagwise.progress import progress_bar
+from lagwise.tables import whole_number
+from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.figures import metric_curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+_PARTS = (0.7, 0.1)  # of the rows in train and valid; the rest is test
+_BATCH = 256  # windows of an evaluation
+
+
+class Forecasting(Task):
+    """The next rows of series over time, from the rows before them, each series for itself with the same weights.
+
+    Data: a table as in `lagwise.forecasting.read_series`; its first 70 percent of rows are for training, the next 10
+    for validation, the rest for testing. The latter two begin ``data.length`` rows earlier, so that every row of them
+    is forecast. Options:
+        horizon: rows to forecast.
+        patch: rows that make a token of the model.
+        time: the column of times, by default the first.
+        columns: the series, by default all other columns.
+
+    data.length is the number of rows that a forecast is made from. Metrics: mean squared error, the headline, and mean
+    absolute error of series that are standardised by their training rows.
+    """
+
+    headline: ClassVar[str] = "mse"
+    headline_label: ClassVar[str] = "mean squared error"
+    greater_is_better: ClassVar[bool] = False
+    next_command: ClassVar[str] = "lagwise predict {run} --data ..."
+    inputs = "values"
+    label_names = ("future_values",)
+
+    def __init__(
+        self,
+        data: DataOptions,
+        *,
+        horizon: int = 96,
+        patch: int = 8,
+        time: str | None = None,
+        columns: list[str] | None = None,
+    ):
+        super().__init__(data)
+        if not data.source:
+            raise ValueError("forecasting needs series to learn from; give a table with --data, such as sensors.csv")
+        require_none("forecasting", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
+        self.horizon, self.patch = whole_number("task.horizon", horizon), whole_number("task.patch", patch)
+        self.time, self.series = time, columns
+        self.parts: dict[str, np.ndarray]
+        self.noted: tuple[str, ...] = ()
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForPrediction
+
+        return LagwiseForPrediction
+
+    def fixed_fields(self) -> dict[str, Any]:
+        return {"inputs": {"name": "values", "features": 2 * self.patch}, "prediction_length": self.horizon}
+
+    def identity(self) -> str:
+        with open(expanded(str(self.data.source)), "rb") as file:
+            return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        table = read_series(expanded(source or str(self.data.source)), self.time, self.series)
+        x, self.noted = table.frame.to_numpy(np.float64), table.notes
+        length, width = self.data.length, self.data.length + self.horizon
+        train, valid = (int(len(x) * share) for share in (_PARTS[0], sum(_PARTS)))
+        train = len(x) if source is not None else train
+        mean, deviation = scales(x[:train])
+        z = ((x - mean) / deviation).astype(np.float32)
+        if source is not None:
+            self.parts = {"test": z}
+        else:
+            bounds = {"train": (0, train), "valid": (train - length, valid), "test": (valid - length, len(x))}
+            self.parts = {name: z[max(0, start) : stop] for name, (start, stop) in bounds.items()}
+        for name, part in self.parts.items():
+            if len(part) < width:
+                raise ValueError(
+                    f"data.length {length} and task.horizon {self.horizon} need {width} rows; the {name} part of "
+                    f"{source or self.data.source!r} has {len(part)}"
+                )
+
+    def notes(self) -> Sequence[str]:
+        return self.noted
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return -(-self._windows("train").count // batch_size)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return self._windows("train", drawn=steps * batch_size, seed=seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return self._windows("valid", drawn=max(1, tokens // self.data.length))
+
+    def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared and absolute errors; the first of the model's outputs are its forecasts."""
+        errors = (logits[0] if isinstance(logits, tuple) else logits).float() - labels
+        return errors.square(), errors.abs()
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return {"mse": float(np.nanmean(predictions)), "mae": float(np.nanmean(labels))}
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Errors on the windows of the test part, all of them or as many as ``max_tokens`` rows make, spread evenly,
+        beside those of repeating the last value."""
+        require_none("forecasting", **{"--lengths": lengths})
+        windows = self._windows("test", drawn=None if max_tokens is None else max(1, max_tokens // self.data.length))
+        found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
+        with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
+            for start in range(0, len(windows), _BATCH):
+                batch = self.collate([windows[i] for i in range(start, min(start + _BATCH, len(windows)))])
+                past, future = batch["past_values"], batch["future_values"].numpy()
+                found["model"].append(self._forecast(model, past) - future)
+                found["last value"].append(np.nan_to_num(past[:, -1:].numpy()) - future)
+                bar.update(len(past))
+        scores = {}
+        for name, errors in found.items():
+            each = np.concatenate(errors)
+            scores[name] = {"mse": float(np.nanmean(each**2)), "mae": float(np.nanmean(np.abs(each)))}
+        return {"test": scores, "windows": len(windows), "horizon": self.horizon}
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        rows = [(name, f"{s['mse']:.4f}", f"{s['mae']:.4f}") for name, s in evaluation["test"].items()]
+        title = f"{evaluation['horizon']} rows forecast in {evaluation['windows']:,} test windows (standardised)"
+        return [Table(title, ("", "squared error", "absolute error"), rows)]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        return {"loss": lambda: metric_curve(metrics, "mse", "mean squared error")}
+
+    def columns(self) -> tuple[str, ...]:
+        return ("past_values",)
+
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """``forecast``, the next values of each row's ``past_values``: numbers of one series on any scale, null where
+        missing; the last ``data.length`` of them count."""
+        found = []
+        for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
+            given = row["past_values"]
+            try:
+                values = np.asarray(json.loads(given) if isinstance(given, str) else given, dtype=np.float64)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"past_values must be a list of numbers, got {given!r:.80}") from error
+            if values.ndim != 1 or not len(values) or np.isnan(values).all():
+                raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
+            past = torch.from_numpy(values[-self.data.length :])[None, :, None].to(model.dtype)
+            found.append({"forecast": self._forecast(model, past)[0, :, 0].tolist()})
+        return found
+
+    @torch.inference_mode()
+    def _forecast(self, model: Any, past: Tensor) -> np.ndarray:
+        made = model(past_values=past.to(model.device)).prediction_outputs
+        return finite(made.float().cpu().numpy(), "forecasts")
+
+    def _windows(self, part: str, *, drawn: int | None = None, seed: int | None = None) -> Windows:
+        return Windows(self.parts[part], self.data.length, self.horizon, drawn=drawn, seed=seed)
+
+
+class Windows(Dataset):
+    """Windows of series ``(rows, series)``, one series each: past_values ``(length, 1)`` and future_values
+    ``(horizon, 1)``, NaN where missing.
+
+    All ``count`` of them in order, or ``drawn``: with a seed in an order drawn anew for every epoch, without one spread
+    evenly. Example i depends on the arguments and i alone.
+    """
+
+    def __init__(self, x: np.ndarray, length: int, horizon: int, *, drawn: int | None, seed: int | None):
+        self.x, self.length, self.horizon = x, length, horizon
+        self.starts = len(x) - length - horizon + 1
+        self.count = self.starts * x.shape[1]
+        self.size = self.count if drawn is None else drawn if seed is not None else min(drawn, self.count)
+        self.seed = seed
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.seed is None:
+            place = index * self.count // self.size
+        else:
+            epoch, place = divmod(index, self.count)
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.count)
+            place = int(self._order[place])
+        series, start = divmod(place, self.starts)
+        window = torch.from_numpy(self.x[start : start + self.length + self.horizon, series, None])
+        return {"past_values": window[: self.length], "future_values": window[self.length :]}
