@@ -1,0 +1,99 @@
+"""`LagForecaster` as a forecaster of sktime. Needs ``pip install 'lagwise[sktime]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from lagwise.forecasting.estimator import LagForecaster
+
+try:
+    from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
+except ImportError as error:
+    raise ImportError("lagwise.forecasting.sktime needs sktime: pip install 'lagwise[sktime]'") from error
+
+
+class SktimeLagForecaster(BaseForecaster):
+    """Forecasts by `LagForecaster`, with sktime's ``fit(y, fh=...)``, ``predict`` and ``update``.
+
+    The horizon is the furthest step of ``fh``, which `fit` needs; only steps after the data can be forecast.
+    ``update(y, update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
+    ``update_params=True`` the forecaster is fitted again. Parameters, and errors, are those of `LagForecaster`.
+
+    Examples
+    --------
+    >>> from sktime.datasets import load_airline
+    >>> from lagwise.forecasting.sktime import SktimeLagForecaster
+    >>> y = load_airline()
+    >>> forecaster = SktimeLagForecaster(look_back=24).fit(y, fh=[1, 2, 3])
+    >>> y_pred = forecaster.predict()
+    """
+
+    _tags: ClassVar[dict[str, Any]] = {
+        "authors": ["lagwise"],
+        "y_inner_mtype": "pd.DataFrame",
+        "capability:multivariate": True,
+        "capability:exogenous": False,
+        "capability:missing_values": True,
+        "capability:insample": False,
+        "capability:update": True,
+        "requires-fh-in-fit": True,
+    }
+
+    def __init__(
+        self,
+        look_back: int | Sequence[int] = 336,
+        model: str = "ridge",
+        kernels: int = 1,
+        level: str = "mean",
+        shared: bool | None = None,
+        penalty: float | None = None,
+        validation: float = 0.2,
+    ):
+        self.look_back = look_back
+        self.model = model
+        self.kernels = kernels
+        self.level = level
+        self.shared = shared
+        self.penalty = penalty
+        self.validation = validation
+        super().__init__()
+
+    def _fit(self, y: pd.DataFrame, X: Any, fh: Any) -> SktimeLagForecaster:
+        horizon = int(self._steps(fh).max())
+        self.forecaster_ = LagForecaster(
+            horizon,
+            self.look_back,
+            model=self.model,
+            kernels=self.kernels,
+            level=self.level,
+            shared=self.shared,
+            penalty=self.penalty,
+            validation=self.validation,
+        ).fit(y.to_numpy())
+        self.columns_ = y.columns
+        return self
+
+    def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
+        made = self.forecaster_.predict()[self._steps(fh) - 1]
+        return pd.DataFrame(made, index=fh.to_absolute_index(self.cutoff), columns=self.columns_)
+
+    def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
+        if update_params:
+            return self._fit(self._y, X, self.fh)
+        for row in y.to_numpy():
+            self.forecaster_.update(row)
+        return self
+
+    def _steps(self, fh: Any) -> np.ndarray:
+        """The steps of a horizon after the data, from 1; sktime refuses others."""
+        return fh.to_relative(self.cutoff).to_numpy().astype(int)
+
+    @classmethod
+    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+        """Parameters that suit the short series of sktime's own tests."""
+        options = {"look_back": 3, "shared": True, "validation": 0, "penalty": 0.1}
+        return [options, {**options, "model": "toeplitz", "level": "last"}]

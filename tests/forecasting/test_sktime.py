@@ -1,0 +1,36 @@
+"""sktime's own checks of the adapter; skipped where sktime is not installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("sktime")
+
+from sktime.utils.estimator_checks import check_estimator
+
+from lagwise.forecasting import LagForecaster
+from lagwise.forecasting.sktime import SktimeLagForecaster
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sktimes_own_checks() -> None:
+    results = check_estimator(SktimeLagForecaster, raise_exceptions=False, verbose=False)
+    assert len(results) > 500
+    assert {name: each for name, each in results.items() if each != "PASSED"} == {}
+
+
+def test_forecasts_are_ours_and_updates_stream() -> None:
+    x = np.sin(np.arange(100) / 3)
+    y = pd.Series(x, index=pd.date_range("2024-01-01", periods=100, freq="D"))
+    adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=[1, 5])
+    ours = LagForecaster(5, 20).fit(x[:80])
+    made = adapter.predict()
+    np.testing.assert_allclose(made, ours.predict()[[0, 4]])
+    assert list(made.index) == [pd.Timestamp("2024-03-21"), pd.Timestamp("2024-03-25")]
+    adapter.update(y[80:], update_params=False)
+    np.testing.assert_allclose(adapter.predict(), ours.predict(X=x)[[0, 4]])
+    with pytest.raises(NotImplementedError, match="in-sample"):
+        SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])
