@@ -293,5 +293,5 @@ def forecast(
     rows = run_benchmarks(folder, data.split(","))
     print_table("Mean squared error, mean of the horizons", *table_rows(rows))
     if out:
-        save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"cells": rows})
+        save_results(out, f"lagwise bench forecast FOLDER --data {data}", {"cells": rows})
         typer.echo(f"written: {out}")
