@@ -112,7 +112,14 @@ def test_toeplitz_has_few_parameters_and_forecasts_waves() -> None:
     np.testing.assert_allclose(spread[1:, 1:], spread[:-1, :-1], atol=1e-9)
 
 
-@pytest.mark.parametrize("model", ["rpe", "frequency", {"name": "modal", "modes": 8}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "rpe", "inputs": "sincos", "layers": 1, "hidden": 16, "decay": 1.0},
+        {"name": "frequency", "inputs": "omega", "layers": 2, "hidden": 16, "grid": 64},
+        "modal",
+    ],
+)
 def test_learned_kernels_approach_the_free_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 100)
     x = waves(noise=0.3)
