@@ -139,7 +139,7 @@ class Task:
         return self.collate(rows)
 
     #: the arguments of the model that are labels, where they are not those that transformers finds
-    label_names: Sequence[str] = ()
+    label_arguments: Sequence[str] = ()
 
     #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
     loss: Any = None

@@ -50,7 +50,7 @@ class Forecasting(Task):
     greater_is_better: ClassVar[bool] = False
     next_command: ClassVar[str] = "lagwise predict {run} --data ..."
     inputs = "values"
-    label_names = ("future_values",)
+    label_arguments = ("future_values",)
 
     def __init__(
         self,

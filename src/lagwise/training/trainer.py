@@ -31,7 +31,7 @@ class LagwiseTrainer(Trainer):
         kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
         super().__init__(*args, **kwargs)
         self.task, self.best = task, best
-        self.label_names = list(task.label_names) or self.label_names
+        self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving = False
         self.remove_callback(PrinterCallback)
