@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lagwise.models import (
         LagwiseConfig,
         LagwiseForCausalLM,
+        LagwiseForImageClassification,
         LagwiseForMaskedLM,
         LagwiseForPrediction,
         LagwiseForQuestionAnswering,
@@ -31,6 +32,7 @@ __all__ = [
     "LagForecaster",
     "LagwiseConfig",
     "LagwiseForCausalLM",
+    "LagwiseForImageClassification",
     "LagwiseForMaskedLM",
     "LagwiseForPrediction",
     "LagwiseForQuestionAnswering",
@@ -49,6 +51,7 @@ __getattr__ = lazy(
         "LagForecaster": "lagwise.forecasting",
         "LagwiseConfig": "lagwise.models",
         "LagwiseForCausalLM": "lagwise.models",
+        "LagwiseForImageClassification": "lagwise.models",
         "LagwiseForMaskedLM": "lagwise.models",
         "LagwiseForPrediction": "lagwise.models",
         "LagwiseForQuestionAnswering": "lagwise.models",

@@ -154,6 +154,22 @@ def test_collators_of_transformers_mask_whole_words() -> None:
     assert (batch["input_ids"] == tokenizer.mask_token_id).any()
 
 
+def test_stochastic_depth_keeps_the_mean_and_leaves_inference_alone() -> None:
+    torch.manual_seed(0)
+    model = LagwiseModel(tiny(stochastic_depth=0.6)).double()
+    plain = LagwiseModel(tiny()).double()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(IDS).last_hidden_state, plain.eval()(IDS).last_hidden_state)
+    layer, x = model.layers[1].train(), torch.randn(4000, 3, 8, dtype=torch.float64)
+    y, whole = layer(x), layer.block(x)
+    dropped = (y == x).all((1, 2))
+    assert float(dropped.double().mean()) == pytest.approx(0.6, abs=0.03)
+    torch.testing.assert_close((y - x)[~dropped], (whole - x)[~dropped] / 0.4)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])  # would be merged into one row
+    seen = {model.train()(IDS, attention_mask=mask).last_hidden_state[0, 0, 0].item() for _ in range(20)}
+    assert len(seen) <= 4
+
+
 def test_every_head_loads_by_the_name_it_was_saved_with(tmp_path) -> None:
     assert set(HEADS) <= set(lagwise.models.__all__)
     model = LagwiseForTokenClassification(tiny(inputs={"name": "values", "features": 2}))

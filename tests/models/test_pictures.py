@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForImageClassification
 
-from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification, LagwiseModel
+from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseModel
+from lagwise.training import load_recipe
 
 KERNEL = {"name": "rpe", "layers": 1, "hidden": 8}
 AXES = {"rows": {"name": "ema", "dimension": 4}, "columns": {"name": "toeplitz", "kernel": KERNEL}}
@@ -23,14 +24,14 @@ MIXERS: dict[str, dict[str, Any]] = {
 every_mixer = pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
 
 
-def make(mixer: dict[str, Any], **fields: Any) -> LagwiseForSequenceClassification:
+def make(mixer: dict[str, Any], **fields: Any) -> LagwiseForImageClassification:
     torch.manual_seed(0)
     config = LagwiseConfig(
         inputs={"name": "patches", "channels": 1, "size": 2},
         block={"name": "prenorm", "token_mixer": mixer},
         **{"hidden_size": 8, "num_hidden_layers": 2, "causal": False, "num_labels": 2, **fields},
     )
-    return LagwiseForSequenceClassification(config)
+    return LagwiseForImageClassification(config)
 
 
 def stripes(height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,7 @@ def test_a_classifier_of_pictures_learns_and_loads(mixer: dict, tmp_path: Path) 
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
     model.eval().save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
     others, labels = stripes(16, 20)
     logits = loaded(pixel_values=others).logits
     assert torch.equal(logits, model(pixel_values=others).logits)
@@ -102,3 +103,17 @@ def test_grids_need_pictures_and_two_sides() -> None:
         model(torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="causal=False"):
         LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
+
+
+def test_other_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="reads patches"):
+        LagwiseForImageClassification(LagwiseConfig(causal=False))
+
+
+@pytest.mark.parametrize(("recipe", "size"), [("tnn-deit-tiny", 6_408_232), ("tnn-deit-small", 23_373_544)])
+def test_the_published_models_have_the_published_sizes(recipe: str, size: int) -> None:
+    """TNN table 6: 6.4M and 23.4M parameters."""
+    fields = load_recipe(recipe).model
+    with torch.device("meta"):
+        model = LagwiseForImageClassification(LagwiseConfig(**fields, causal=False, num_labels=1000))
+    assert sum(p.numel() for p in model.parameters()) == size

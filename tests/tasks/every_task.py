@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from glue_files import write_task
 
+from lagwise.data.pictures import encode_array
 from lagwise.training import Recipe, load_recipe
 
 _TRAINING = [
@@ -119,6 +120,15 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def _pictures(folder: Path) -> list[str]:
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 4, 3), dtype=np.uint8)
+    np.savez(folder / "pictures.npz", image=images, label=(images.mean((1, 2, 3)) > 127).astype(int))
+    return [
+        *("task.name=image_classification", f"data.source={folder / 'pictures.npz'}"),
+        "model.inputs={name: patches, size: 2}",
+    ]
+
+
 CASES = {
     "language modelling": Case(
         "language_modelling", _text, [{"text": "good film"}, {"text": ""}], ("data.source=nowhere.txt", "nowhere.txt")
@@ -147,6 +157,12 @@ CASES = {
         [{"past_values": [0.0, 1.0, None, 3.0] * 5}, {"past_values": "[1, null, 3]"}],
         ("task.time=day", "unknown column of times: 'day'"),
     ),
+    "classes of pictures": Case(
+        "image_classification",
+        _pictures,
+        [{"image": encode_array(np.zeros((8, 4, 3), dtype=np.uint8)), "id": 7}],
+        ("task.channels=2", "task.channels"),
+    ),
     "classes of series": Case(
         "sequence_classification",
         _series,
@@ -170,5 +186,5 @@ def recipe(name: str, folder: Path, *overrides: str) -> Recipe:
     random.seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     made = load_recipe("tnn-lm", [*CASES[name].prepare(folder), *_TRAINING, *overrides])
-    made.model = MODEL
+    made.model = MODEL | {name: made.model[name] for name in ("inputs",) if name in made.model}
     return made

@@ -233,9 +233,8 @@ def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
     return table.select([name for name in table.column_names if _wanted(name, columns)])
 
 
-def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    import pyarrow as pa
-
+def load_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name. ValueError for a damaged file, and for arrays of Python objects."""
     arrays: dict[str, np.ndarray] = {}
     if not data.startswith(b"PK"):  # numpy would take it for a pickle
         raise ValueError(f"{path} is not an .npz file")
@@ -251,6 +250,13 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
                     ) from error
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is not an .npz file ({error})") from error
+    return arrays
+
+
+def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    import pyarrow as pa
+
+    arrays = load_arrays(data, path)
     sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(

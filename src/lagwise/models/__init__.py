@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lagwise.models.configuration import LagwiseConfig
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
+    from lagwise.models.image_classification import LagwiseForImageClassification
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LagwiseConfig",
     "LagwiseForCausalLM",
+    "LagwiseForImageClassification",
     "LagwiseForMaskedLM",
     "LagwiseForPrediction",
     "LagwiseForQuestionAnswering",
@@ -42,6 +44,7 @@ __getattr__ = lazy(
     {
         "LagwiseConfig": "lagwise.models.configuration",
         "LagwiseForCausalLM": "lagwise.models.causal_lm",
+        "LagwiseForImageClassification": "lagwise.models.image_classification",
         "LagwiseForMaskedLM": "lagwise.models.masked_lm",
         "LagwiseForPrediction": "lagwise.models.prediction",
         "LagwiseForQuestionAnswering": "lagwise.models.question_answering",

@@ -35,6 +35,8 @@ class LagwiseConfig(PreTrainedConfig):
         because other programs compare it with numbers (see `length_limit`). Learned positions need one.
     scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as fairseq's models do.
     embedding_dropout: share of the embeddings' values (positions included) that are dropped in training.
+    stochastic_depth: how often training leaves the last block out for a sequence; earlier blocks in proportion to their
+        place (Huang et al. 2016).
     type_vocab_size: kinds of token_type_ids that have an embedding, added to that of the token; with 0 they are
         accepted and ignored.
     pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or
@@ -63,6 +65,7 @@ class LagwiseConfig(PreTrainedConfig):
     max_position_embeddings: int | None = dataclasses.field(default_factory=lambda: None)
     scale_embeddings: bool = False
     embedding_dropout: float = 0.0
+    stochastic_depth: float = 0.0
     type_vocab_size: int = 0
     pooling: str = "mean"
     classifier_dropout: float = 0.0
@@ -100,7 +103,7 @@ class LagwiseConfig(PreTrainedConfig):
             value = getattr(self, name)
             if isinstance(value, dict) and not isinstance(value.get("name"), str):
                 raise ValueError(f"{name} must be a mapping with a 'name', got {shown(value)}")
-        for name in ("embedding_dropout", "classifier_dropout"):
+        for name in ("embedding_dropout", "stochastic_depth", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
         whole_number("type_vocab_size", self.type_vocab_size, least=0)

@@ -98,8 +98,9 @@ class PatchInput(nn.Conv2d):
     """
 
     argument: ClassVar[str] = "pixel_values"
+    SIZE: ClassVar[int] = 16
 
-    def __init__(self, hidden_size: int, *, channels: int = 3, size: int = 16):
+    def __init__(self, hidden_size: int, *, channels: int = 3, size: int = SIZE):
         whole_number("size", size)
         super().__init__(whole_number("channels", channels), hidden_size, kernel_size=size, stride=size)
 

@@ -18,6 +18,7 @@ from lagwise.files import expanded, one_line, read_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.image_classification import LagwiseForImageClassification
 from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
@@ -46,6 +47,7 @@ HEADS: dict[str, type[LagwisePreTrainedModel]] = {
     head.__name__: head
     for head in (
         LagwiseForCausalLM,
+        LagwiseForImageClassification,
         LagwiseForMaskedLM,
         LagwiseForPrediction,
         LagwiseForQuestionAnswering,

@@ -13,6 +13,7 @@ from transformers import GenerationMixin
 
 from lagwise.files import one_line
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.embeddings import PatchInput
 from lagwise.process import memory
 
 _FLOAT = 4  # bytes of a weight, and of a value of the residual stream
@@ -52,7 +53,11 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> 
 
 def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool) -> None:
     """ValueError if a training step is over the machine's memory for certain: by what every model keeps for the
-    backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits."""
+    backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits. length: of
+    a sequence, or the pixels of a picture."""
+    if config.input_name == "patches":
+        side = config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
+        length //= side**2
     kept = 1 if checkpointing else 2  # of a block: what comes in, and what its norm makes of it
     logits = 2 * config.vocab_size if issubclass(model_class, GenerationMixin) else 0
     values = kept * config.num_hidden_layers * config.hidden_size + logits

@@ -43,11 +43,12 @@ class _Number:
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
-    """A block and its place in the cache."""
+    """A block and its place in the cache. drop: how often training leaves the block out for a sequence."""
 
-    def __init__(self, config: LagwiseConfig):
+    def __init__(self, config: LagwiseConfig, drop: float = 0.0):
         super().__init__()
         assert config.block is not None
+        self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
 
     def forward(
@@ -58,7 +59,8 @@ class LagwiseLayer(GradientCheckpointingLayer):
     ) -> Tensor:
         layout = layout or Layout()
         if cached is None:
-            return self.block(x, layout=layout)
+            y = self.block(x, layout=layout)
+            return _some_rows(x, y, self.drop) if self.training and self.drop else y
         mask = layout.mask
         state = self.block.init_state(x.shape[0]) if cached.state is None else cached.state
         if x.shape[1] == 1 and mask is None:
@@ -147,7 +149,10 @@ class LagwiseModel(LagwisePreTrainedModel):
             assert config.length_limit is not None
             self.embed_positions = nn.Embedding(config.length_limit, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList(LagwiseLayer(config) for _ in range(config.num_hidden_layers))
+        count = config.num_hidden_layers
+        self.layers = nn.ModuleList(
+            LagwiseLayer(config, config.stochastic_depth * (i + 1) / count) for i in range(count)
+        )
         self.norm = make_norm(config.norm, config.hidden_size)
         self.gradient_checkpointing = False
         self._number = _Number()
@@ -216,7 +221,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             h = h + (self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids))
         h = self.dropout(h)
         layout, kept = Layout(mask, seq_idx, grid=grid), None
-        if past_key_values is None and not _traced() and layout.compact is not None:
+        merges = not (self.training and self.config.stochastic_depth)  # which drops whole rows
+        if past_key_values is None and merges and not _traced() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
         states = []
@@ -288,6 +294,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 
 
+def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
+    """The block's output, with a share ``drop`` of the rows as they came in and what it adds to the others scaled up,
+    so that the mean stays."""
+    kept = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - drop) / (1 - drop)
+    return x + kept * (y - x)
+
+
 def _traced() -> bool:
     """Whether a graph is being recorded, which must hold for other padding than this batch's too."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
@@ -299,6 +312,7 @@ AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
 from lagwise.models import (  # noqa: E402, F401
     causal_lm,
     classification,
+    image_classification,
     masked_lm,
     prediction,
     question_answering,

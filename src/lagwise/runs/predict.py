@@ -49,9 +49,9 @@ def _named(rows: Any) -> Any:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv, with every column that any of them has, but series, which may have millions of numbers."""
+    """Write rows as .csv, with every column that any of them has, but series and pictures."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if not any(isinstance(row.get(name), list) for row in rows)]
+    kept = [name for name in names if not any(isinstance(row.get(name), list | bytes) for row in rows)]
     writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)

@@ -3,6 +3,7 @@
 from lagwise.tasks.associative_recall import AssociativeRecallTask
 from lagwise.tasks.base import Table, Task
 from lagwise.tasks.forecasting import Forecasting
+from lagwise.tasks.image_classification import ImageClassification
 from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
@@ -13,6 +14,7 @@ TASKS: dict[str, type[Task]] = {
     "masked_language_modelling": MaskedLanguageModelling,
     "associative_recall": AssociativeRecallTask,
     "sequence_classification": SequenceClassification,
+    "image_classification": ImageClassification,
     "sequence_labelling": SequenceLabelling,
     "forecasting": Forecasting,
 }
@@ -21,6 +23,7 @@ __all__ = [
     "TASKS",
     "AssociativeRecallTask",
     "Forecasting",
+    "ImageClassification",
     "LanguageModelling",
     "MaskedLanguageModelling",
     "SequenceClassification",

@@ -98,6 +98,11 @@ class Task:
         assert self.tokenizer is not None
         return self.tokenizer
 
+    def save_preprocessing(self, folder: Path) -> None:
+        """Save what makes the model's inputs, for other programs: the tokenizer."""
+        if self.tokenizer is not None:
+            self.saved_tokenizer().save_pretrained(folder)
+
     def notes(self) -> Sequence[str]:
         """What a person should know about the data before a long training, a line each."""
         return ()

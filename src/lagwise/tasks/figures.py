@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.figures import columns, single
+from lagwise.figures import columns, pyplot, single
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,6 +97,22 @@ def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, m
                 j, i, f"{matrix[i, j]:,}", ha="center", va="center", color="white" if shares[i, j] > 0.5 else "0.2"
             )
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
+    return figure
+
+
+def pictures(files: Sequence[bytes], captions: Sequence[str], *, title: str, across: int = 8) -> Figure:
+    """Picture files side by side, each with a caption."""
+    from PIL import Image
+
+    rows = -(-len(files) // across)
+    figure, grid = pyplot().subplots(rows, across, figsize=(9, 1.5 * rows + 0.5), squeeze=False, layout="constrained")
+    for axes in grid.flat:
+        axes.axis("off")
+    for axes, file, caption in zip(grid.flat, files, captions, strict=False):
+        image = np.asarray(Image.open(io.BytesIO(file)))
+        axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_title(caption, fontsize=7)
+    figure.suptitle(title)
     return figure
 
 

@@ -271,8 +271,7 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
             trainer.best.take(partial)
-            if task.tokenizer is not None:
-                task.saved_tokenizer().save_pretrained(partial)
+            task.save_preprocessing(partial)
         trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()

@@ -1,0 +1,157 @@
+"""Labelled pictures in three splits, checked once and kept as encoded files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.cache import cached_folder, default_cache
+from lagwise.data.labels import read_labels
+from lagwise.data.picture_files import PictureSource
+from lagwise.data.pictures import PictureReader, decode
+from lagwise.data.rows import split_rows
+from lagwise.data.sources import SPLITS
+from lagwise.progress import progress_bar
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_FORMAT = 1  # raise when the meaning of the files changes
+_MEASURED = 5000  # training pictures whose mean and deviation stand for all
+
+
+@dataclass(frozen=True)
+class PictureData:
+    """splits: data sets with the columns image (an encoded picture) and label (the id of a class). label_names: of the
+    classes, by id. size: height and width that pictures are resized to. mean, std: of the training pixels of each
+    channel, between 0 and 1. counts: pictures of each class in each split. notes: what else a reader should know."""
+
+    folder: Path
+    splits: dict[str, Dataset]
+    label_names: tuple[str, ...]
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    counts: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+
+    @property
+    def reader(self) -> PictureReader:
+        return PictureReader(self.size, self.mean, self.std)
+
+    def describe(self) -> str:
+        """Classes and sizes in one line, then a line for everything unusual."""
+        sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
+        height, width = self.size
+        return "\n".join([f"{len(self.label_names)} classes of pictures of {height} x {width}: {sizes}", *self.notes])
+
+
+def pictures_key(source: PictureSource, size: tuple[int, int] | None, channels: int) -> str:
+    """Hash of the pictures and of all that decides how they are read."""
+    options = [_FORMAT, source.fingerprint(), source.image, source.label, size, channels]
+    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+
+
+def prepare_pictures(
+    source: PictureSource,
+    *,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> PictureData:
+    """Check labelled pictures and deal them out to three splits, or find the result of having done so.
+
+    size: height and width, by default those of the first picture. channels: 3 or 1, to which pictures are converted.
+    Missing splits are made as in `split_rows`. ValueError, one line, for a picture that cannot be read, pictures
+    without labels, and classes too small to split.
+    """
+    folder = (cache or default_cache()) / "pictures" / pictures_key(source, size, channels)
+    meta = cached_folder(folder, lambda partial: _write(source, size, channels, partial, progress))
+    from datasets import Dataset
+
+    return PictureData(
+        folder=folder,
+        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        label_names=tuple(meta["label_names"]),
+        size=(meta["size"][0], meta["size"][1]),
+        mean=tuple(meta["mean"]),
+        std=tuple(meta["std"]),
+        counts=meta["counts"],
+        notes=tuple(meta["notes"]),
+    )
+
+
+def _write(
+    source: PictureSource, size: tuple[int, int] | None, channels: int, folder: Path, progress: bool
+) -> dict[str, Any]:
+    import pyarrow as pa
+
+    tables = source.read()
+    for split, rows in tables.items():
+        if "label" not in rows.column_names:
+            raise ValueError(
+                f"{split} of {source.name!r} has no labels; put the pictures of each class into a folder of its own, "
+                "or name the column with task.label=COLUMN"
+            )
+    labels = read_labels(
+        {split: rows["label"][:] for split, rows in tables.items()},
+        "classification",
+        lambda split, i: str(tables[split]["file"][i]),
+    )
+    assert labels.names is not None
+    kept: dict[str, Any] = {}
+    for split, rows in tables.items():
+        own = labels.values[split]
+        places = [i for i, value in enumerate(own) if value is not None]
+        chosen: Any = rows.select(places).remove_columns("label")
+        kept[split] = chosen.add_column("label", [own[i] for i in places])
+    named, sizes = set(kept), Counter()
+    total = sum(map(len, kept.values()))
+    with progress_bar(desc="checking pictures", total=total, unit="picture", show=progress) as bar:
+        for rows in kept.values():
+            for row in rows:
+                sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
+                bar.update()
+    size = size or next(iter(sizes))
+    without_files = {split: rows.remove_columns("file") for split, rows in kept.items()}
+    splits = split_rows(without_files, "label", names=labels.names)
+    for split, rows in splits.items():
+        table: Any = rows.with_format("arrow")[:]
+        with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    mean, std = _statistics(splits["train"], size, channels)
+    made = [split for split in SPLITS if split not in named]
+    notes = [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"] if made else []
+    other = total - sizes[size]
+    if other:
+        notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")
+    counts = {split: Counter(rows["label"][:]) for split, rows in splits.items()}
+    return {
+        "label_names": labels.names,
+        "size": size,
+        "mean": mean,
+        "std": std,
+        "counts": {split: {n: counts[split][i] for i, n in enumerate(labels.names)} for split in splits},
+        "notes": notes,
+    }
+
+
+def _statistics(rows: Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel over some pictures, between 0 and 1."""
+    read = PictureReader(size, (0.0,) * channels, (1.0,) * channels)
+    chosen = np.linspace(0, len(rows) - 1, min(len(rows), _MEASURED)).astype(int)
+    sums, squares = np.zeros(channels), np.zeros(channels)
+    for i in chosen.tolist():
+        pixels = read(rows[i]["image"], f"picture {i + 1}").double()
+        sums += pixels.mean((1, 2)).numpy()
+        squares += pixels.square().mean((1, 2)).numpy()
+    mean = sums / len(chosen)
+    std = np.sqrt(np.maximum(squares / len(chosen) - mean**2, 1e-4))
+    return mean.round(6).tolist(), std.round(6).tolist()

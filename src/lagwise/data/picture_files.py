@@ -1,0 +1,165 @@
+"""Where labelled pictures come from: folders of files, arrays, tables with encoded pictures, the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lagwise.data.labelled_rows import label_cells
+from lagwise.data.pictures import SUFFIXES, encode_array
+from lagwise.data.reading import read_whole
+from lagwise.data.row_files import load_arrays
+from lagwise.data.rows import RowSource, open_rows
+from lagwise.data.sources import SPLITS, check_file, hash_files, split_word
+from lagwise.files import expanded
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+DIGITS = "digits"
+
+
+@dataclass(frozen=True)
+class PictureSource:
+    """Pictures with labels, and what identifies them. One of: files of each split, whose folders are their classes;
+    arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's digits."""
+
+    name: str
+    image: str
+    label: str
+    files: dict[str, list[Path]] = field(default_factory=dict)
+    arrays: Path | None = None
+    rows: RowSource | None = None
+
+    def fingerprint(self) -> str:
+        """Hash of the content, of the classes and of the splits."""
+        if self.rows is not None:
+            return self.rows.fingerprint()
+        if self.arrays is not None:
+            return hash_files({"train": [self.arrays]}, hashlib.sha256(b"pictures"))
+        classes = "\n".join(f"{split}:{path.parent.name}" for split, paths in self.files.items() for path in paths)
+        return hash_files(self.files, hashlib.sha256(b"pictures" + classes.encode()))
+
+    def read(self) -> dict[str, Dataset]:
+        """The rows of every split that is named: ``image``, the bytes of an encoded picture, ``label``, its class by
+        name (if there are labels), and ``file``, what messages call it. ValueError says what is wrong."""
+        if self.rows is not None:
+            return {split: self._of_table(rows, split) for split, rows in self.rows.read().items()}
+        if self.arrays is not None:
+            return self._of_arrays(load_arrays(read_whole(self.arrays), self.arrays), str(self.arrays))
+        if not self.files:
+            from sklearn.datasets import load_digits
+
+            found: Any = load_digits()
+            return self._of_arrays({"image": (found.images * 15.9375).astype(np.uint8), "label": found.target}, DIGITS)
+        return {split: self._of_files(paths) for split, paths in self.files.items()}
+
+    def _of_files(self, paths: list[Path]) -> Dataset:
+        from datasets import Dataset
+
+        return Dataset.from_dict(
+            {
+                "image": [path.read_bytes() for path in paths],
+                "label": [path.parent.name for path in paths],
+                "file": [str(path) for path in paths],
+            }
+        )
+
+    def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
+        """Arrays of one table, or of several whose names say their split, such as train_images and y_test."""
+        from datasets import Dataset
+
+        tables: defaultdict[str | None, dict[str, np.ndarray]] = defaultdict(dict)
+        for name, array in arrays.items():
+            kind = "image" if array.ndim >= 3 else "label"
+            split = split_word(Path(name))
+            if kind in tables[split]:
+                raise ValueError(f"{where} has more than one array that could be the {kind}s: {', '.join(arrays)}")
+            tables[split][kind] = array
+        if len(tables) > 1:
+            tables.pop(None, None)
+        read = {}
+        for split, table in tables.items():
+            images, labels = table.get("image"), table.get("label")
+            if images is None:
+                raise ValueError(f"{where} has no array of pictures (n, height, width) or (n, height, width, channels)")
+            if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+                raise ValueError(
+                    f"{where}: pictures must be (n, height, width) or (n, height, width, 1 or 3) of uint8, got "
+                    f"{images.shape} of {images.dtype}"
+                )
+            columns: dict[str, Any] = {"image": [encode_array(image) for image in images]}
+            if labels is not None:
+                if labels.reshape(-1).shape != images.shape[:1]:
+                    raise ValueError(f"{where} has {len(images)} pictures and {labels.size} labels")
+                columns["label"] = labels.reshape(-1).tolist()
+            columns["file"] = [f"picture {i + 1} of {where}" for i in range(len(images))]
+            read[split or "train"] = Dataset.from_dict(columns)
+        return {split: read[split] for split in SPLITS if split in read}
+
+    def _of_table(self, rows: Dataset, split: str) -> Dataset:
+        from datasets import Dataset, Image
+
+        if self.image not in rows.column_names:
+            raise ValueError(
+                f"{self.name!r} has no column {self.image!r}; name the column of the pictures with task.image=COLUMN "
+                f"(columns: {', '.join(rows.column_names)})"
+            )
+        if isinstance(rows.features[self.image], Image):
+            rows = rows.cast_column(self.image, Image(decode=False))
+        images = [_bytes(value, f"{split} row {i + 1} of {self.name!r}") for i, value in enumerate(rows[self.image][:])]
+        columns: dict[str, Any] = {"image": images}
+        if self.label in rows.column_names:
+            columns["label"] = label_cells(rows, self.label)
+        columns["file"] = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(images))]
+        return Dataset.from_dict(columns)
+
+
+def open_pictures(name: str, *, image: str = "image", label: str = "label") -> PictureSource:
+    """Find labelled pictures by name.
+
+    A folder of picture files: their folders are the classes, which may be in folders of splits (train; valid, val or
+    dev; test). An .npz file of uint8 arrays, of one table or of several with a split in their names. A table as in
+    `lagwise.data.open_rows`, also ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``:
+    scikit-learn's 1,797 handwritten digits of 8 x 8.
+
+    FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
+    """
+    if name == DIGITS:
+        return PictureSource(name, image, label)
+    path = expanded(name)
+    if not name.startswith("hub:") and path.suffix == ".npz" and path.is_file():
+        check_file(path)
+        return PictureSource(name, image, label, arrays=path)
+    if name.startswith("hub:") or not path.is_dir():
+        return PictureSource(name, image, label, rows=open_rows(name))
+    files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
+    if not files:
+        return PictureSource(name, image, label, rows=open_rows(name))
+    filled = {folder for file in files for folder in file.parents}
+    for parent in {file.parent.parent for file in files if file.parent != path}:
+        for folder in sorted(parent.iterdir()):
+            if folder.is_dir() and not folder.name.startswith(".") and folder not in filled:
+                raise ValueError(f"class folder {str(folder)!r} has no pictures; fill it or remove it")
+    named: defaultdict[str | None, list[Path]] = defaultdict(list)
+    for file in files:
+        check_file(file)
+        named[split_word(Path(*file.relative_to(path).parts[:-2]))].append(file)
+    if "train" not in named or not named.keys() & {"valid", "test"}:
+        return PictureSource(name, image, label, {"train": files})
+    return PictureSource(name, image, label, {split: named[split] for split in SPLITS if split in named})
+
+
+def _bytes(value: Any, where: str) -> bytes:
+    """The bytes of a picture in a table: as they are, or beside a path as `datasets` stores them."""
+    if isinstance(value, Mapping):
+        value = value["bytes"] if value.get("bytes") is not None else Path(str(value.get("path"))).read_bytes()
+    if not isinstance(value, bytes):
+        raise ValueError(f"{where} holds {type(value).__name__}, not an encoded picture")
+    return value

@@ -1,0 +1,202 @@
+"""Pictures: decoding, resizing and normalising, and the random changes of training."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.files import one_line
+from lagwise.tables import known
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+MODES = {1: "L", 3: "RGB"}  # of PIL, by channels
+_ERASED = 0.25  # share of the pictures that have a rectangle erased, as in DeiT
+
+
+def decode(data: bytes, channels: int, where: str) -> Image:
+    """A picture file in grey (one channel) or colour (three), whatever it holds. ValueError if it is damaged."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return image.convert(MODES[channels])
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{where} is no picture that can be read ({one_line(error)})") from error
+
+
+def encode_array(array: np.ndarray) -> bytes:
+    """An array ``(height, width)`` or ``(height, width, 1 or 3)`` of uint8 as a PNG file."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array).save(file, "PNG")
+    return file.getvalue()
+
+
+def thumbnail(data: bytes, channels: int, side: int) -> str:
+    """A picture with sides of at most ``side`` pixels, as a PNG file in base64."""
+    image, file = decode(data, channels, "picture"), io.BytesIO()
+    image.thumbnail((side, side))
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Makes pixel values of picture files.
+
+    Formula: ``(x / 255 - mean) / std`` for each channel, after resizing to ``size`` (height, width) with bilinear
+    interpolation. It is what the image processor that a run saves does.
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    def __call__(self, data: bytes, where: str, change: Callable[[Image], Any] | None = None) -> Tensor:
+        """Pixel values ``(channels, height, width)``. change: applied to the decoded picture before it is resized."""
+        from PIL import Image
+
+        image = decode(data, self.channels, where)
+        image = image if change is None else change(image)
+        if image.size != self.size[::-1]:
+            image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(image, dtype=np.float32)).reshape(*self.size, self.channels)
+        return ((pixels / 255 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
+
+    def processor(self) -> Any:
+        """The same as an image processor of transformers."""
+        from transformers import ViTImageProcessorPil
+
+        height, width = self.size
+        return ViTImageProcessorPil(
+            size={"height": height, "width": width},
+            image_mean=list(self.mean),
+            image_std=list(self.std),
+            do_convert_rgb=self.channels == 3,
+        )
+
+
+def check_changes(names: Sequence[str]) -> None:
+    """ValueError for an unknown change, ImportError with advice if torchvision, which makes them, is not there."""
+    for name in names:
+        known(name, CHANGES, "task.augment")
+    if names:
+        _transforms()
+
+
+def _transforms() -> Any:
+    try:
+        from torchvision.transforms import v2  # type: ignore[missing-import]
+    except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
+        raise ImportError(
+            f"random changes of pictures need torchvision (pip install 'lagwise[vision]'): {one_line(error)}; or train "
+            "without them (task.augment=[] task.mixup=0 task.cutmix=0)"
+        ) from error
+    return v2
+
+
+#: Random changes by name, as transforms of torchvision for a size (height, width). `erase` is one of pixel values.
+CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
+    "crop": lambda v2, size: v2.RandomCrop(size, padding=[max(1, n // 8) for n in size[::-1]], padding_mode="reflect"),
+    "resized_crop": lambda v2, size: v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC),
+    "flip": lambda v2, size: v2.RandomHorizontalFlip(),
+    "randaugment": lambda v2, size: v2.RandAugment(num_ops=2, magnitude=9),
+    "erase": lambda v2, size: v2.RandomErasing(p=_ERASED),
+}
+
+
+class PictureExamples(Dataset):
+    """Encoded pictures as pixel_values ``(channels, height, width)``, each with its ``label`` if it has one.
+
+    changes: names in CHANGES, applied in their order; what they do to picture i depends on (seed, i) alone.
+    """
+
+    def __init__(self, rows: Rows, reader: PictureReader, changes: Sequence[str] = (), seed: int = 0):
+        self.rows, self.reader, self.seed = rows, reader, seed
+        v2 = _transforms() if changes else None
+        made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
+        self.change = v2.Compose(made) if v2 is not None and made else None
+        self.erase = CHANGES["erase"](v2, reader.size) if v2 is not None and "erase" in changes else None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.example(index, index)
+
+    def example(self, row: int, place: int) -> dict[str, Any]:
+        """Picture ``row``, changed as example ``place`` of a training."""
+        found: Any = self.rows[row]
+        label = {"label": int(found["label"])} if "label" in found else {}
+        with torch.random.fork_rng(devices=[], enabled=self.change is not None or self.erase is not None):
+            torch.manual_seed(hash((self.seed, place)) % 2**63) if self.change or self.erase else None
+            pixels = self.reader(found["image"], f"picture {row + 1}", self.change)
+            pixels = pixels if self.erase is None else self.erase(pixels)
+        return {"pixel_values": pixels, "place": place, **label}
+
+
+class ShuffledPictures(Dataset):
+    """``steps * batch_size`` training examples: every picture once an epoch, in an order that depends on (seed, epoch).
+
+    Example i depends only on (pictures, seed, i), so that a resumed run and any number of processes see the same.
+    """
+
+    def __init__(self, pictures: PictureExamples, count: int, seed: int):
+        self.pictures, self.count, self.seed = pictures, count, seed
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        epoch, place = divmod(index, len(self.pictures))
+        if epoch != self._epoch:
+            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.pictures))
+            self._epoch = epoch
+        return self.pictures.example(int(self._order[place]), index)
+
+
+def collate_pictures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """pixel_values ``(batch, channels, height, width)`` and labels ``(batch,)`` if there are any."""
+    batch = {"pixel_values": torch.stack([row["pixel_values"] for row in rows])}
+    if "label" in rows[0]:
+        batch["labels"] = torch.tensor([row["label"] for row in rows])
+    return batch
+
+
+class Mixing:
+    """Mixes the pictures of a batch in pairs, and their labels: mixup, or a rectangle of the other (cutmix).
+
+    mixup, cutmix: parameters of their Beta distributions, 0 for none; with both, half the batches get each (DeiT).
+    Labels become shares ``(batch, classes)``. What happens to a batch depends on (seed, its first example).
+    """
+
+    def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):
+        v2, self.seed = _transforms(), seed
+        made = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
+        made += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
+        self.mix = v2.RandomChoice(made)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        batch = collate_pictures(rows)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(hash((self.seed, rows[0]["place"], 1)) % 2**63)
+            pixels, labels = self.mix(batch["pixel_values"], batch["labels"])
+        return {"pixel_values": pixels, "labels": labels}

@@ -1,0 +1,52 @@
+"""Classification of pictures."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers import AutoModelForImageClassification
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.heads import Head, head_forward
+from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.pooling import pool
+from lagwise.tables import whole_number
+
+
+class LagwiseForImageClassification(Head):
+    """Classifies a picture from the pooled hidden states of its patches (TNN §4.2, table 6).
+
+    Takes pixel_values ``(batch, channels, height, width)`` with sides that are multiples of the patch, and labels
+    ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. Kernels along the sides extrapolate, so
+    pictures may be of another size than those it was trained on. There is no class token, which would not fit a grid:
+    pooling is the mean over patches unless ``config.pooling`` says otherwise.
+
+    ValueError for a configuration whose inputs are not ``patches``.
+    """
+
+    main_input_name = "pixel_values"
+    accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__(config)
+        if config.input_name != "patches":
+            raise ValueError(f"a classifier of pictures reads patches, got inputs={config.inputs!r}")
+        self.num_labels = whole_number("num_labels", config.num_labels)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @head_forward
+    def forward(
+        self, out: LagwiseModelOutput, *, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> ImageClassifierOutput:
+        assert out.last_hidden_state is not None
+        pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
+        logits = self.classifier(self.dropout(pooled))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+AutoModelForImageClassification.register(LagwiseConfig, LagwiseForImageClassification, exist_ok=True)

@@ -1,0 +1,289 @@
+"""Classes of pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.labelled_pictures import PictureData, pictures_key, prepare_pictures
+from lagwise.data.labels import known_labels
+from lagwise.data.options import DataOptions
+from lagwise.data.picture_files import PictureSource, open_pictures
+from lagwise.data.pictures import (
+    Mixing,
+    PictureExamples,
+    PictureReader,
+    ShuffledPictures,
+    check_changes,
+    collate_pictures,
+    thumbnail,
+)
+from lagwise.progress import progress_bar
+from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.classification_results import result_figures, result_tables
+from lagwise.tasks.figures import pictures
+from lagwise.tasks.scores import classification_scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+_BATCH = 64  # pictures of an evaluation at a time
+_MISTAKES, _SIDE = 24, 96  # of a report: pictures, and their longer side in pixels
+
+
+class ImageClassification(Task):
+    """A class for each picture.
+
+    Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`. Options:
+        image: the column of the pictures, where the data have columns.
+        label: the column of the labels.
+        size: the side, or [height, width], that pictures are resized to; by default that of the first picture.
+        channels: 3 for colour, 1 for grey.
+        augment: random changes of training pictures: crop, resized_crop, flip, randaugment, erase; needs torchvision.
+        mixup, cutmix: parameters of the Beta distributions by which pictures of a batch are mixed; 0 for none.
+        label_smoothing: share of the true class's probability that is spread over all classes.
+        mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training pictures.
+
+    Metrics: accuracy, the headline, and macro F1.
+    """
+
+    headline: ClassVar[str] = "accuracy"
+    headline_label: ClassVar[str] = "accuracy"
+    greater_is_better: ClassVar[bool] = True
+    next_command: ClassVar[str] = "lagwise predict {run} --data folder/"
+    inputs = "patches"
+
+    def __init__(
+        self,
+        data: DataOptions,
+        *,
+        image: str = "image",
+        label: str = "label",
+        size: int | list[int] | None = None,
+        channels: int = 3,
+        augment: list[str] | None = None,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        label_smoothing: float = 0.0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ):
+        super().__init__(data)
+        if not data.source:
+            raise ValueError("classification needs pictures to learn from; give a folder of them with --data")
+        if channels not in (1, 3):
+            raise ValueError(f"task.channels must be 1 or 3, got {channels!r}")
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"task.label_smoothing must be in [0, 1), got {label_smoothing!r}")
+        for name, value in (("mixup", mixup), ("cutmix", cutmix)):
+            if value < 0:
+                raise ValueError(f"task.{name} must be at least 0, got {value!r}")
+        check_changes(augment or (["flip"] if mixup or cutmix else []))
+        self.image, self.label, self.channels = image, label, channels
+        self.size = None if size is None else (size, size) if isinstance(size, int) else _two(size)
+        self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
+        self.label_smoothing, self.mean, self.std = label_smoothing, mean, std
+        self.pictures: PictureData
+        self.label_names: tuple[str, ...]
+        self.scored: dict[str, Any]  # pictures to evaluate on, by split
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseForImageClassification
+
+        return LagwiseForImageClassification
+
+    def fixed_fields(self) -> dict[str, Any]:
+        return {"causal": False}
+
+    def lengths(self) -> dict[str, int]:
+        return {}
+
+    def identity(self) -> str:
+        return pictures_key(self._source(), self.size, self.channels)
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        if source is not None:
+            assert run is not None
+            self._open_other(run, source)
+            return
+        self.pictures = prepare_pictures(self._source(), size=self.size, channels=self.channels, progress=progress)
+        self.label_names = self.pictures.label_names
+        self.scored = {split: self.pictures.splits[split] for split in ("valid", "test")}
+
+    def _open_other(self, run: Path, source: str) -> None:
+        """Pictures of another source, all of them or those it calls test, with the labels of a run."""
+        from lagwise.models.loading import read_config
+
+        config: Any = read_config(run)
+        self.label_names = tuple(config.id2label[i] for i in range(config.num_labels))
+        tables = open_pictures(source, image=self.image, label=self.label).read()
+        rows: Any = tables["test"] if "test" in tables else next(iter(tables.values()))
+        if not len(rows) or "label" not in rows.column_names:
+            raise ValueError(f"{source!r} has no labelled pictures to evaluate on")
+        labels = known_labels(rows["label"][:], self.label_names, lambda i: rows["file"][i])
+        self.scored = {"test": rows.remove_columns("label").add_column("label", labels)}
+
+    def fields(self) -> dict[str, Any]:
+        labels = dict(enumerate(self.pictures.label_names))
+        return {
+            "num_labels": len(labels),
+            "id2label": labels,
+            "label2id": {name: i for i, name in labels.items()},
+            "problem_type": "single_label_classification",
+        }
+
+    def resolved(self) -> dict[str, Any]:
+        found = self.pictures
+        return {"size": list(found.size), "mean": list(found.mean), "std": list(found.std)}
+
+    def save_preprocessing(self, folder: Path) -> None:
+        self._reader().processor().save_pretrained(folder)
+
+    def notes(self) -> Sequence[str]:
+        return self.pictures.describe().splitlines()
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return -(-len(self.pictures.splits["train"]) // batch_size)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        examples = PictureExamples(self.pictures.splits["train"], self._reader(), self.changes, seed)
+        return ShuffledPictures(examples, steps * batch_size, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return PictureExamples(self.pictures.splits["valid"], self._reader())
+
+    def tokens_per_example(self) -> float:
+        return 1.0
+
+    def longest_example(self) -> int:
+        height, width = self.pictures.size
+        return height * width
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        if self.mixup or self.cutmix:
+            return Mixing(len(self.label_names), mixup=self.mixup, cutmix=self.cutmix)(rows)
+        return collate_pictures(rows)
+
+    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return collate_pictures(rows)
+
+    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """Cross-entropy with label smoothing, of classes or of shares of mixed ones: a mean over the pictures of a
+        step."""
+        each = F.cross_entropy(outputs.logits.float(), labels, label_smoothing=self.label_smoothing, reduction="none")
+        return each.mean() if num_items_in_batch is None else each.sum() / num_items_in_batch
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.float(), labels
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return classification_scores(np.asarray(predictions).argmax(-1), np.asarray(labels), self.label_names)[0]
+
+    def evaluate(
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Scores of the valid and test pictures, and of the last the confusion matrix and figures by class."""
+        require_none("image_classification", **{"--lengths": lengths, "--tokens": max_tokens})
+        result: dict[str, Any] = {"kind": "classification", "labels": self.label_names}
+        for split, rows in self.scored.items():
+            labels, logits = np.asarray(rows["label"][:]), self._logits(model, rows, progress)
+            scores, details = classification_scores(logits.argmax(-1), labels, self.label_names)
+            # of the last, the test pictures, also the details
+            result |= {
+                split: {**scores, "rows": len(rows)},
+                **details,
+                "mistakes": self._mistakes(rows, logits, labels),
+            }
+        return result
+
+    def _mistakes(self, rows: Any, logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
+        """The pictures whose wrong class the model is surest of, small, as PNG files in base64."""
+        shares = torch.tensor(logits).softmax(-1).numpy()
+        predicted = shares.argmax(-1)
+        wrong = np.flatnonzero(predicted != labels)
+        chosen = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:_MISTAKES]
+        return [
+            {
+                "picture": thumbnail(rows[i]["image"], self.channels, _SIDE),
+                "true": self.label_names[labels[i]],
+                "predicted": self.label_names[predicted[i]],
+                "probability": float(shares[i, predicted[i]]),
+            }
+            for i in chosen.tolist()
+        ]
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        return result_tables(evaluation)
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        figures = result_figures(metrics, evaluation)
+        if evaluation and evaluation["mistakes"]:
+            figures["mistakes"] = lambda: pictures(
+                [base64.b64decode(each["picture"]) for each in evaluation["mistakes"]],
+                [f"{each['predicted']}, not {each['true']}" for each in evaluation["mistakes"]],
+                title="Mistakes that the model is surest of",
+            )
+        return figures
+
+    def open_rows(self, source: str) -> Any:
+        return open_pictures(source, image=self.image, label=self.label)
+
+    def columns(self) -> tuple[str, ...]:
+        return ("image",)
+
+    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+        """``predicted``, the likeliest class, and a column of probabilities for each. A row's ``image`` is the bytes of
+        a picture file."""
+        shares = torch.tensor(self._logits(model, list(rows), progress)).softmax(-1).numpy()
+        names = [model.config.id2label[i] for i in range(model.config.num_labels)]
+        return [
+            {
+                "predicted": names[int(row.argmax())],
+                **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
+            }
+            for row in shares
+        ]
+
+    def _reader(self) -> PictureReader:
+        if self.mean is not None and self.std is not None and self.size is not None:  # of a trained run
+            return PictureReader(self.size, tuple(self.mean), tuple(self.std))
+        return self.pictures.reader
+
+    def _source(self) -> PictureSource:
+        assert self.data.source is not None
+        return open_pictures(self.data.source, image=self.image, label=self.label)
+
+    @torch.inference_mode()
+    def _logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
+        """Logits ``(pictures, labels)`` in the order of the rows."""
+        read, found = self._reader(), []
+        with progress_bar(desc="predicting", total=len(rows), unit="picture", show=progress) as bar:
+            for start in range(0, len(rows), _BATCH):
+                batch = [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]
+                pixels = [read(row["image"], row.get("file", f"row {start + i + 1}")) for i, row in enumerate(batch)]
+                found.append(model(pixel_values=torch.stack(pixels).to(model.device)).logits.float().cpu().numpy())
+                bar.update(len(batch))
+        return finite(np.concatenate(found), "logits")
+
+
+def _two(size: list[int]) -> tuple[int, int]:
+    if len(size) != 2:
+        raise ValueError(f"task.size must be a side or [height, width], got {size!r}")
+    return size[0], size[1]

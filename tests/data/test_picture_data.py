@@ -1,0 +1,245 @@
+"""Labelled pictures: where they come from, how they are read, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lagwise.data.labelled_pictures import pictures_key, prepare_pictures
+from lagwise.data.picture_files import open_pictures
+from lagwise.data.pictures import (
+    CHANGES,
+    Mixing,
+    PictureExamples,
+    PictureReader,
+    ShuffledPictures,
+    check_changes,
+    decode,
+    encode_array,
+)
+
+ROWS = 12
+
+
+def arrays(channels: int = 3, count: int = ROWS, side: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    shape = (count, side, side + 2, channels) if channels > 1 else (count, side, side + 2)
+    return random.integers(0, 256, shape, dtype=np.uint8), np.arange(count) % 2
+
+
+def folder_of(root: Path, images: np.ndarray, labels: np.ndarray, suffix: str = "png") -> Path:
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = root / ("cat", "dog")[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i:02}.{suffix}")
+    return root
+
+
+def prepared(name: Path | str, tmp_path: Path, **options):
+    return prepare_pictures(open_pictures(str(name)), cache=tmp_path / "cache", progress=False, **options)
+
+
+def pixels_of(data, split: str) -> dict[int, list[bytes]]:
+    """The pictures of each class, decoded."""
+    found: dict[int, list[bytes]] = {}
+    for row in data.splits[split]:
+        found.setdefault(row["label"], []).append(decode(row["image"], 3, "it").tobytes())
+    return {label: sorted(images) for label, images in found.items()}
+
+
+def test_a_folder_for_each_class(tmp_path: Path) -> None:
+    data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
+    assert data.label_names == ("cat", "dog")
+    assert data.size == (6, 8)
+    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 8, "valid": 2, "test": 2}
+    assert "2 classes of pictures of 6 x 8" in data.describe()
+    images = arrays()[0][[row["label"] for row in data.splits["train"]]]  # any pictures of the right shape
+    assert images.shape[1:] == (6, 8, 3)
+    train = np.stack([np.asarray(decode(row["image"], 3, "it")) for row in data.splits["train"]]) / 255
+    assert data.mean == pytest.approx(train.mean((0, 1, 2)), abs=1e-5)
+    assert data.std == pytest.approx(train.std((0, 1, 2)), abs=1e-5)
+
+
+def test_splits_that_folders_name_are_kept(tmp_path: Path) -> None:
+    images, labels = arrays()
+    for split, part in (("train", slice(0, 6)), ("val", slice(6, 8)), ("test", slice(8, 12))):
+        folder_of(tmp_path / "data" / split, images[part], labels[part])
+    data = prepared(tmp_path / "data", tmp_path)
+    assert [len(data.splits[split]) for split in ("train", "valid", "test")] == [6, 2, 4]
+    assert pixels_of(data, "test")[0] == sorted(image.tobytes() for image in images[8:12:2])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train_images", "train_labels", "test_images", "test_labels"),
+        ("x_train", "y_train", "x_test", "y_test"),
+    ],
+)
+def test_arrays_of_several_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
+    images, labels = arrays(1)
+    np.savez(tmp_path / "p.npz", **dict(zip(names, (images[:8], labels[:8], images[8:], labels[8:]), strict=True)))
+    data = prepared(tmp_path / "p.npz", tmp_path, channels=1)
+    assert [len(data.splits[split]) for split in ("train", "valid", "test")] == [6, 2, 4]
+    assert data.label_names == ("0", "1")
+    assert len(data.mean) == 1
+    first = data.splits["test"][0]
+    assert (np.asarray(decode(first["image"], 1, "it")) == images[8]).all()
+
+
+def test_a_table_with_encoded_pictures(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    images, labels = arrays()
+    encoded = [encode_array(image) for image in images]
+    for column in (encoded, [{"bytes": each, "path": None} for each in encoded]):
+        Dataset.from_dict({"image": column, "label": labels.tolist()}).to_parquet(tmp_path / "p.parquet")
+        data = prepared(tmp_path / "p.parquet", tmp_path)
+        assert sum(len(rows) for rows in data.splits.values()) == ROWS
+
+
+def test_digits(tmp_path: Path) -> None:
+    data = prepared("digits", tmp_path, channels=1)
+    assert (data.size, len(data.label_names)) == ((8, 8), 10)
+    assert sum(len(rows) for rows in data.splits.values()) == 1797
+
+
+def test_the_reader_is_the_image_processor_that_a_run_saves(tmp_path: Path) -> None:
+    images, _ = arrays()
+    for channels, mode in ((3, "RGB"), (1, "L")):
+        reader = PictureReader((10, 12), (0.4,) * channels, (0.2,) * channels)
+        reader.processor().save_pretrained(tmp_path)
+        from transformers import AutoImageProcessor
+
+        processor = AutoImageProcessor.from_pretrained(tmp_path)
+        for image in images[:3]:
+            picture = Image.fromarray(image).convert(mode)
+            file = io.BytesIO()
+            picture.save(file, "PNG")
+            theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
+            torch.testing.assert_close(reader(file.getvalue(), "it"), theirs.float(), rtol=0, atol=1e-5)
+
+
+def test_grey_pictures_become_colour_and_colour_grey(tmp_path: Path) -> None:
+    grey, _ = arrays(1)
+    colour = PictureReader((6, 8), (0.0,) * 3, (1.0,) * 3)(encode_array(grey[0]), "it")
+    assert colour.shape == (3, 6, 8)
+    assert torch.equal(colour[0], colour[2])
+    assert PictureReader((6, 8), (0.0,), (1.0,))(encode_array(arrays()[0][0]), "it").shape == (1, 6, 8)
+
+
+def test_an_epoch_has_every_picture_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
+    examples = PictureExamples(data.splits["train"], data.reader)
+    shuffled, again = (ShuffledPictures(examples, 20, seed) for seed in (3, 3))
+    epochs = [[shuffled[i]["pixel_values"].sum().item() for i in range(8 * e, 8 * e + 8)] for e in (0, 1)]
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+    assert again[13]["pixel_values"].sum().item() == epochs[1][5]
+
+
+class TestWrongData:
+    def check(self, name: Path, tmp_path: Path, message: str, **options) -> None:
+        with pytest.raises(ValueError, match=message):
+            prepared(name, tmp_path, **options)
+
+    def test_a_damaged_file_is_named(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        whole = (root / "cat" / "04.png").read_bytes()
+        (root / "cat" / "04.png").write_bytes(whole[: len(whole) // 2])
+        self.check(root, tmp_path, r"cat/04\.png is no picture that can be read")
+        (root / "cat" / "04.png").write_text("not a picture")
+        self.check(root, tmp_path, r"cat/04\.png is no picture that can be read")
+        (root / "cat" / "04.png").write_bytes(b"")
+        self.check(root, tmp_path, "is empty")
+
+    def test_an_empty_class_folder(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        (root / "horse").mkdir()
+        self.check(root, tmp_path, r"class folder .*horse' has no pictures")
+
+    def test_a_folder_without_classes(self, tmp_path: Path) -> None:
+        root = tmp_path / "data"
+        root.mkdir()
+        for i, image in enumerate(arrays()[0]):
+            Image.fromarray(image).save(root / f"{i}.png")
+        self.check(root, tmp_path, "class")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda i, y: {"image": i.astype(np.float32), "label": y}, "of uint8, got"),
+            (lambda i, y: {"image": np.concatenate([i, i], axis=3), "label": y}, "1 or 3"),
+            (lambda i, y: {"image": i, "label": y[:-1]}, "12 pictures and 11 labels"),
+            (lambda i, y: {"image": i, "other": i, "label": y}, "more than one array"),
+            (lambda i, y: {"label": y}, "no array of pictures"),
+            (lambda i, y: {"image": i}, "has no labels"),
+        ],
+    )
+    def test_arrays(self, tmp_path: Path, change: Callable, message: str) -> None:
+        np.savez(tmp_path / "p.npz", **change(*arrays()))
+        self.check(tmp_path / "p.npz", tmp_path, message)
+
+    def test_a_table_without_pictures(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("image,label\ncat.png,1\ndog.png,0\n")
+        self.check(tmp_path / "t.csv", tmp_path, "holds str, not an encoded picture")
+        (tmp_path / "u.csv").write_text("picture,label\ncat.png,1\n")
+        self.check(tmp_path / "u.csv", tmp_path, "no column 'image'")
+
+    def test_unknown_changes(self) -> None:
+        with pytest.raises(ValueError, match=r"unknown task\.augment"):
+            check_changes(["rotate"])
+
+
+def test_the_key_knows_the_classes_and_the_size(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data", *arrays())
+    before = pictures_key(open_pictures(str(root)), None, 3)
+    assert pictures_key(open_pictures(str(root)), (8, 8), 3) != before
+    (root / "dog").rename(root / "fox")
+    assert pictures_key(open_pictures(str(root)), None, 3) != before
+
+
+def torchvision() -> None:
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):  # RuntimeError where it was built for another torch
+        pytest.skip("torchvision is not there")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_depend_on_the_seed_and_the_place_alone(tmp_path: Path, name: str) -> None:
+    torchvision()
+    data = prepared(folder_of(tmp_path / "data", *arrays(side=16)), tmp_path)
+    rows = data.splits["train"]
+    plain = PictureExamples(rows, data.reader)
+    one, other = (PictureExamples(rows, data.reader, [name], seed=5) for _ in range(2))
+    state = torch.random.get_rng_state()
+    found = [one.example(0, place)["pixel_values"] for place in range(12)]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for place in (11, 3):
+        assert torch.equal(other.example(0, place)["pixel_values"], found[place])
+    assert any(not torch.equal(each, plain[0]["pixel_values"]) for each in found)
+    assert all(each.shape == plain[0]["pixel_values"].shape for each in found)
+
+
+def test_mixed_pictures_have_shares_of_classes(tmp_path: Path) -> None:
+    torchvision()
+    data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
+    examples = PictureExamples(data.splits["train"], data.reader)
+    batch = Mixing(2, mixup=0.8, cutmix=1.0)([examples[i] for i in range(8)])
+    assert batch["labels"].shape == (8, 2)
+    torch.testing.assert_close(batch["labels"].sum(1), torch.ones(8))
+    again = Mixing(2, mixup=0.8, cutmix=1.0)([examples[i] for i in range(8)])
+    assert torch.equal(again["pixel_values"], batch["pixel_values"])
+
+
+def test_without_torchvision_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchvision.transforms", None)
+    with pytest.raises(ImportError, match=r"lagwise\[vision\]"):
+        check_changes(["flip"])
