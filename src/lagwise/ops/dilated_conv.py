@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.local import direct_product
@@ -58,13 +59,20 @@ def dilated_prefill(x: Tensor, taps: Tensor, dilation: int, past: Window) -> tup
     Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` of the latest
     ``(K - 1) dilation + 1`` tokens. Result like x, and the window after these tokens.
 
-    A single token costs O(K): the past is read at K places and not copied (TCNCA app. B leaves this open).
+    A single token costs O(K): the past is read at K places and not copied (TCNCA app. B leaves this open). Fewer tokens
+    than the window holds cost O(K) each.
     """
     window = past.append(x)
     if x.shape[1] == 1:
         seen = window.tokens[:, (window.size - 1) % dilation :: dilation]  # ends with lags 2 dilation, dilation, 0
         return (seen * taps.flip(1)[:, -seen.shape[1] :].t()).sum(1, keepdim=True).to(x.dtype), window
     signal = torch.cat([past.tokens.to(x.dtype), x], dim=1)
+    if x.shape[1] < past.size:  # a convolution of the past too would cost more than it gives
+        reach = (taps.shape[1] - 1) * dilation
+        signal = F.pad(signal, (0, 0, max(0, reach - past.size), 0))
+        ends = range(signal.shape[1], signal.shape[1] - reach - 1, -dilation)
+        parts = (signal[:, end - x.shape[1] : end] * tap for end, tap in zip(ends, taps.t(), strict=True))
+        return sum(parts, start=torch.zeros_like(x)).to(x.dtype), window
     return dilated_convolution(signal, taps, dilation)[:, past.size :], window
 
 
