@@ -216,3 +216,20 @@ def test_the_readmes_figures_of_conversion_are_those_of_the_results_file() -> No
         cells += [f"{score['before']:.4f}", f"{score['after'] - score['before']:+.1e}", f"{held} MB"]
         cells.append(f"{speed['after'] / speed['n states']:.1f}×")
         assert f"| {' | '.join(map(str, cells))} |" in readme
+
+
+def test_the_figures_of_signals_are_those_of_the_results_files() -> None:
+    page = (ROOT / "docs" / "signals.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    for name, run in json.loads((results / "ecg-cpu.json").read_text())["results"].items():
+        assert f"{run['parameters']:,}" in page
+        for how in ("without", "with"):
+            scores = run[f"{how}_positions"]
+            pairs = (scores["classes"][kind] for kind in "SV")
+            cells = [f"{scores['accuracy']:.3f}", *(f"{p['recall']:.3f} / {p['precision']:.3f}" for p in pairs)]
+            cells += [f"{scores['found']:.3f}", f"{scores['precision']:.3f}"] if how == "without" else []
+            assert re.search(rf"\| {name}[^|]*\| {how} \| {re.escape(' | '.join(cells))} \|", page)
+    for speed in json.loads((results / "ecg-stream-cpu.json").read_text())["results"]:
+        digits = 3 if speed["chunk"] == 1 else 1
+        times = f"{1e3 * speed['median']:.{digits}f} | {1e3 * speed['late']:.1f} | {speed['real_time']:.0f}"
+        assert speed["chunk"] == 12 or re.search(rf"\| {speed['chunk']} \| [\d.]+ \| {re.escape(times)} \|", page)
