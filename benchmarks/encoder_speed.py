@@ -66,10 +66,10 @@ def main(out: Path, lengths: list[int], batches: list[int], dtypes: list[str], n
     print(f"| dtype | batch | length | {' s | '.join(models)} s | {' | '.join(f'{n}, times faster' for n in ours)} |")
     print("|---" * (3 + len(models) + len(ours)) + "|")
     rows = []
-    for dtype in dtypes:
-        for model in models.values():
-            model.to(getattr(torch, dtype))
-        for batch in batches:
+    for batch in batches:
+        for dtype in dtypes:
+            for model in models.values():
+                model.to(getattr(torch, dtype))
             for length in lengths:
                 ids = torch.randint(30000, (batch, length))
 

@@ -84,6 +84,11 @@ def test_whole_words_are_hidden_or_none_of_them(bpe) -> None:
     assert not (single[1:] == single[:-1])[joined].all()
 
 
+def test_text_without_spaces_is_hidden_in_the_same_share(by_bytes) -> None:
+    ids = ids_of(by_bytes, "鲸鱼在海里游泳，水手们看着它。" * 100)
+    assert (Masking(by_bytes)(ids, random())[1] != -100).mean() == pytest.approx(0.15, abs=0.01)
+
+
 def test_spans_hide_neighbouring_words(by_bytes) -> None:
     ids = ids_of(by_bytes)
 

@@ -134,6 +134,19 @@ def test_grey_pictures_become_colour_and_colour_grey(tmp_path: Path) -> None:
     assert PictureReader((6, 8), (0.0,), (1.0,))(encode_array(arrays()[0][0]), "it").shape == (1, 6, 8)
 
 
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    root = folder_of(tmp_path / "data", *arrays())
+    (root / "cat" / "._04.png").write_bytes(b"of another system")
+    assert sum(len(rows) for rows in prepared(root, tmp_path).splits.values()) == ROWS
+
+
+def test_a_picture_is_turned_as_its_camera_says() -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(arrays()[0][0]).save(file, "PNG", exif=exif)
+    assert decode(file.getvalue(), 3, "it").size == (6, 8)
+
+
 def test_an_epoch_has_every_picture_once_in_an_order_of_its_own(tmp_path: Path) -> None:
     data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
     examples = PictureExamples(data.splits["train"], data.reader)
@@ -163,6 +176,17 @@ class TestWrongData:
         root = folder_of(tmp_path / "data", *arrays())
         (root / "horse").mkdir()
         self.check(root, tmp_path, r"class folder .*horse' has no pictures")
+
+    def test_files_beside_the_classes_of_a_split(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data" / "train", *arrays()).parent
+        (root / "test").mkdir()
+        Image.fromarray(arrays()[0][0]).save(root / "test" / "1.png")
+        self.check(root, tmp_path, r"test/1\.png' is in none of their class folders")
+
+    def test_more_than_eight_bits(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        Image.fromarray(np.full((6, 8), 40_000, dtype=np.uint16)).save(root / "cat" / "04.png")
+        self.check(root, tmp_path, "more than 8 bits a channel")
 
     def test_a_folder_without_classes(self, tmp_path: Path) -> None:
         root = tmp_path / "data"
@@ -212,6 +236,15 @@ def torchvision() -> None:
         pytest.skip("torchvision is not there")
 
 
+def test_pictures_of_another_size_are_resized_before_they_are_cropped(tmp_path: Path) -> None:
+    torchvision()
+    rows = prepared(folder_of(tmp_path / "data", *arrays(side=10)), tmp_path).splits["train"]
+    for side in (4, 64):
+        reader = PictureReader((side, side), (0.0,) * 3, (1.0,) * 3)
+        for names in (["crop", "flip"], ["resized_crop"]):
+            assert PictureExamples(rows, reader, names)[0]["pixel_values"].shape == (3, side, side)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_depend_on_the_seed_and_the_place_alone(tmp_path: Path, name: str) -> None:
     torchvision()
@@ -242,4 +275,4 @@ def test_mixed_pictures_have_shares_of_classes(tmp_path: Path) -> None:
 def test_without_torchvision_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchvision.transforms", None)
     with pytest.raises(ImportError, match=r"lagwise\[vision\]"):
-        check_changes(["flip"])
+        PictureExamples([], PictureReader((6, 8), (0.0,), (1.0,)), ["flip"])  # type: ignore[arg-type]

@@ -16,13 +16,15 @@ from lagwise.data.tokenizers import word_edges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LONGEST_WORD = 16  # tokens; scripts without spaces have no words that tokens could tell
 _MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one
 
 
 class Masking:
     """Hides a share of the tokens of a sequence and keeps them as labels (BERT §3.1).
 
-    Words, or single tokens, are chosen in random order until ``rate`` of the tokens are chosen; the last may be over.
+    Words, or single tokens, are chosen in random order until ``rate`` of the tokens are chosen; the last one chosen may
+    exceed it. A word longer than 16 tokens counts as several.
     Of the chosen tokens 80 % become the mask token, 10 % a random one and 10 % stay as they are. End of text and other
     special tokens are never chosen.
 
@@ -66,6 +68,9 @@ class Masking:
         starts = np.ones(len(ids), dtype=bool)
         if self.whole_words:
             starts[1:] = ~(self.extends[ids[:-1]] & self.continues[ids[1:]])
+            places = np.arange(len(ids))
+            begun = np.maximum.accumulate(np.where(starts, places, 0))
+            starts |= (places - begun) % _LONGEST_WORD == 0
         word = starts.cumsum() - 1
         sizes = np.bincount(word, weights=~self.special[ids])  # a special token is a word of its own, and counts none
         budget = max(1.0, self.rate * sizes.sum())

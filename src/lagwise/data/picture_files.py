@@ -139,7 +139,7 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
         return PictureSource(name, image, label, arrays=path)
     if name.startswith("hub:") or not path.is_dir():
         return PictureSource(name, image, label, rows=open_rows(name))
-    files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
+    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file() and not _hidden(f, path))
     if not files:
         return PictureSource(name, image, label, rows=open_rows(name))
     filled = {folder for file in files for folder in file.parents}
@@ -151,9 +151,18 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     for file in files:
         check_file(file)
         named[split_word(Path(*file.relative_to(path).parts[:-2]))].append(file)
+    if "train" in named and None in named:
+        raise ValueError(
+            f"folders of {name!r} say which pictures are train, valid and test, but {str(named[None][0])!r} is in none "
+            "of their class folders; move it away"
+        )
     if "train" not in named or not named.keys() & {"valid", "test"}:
         return PictureSource(name, image, label, {"train": files})
     return PictureSource(name, image, label, {split: named[split] for split in SPLITS if split in named})
+
+
+def _hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in file.relative_to(root).parts)
 
 
 def _bytes(value: Any, where: str) -> bytes:

@@ -26,14 +26,19 @@ _ERASED = 0.25  # share of the pictures that have a rectangle erased, as in DeiT
 
 
 def decode(data: bytes, channels: int, where: str) -> Image:
-    """A picture file in grey (one channel) or colour (three), whatever it holds. ValueError if it is damaged."""
-    from PIL import Image, UnidentifiedImageError
+    """A picture file in grey (one channel) or colour (three), turned as its camera says. ValueError if it is damaged,
+    or has more than 8 bits a channel."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return image.convert(MODES[channels])
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            image.load()
+            turned = ImageOps.exif_transpose(image)
+    except Exception as error:  # what PIL raises for damage is of many types
         raise ValueError(f"{where} is no picture that can be read ({one_line(error)})") from error
+    if turned.mode.startswith(("I", "F")):
+        raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
+    return turned.convert(MODES[channels])
 
 
 def encode_array(array: np.ndarray) -> bytes:
@@ -69,14 +74,17 @@ class PictureReader:
     def channels(self) -> int:
         return len(self.mean)
 
-    def __call__(self, data: bytes, where: str, change: Callable[[Image], Any] | None = None) -> Tensor:
-        """Pixel values ``(channels, height, width)``. change: applied to the decoded picture before it is resized."""
+    def __call__(
+        self, data: bytes, where: str, change: Callable[[Image], Any] | None = None, *, resize: bool = True
+    ) -> Tensor:
+        """Pixel values ``(channels, height, width)``. change: applied to the picture when it has been resized, or to
+        the whole one without ``resize``, and then gives the size itself."""
         from PIL import Image
 
         image = decode(data, self.channels, where)
-        image = image if change is None else change(image)
-        if image.size != self.size[::-1]:
+        if resize and image.size != self.size[::-1]:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
+        image = image if change is None else change(image)
         pixels = torch.from_numpy(np.array(image, dtype=np.float32)).reshape(*self.size, self.channels)
         return ((pixels / 255 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
 
@@ -94,14 +102,20 @@ class PictureReader:
 
 
 def check_changes(names: Sequence[str]) -> None:
-    """ValueError for an unknown change, ImportError with advice if torchvision, which makes them, is not there."""
+    """ValueError for an unknown change, or a crop of the whole picture that is not the first change."""
     for name in names:
         known(name, CHANGES, "task.augment")
-    if names:
-        _transforms()
+    if "resized_crop" in names[1:]:
+        raise ValueError(f"resized_crop must be the first of task.augment, got {list(names)}")
+
+
+def _seed(*numbers: int) -> int:
+    """A seed of 63 bits for some numbers of at least 0."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _transforms() -> Any:
+    """torchvision's transforms. ImportError with advice if it is not there."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
     except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
@@ -134,6 +148,7 @@ class PictureExamples(Dataset):
         made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
         self.change = v2.Compose(made) if v2 is not None and made else None
         self.erase = CHANGES["erase"](v2, reader.size) if v2 is not None and "erase" in changes else None
+        self.resize = "resized_crop" not in changes
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -145,9 +160,9 @@ class PictureExamples(Dataset):
         """Picture ``row``, changed as example ``place`` of a training."""
         found: Any = self.rows[row]
         label = {"label": int(found["label"])} if "label" in found else {}
-        with torch.random.fork_rng(devices=[], enabled=self.change is not None or self.erase is not None):
-            torch.manual_seed(hash((self.seed, place)) % 2**63) if self.change or self.erase else None
-            pixels = self.reader(found["image"], f"picture {row + 1}", self.change)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(_seed(self.seed, place))  # and no other device's
+            pixels = self.reader(found["image"], f"picture {row + 1}", self.change, resize=self.resize)
             pixels = pixels if self.erase is None else self.erase(pixels)
         return {"pixel_values": pixels, "place": place, **label}
 
@@ -197,6 +212,6 @@ class Mixing:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = collate_pictures(rows)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(hash((self.seed, rows[0]["place"], 1)) % 2**63)
+            torch.default_generator.manual_seed(_seed(self.seed, rows[0]["place"], 1))
             pixels, labels = self.mix(batch["pixel_values"], batch["labels"])
         return {"pixel_values": pixels, "labels": labels}

@@ -87,7 +87,7 @@ class ImageClassification(Task):
         for name, value in (("mixup", mixup), ("cutmix", cutmix)):
             if value < 0:
                 raise ValueError(f"task.{name} must be at least 0, got {value!r}")
-        check_changes(augment or (["flip"] if mixup or cutmix else []))
+        check_changes(augment or [])
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else (size, size) if isinstance(size, int) else _two(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
@@ -156,6 +156,7 @@ class ImageClassification(Task):
         return -(-len(self.pictures.splits["train"]) // batch_size)
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        self.seed = seed
         examples = PictureExamples(self.pictures.splits["train"], self._reader(), self.changes, seed)
         return ShuffledPictures(examples, steps * batch_size, seed)
 
@@ -171,7 +172,7 @@ class ImageClassification(Task):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.mixup or self.cutmix:
-            return Mixing(len(self.label_names), mixup=self.mixup, cutmix=self.cutmix)(rows)
+            return Mixing(len(self.label_names), mixup=self.mixup, cutmix=self.cutmix, seed=self.seed)(rows)
         return collate_pictures(rows)
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -181,7 +182,10 @@ class ImageClassification(Task):
         """Cross-entropy with label smoothing, of classes or of shares of mixed ones: a mean over the pictures of a
         step."""
         each = F.cross_entropy(outputs.logits.float(), labels, label_smoothing=self.label_smoothing, reduction="none")
-        return each.mean() if num_items_in_batch is None else each.sum() / num_items_in_batch
+        if num_items_in_batch is None:
+            return each.mean()
+        counted = labels[0].numel()  # the Trainer counts every share of a mixed label
+        return each.sum() * counted / num_items_in_batch
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return logits.float(), labels

@@ -77,12 +77,19 @@ class MaskedLanguageModelling(RunningText):
         return collate_documents(rows)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each hidden token, and whether it was found."""
-        wanted = labels[labels != -100]
-        return F.cross_entropy(logits.float(), wanted, reduction="none"), logits.argmax(-1) == wanted
+        """For each sequence the loss of its hidden tokens and how many were found ``(batch, 2)``, and how many there
+        are ``(batch,)``: a row for each sequence, so that the Trainer can gather them from several processes."""
+        chosen = labels != -100
+        wanted = labels[chosen]
+        losses = F.cross_entropy(logits.float(), wanted, reduction="none")
+        found = (logits.argmax(-1) == wanted).float()
+        rows = chosen.nonzero()[:, 0]
+        sums = losses.new_zeros(len(labels), 2).index_add(0, rows, torch.stack([losses, found], dim=1))
+        return sums, chosen.sum(1)
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return {"perplexity": float(np.exp(np.mean(predictions))), "masked_accuracy": float(np.mean(labels))}
+        nats, found = np.asarray(predictions, dtype=np.float64).sum(0) / np.sum(labels)
+        return {"perplexity": float(np.exp(nats)), "masked_accuracy": float(found)}
 
     def evaluate(
         self,
