@@ -50,3 +50,12 @@ def test_series_that_are_too_short() -> None:
         choose_forecaster(np.zeros(24), 12)
     with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 68"):
         choose_forecaster(np.zeros(100), 12, look_back=80)
+
+
+def test_gaps_that_one_candidate_cannot_bear_do_not_stop_the_others() -> None:
+    """Business days as a daily grid: two of seven rows are empty."""
+    x = np.sin(np.arange(420) / 5.0)
+    x[np.arange(420) % 7 >= 5] = np.nan
+    ranked = choose_forecaster(x[:, None], 7)
+    assert ranked
+    assert reason(ranked)

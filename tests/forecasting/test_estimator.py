@@ -252,3 +252,10 @@ def test_data_that_do_not_serve() -> None:
         forecaster.evaluate(x[:, :1])
     with pytest.raises(ValueError, match="no observed value to score"):
         forecaster.evaluate(np.full((40, 2), NAN))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    x = np.sin(np.arange(200) / 3.0)
+    plain, theirs = (LagForecaster(h, n).fit(x) for h, n in ((6, 24), (np.int64(6), np.int64(24))))
+    assert np.array_equal(plain.predict(), theirs.predict())
+    assert plain._recent[0].base is None or len(plain._recent[0].base) == 24  # not all rows of training

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lagwise.forecasting.design import make_design
 from lagwise.forecasting.estimator import LagForecaster
 from lagwise.progress import progress_bar
 
@@ -33,11 +34,12 @@ def choose_forecaster(
     progress: bool = False,
 ) -> list[Candidate]:
     """Fit candidates to series ``(rows, series)`` and rank them by their error on the last fifth of the rows, or one
-    horizon if that is more. The first is the best; repeating the last value is always among them.
+    horizon if that is more. The first is the best; repeating the last value is among them. Candidates that cannot be
+    fitted, because of gaps that are too long for them, are left out.
 
     model, look_back: try these only. By default ``ridge`` with the window's mean or its last value removed and
     ``toeplitz`` are tried, with look-backs of the horizon times 1, 2, 4 ... up to a third of the rows trained on.
-    ValueError if the data have fewer than 2 horizons + 1 rows.
+    ValueError if the data have fewer than 2 horizons + 1 rows, or no candidate can be fitted.
     """
     rows = len(x)
     held = max(horizon, round(0.2 * rows))
@@ -58,11 +60,19 @@ def choose_forecaster(
         for name, level in _kinds(model):
             label = f"{name}, look-back {each}, {level} removed"
             options[label] = {"look_back": each, "model": name, "level": level}
-    fitted = []
+    fitted, failed = [], []
     for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
-        forecaster = LagForecaster(horizon, validation=held, coverage=coverage, **chosen).fit(x)
+        forecaster = LagForecaster(horizon, validation=held, coverage=coverage, **chosen)
+        make_design(forecaster)  # what is wrong with options is wrong with all
+        try:
+            forecaster.fit(x)
+        except ValueError as error:  # such as gaps that are too long for a short look-back
+            failed.append(error)
+            continue
         assert forecaster.validation_error_ is not None
         fitted.append(Candidate(name, forecaster, forecaster.validation_error_))
+    if not fitted:
+        raise failed[-1]
     return sorted(fitted, key=lambda each: each.error)
 
 
@@ -72,7 +82,7 @@ def reason(ranked: Sequence[Candidate]) -> str:
     held = f"the last {best.forecaster.validation:,} rows, which no candidate was trained on"
     if best.name == BASELINE:
         return f"No model beat repeating the last value on {held}; forecasts repeat it."
-    baseline = next(each.error for each in ranked if each.name == BASELINE)
+    baseline = next((each.error for each in ranked if each.name == BASELINE), None)
     better = f"{1 - best.error / baseline:.0%} below repeating the last value" if baseline else "as good as any"
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lagwise.forecasting.learned import learned_size
 from lagwise.forecasting.moments import LEVELS
 from lagwise.forecasting.solving import PENALTIES, parameter_count
@@ -61,9 +63,9 @@ def make_design(forecaster: Any) -> Design:
     model, rank, penalty = forecaster.model, forecaster.rank, forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
     name = known(spec.get("name"), CLOSED_FORM + LEARNED, "model")
-    horizon, kernels = whole_number("horizon", forecaster.horizon), whole_number("kernels", forecaster.kernels)
-    look_back = forecaster.look_back
-    look_backs = [look_back] if isinstance(look_back, int | str) else list(look_back)
+    horizon, kernels = (whole_number(option, _plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
+    look_back = _plain(forecaster.look_back)
+    look_backs = [look_back] if isinstance(look_back, int | str) else [_plain(each) for each in look_back]
     if not look_backs:
         raise ValueError(f"look_back must be a number or several, got {shown(look_back)}")
     if horizon % kernels:
@@ -89,6 +91,11 @@ def make_design(forecaster: Any) -> Design:
         penalties=PENALTIES if penalty is None else (float(penalty),),
         seed=forecaster.random_state,
     )
+
+
+def _plain(value: Any) -> Any:
+    """A whole number of numpy, as a grid search passes it, as Python's own."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def held_out_rows(design: Design, validation: float, rows: int) -> int:

@@ -141,7 +141,7 @@ class LagForecaster(BaseEstimator):
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
         self.n_parameters_ = len(fits) * design.parameters
-        self._recent = deque(filled[-design.look_back :], maxlen=design.look_back)
+        self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
         return self
 
     def predict(self, horizon: int | None = None, *, X: Any = None) -> np.ndarray:

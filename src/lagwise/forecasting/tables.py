@@ -53,7 +53,8 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     frame.columns = names
     time = names[0] if time is None else known(time, names, "column of times")
     chosen = [known(name, names, "column") for name in columns or () if name != time]
-    chosen = chosen or [name for name in names if name != time]
+    if columns is None:
+        chosen = [name for name in names if name != time]
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column beside the times in {time!r}")
     index = _times(frame[time], time)

@@ -135,13 +135,16 @@ class Forecasting(Task):
         beside those of repeating the last value."""
         require_none("forecasting", **{"--lengths": lengths})
         windows = self._windows("test", drawn=None if max_tokens is None else max(1, max_tokens // self.data.length))
+        from lagwise.forecasting.gaps import carry_forward
+
         found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
         with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
             for start in range(0, len(windows), _BATCH):
                 batch = self.collate([windows[i] for i in range(start, min(start + _BATCH, len(windows)))])
                 past, future = batch["past_values"], batch["future_values"].numpy()
                 found["model"].append(self._forecast(model, past) - future)
-                found["last value"].append(np.nan_to_num(past[:, -1:].numpy()) - future)
+                last = np.stack([carry_forward(window)[-1:] for window in past.numpy()])
+                found["last value"].append(last - future)
                 bar.update(len(past))
         scores = {}
         for name, errors in found.items():
