@@ -148,7 +148,7 @@ class PictureExamples(Dataset):
         made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
         self.change = v2.Compose(made) if v2 is not None and made else None
         self.erase = CHANGES["erase"](v2, reader.size) if v2 is not None and "erase" in changes else None
-        self.resize = "resized_crop" not in changes
+        self.resize, self.changes = "resized_crop" not in changes, bool(changes)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -160,8 +160,9 @@ class PictureExamples(Dataset):
         """Picture ``row``, changed as example ``place`` of a training."""
         found: Any = self.rows[row]
         label = {"label": int(found["label"])} if "label" in found else {}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(_seed(self.seed, place))  # and no other device's
+        with torch.random.fork_rng(devices=[], enabled=self.changes):
+            if self.changes:
+                torch.default_generator.manual_seed(_seed(self.seed, place))  # and no other device's
             pixels = self.reader(found["image"], f"picture {row + 1}", self.change, resize=self.resize)
             pixels = pixels if self.erase is None else self.erase(pixels)
         return {"pixel_values": pixels, "place": place, **label}

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from lagwise.data import AssociativeRecall, ScheduledExamples
 from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, Task, require_none
+from lagwise.tasks.base import Table, Task, require_none, usable_lengths
 from lagwise.tasks.figures import accuracy_curve
 from lagwise.tasks.recall_score import recall
 
@@ -82,13 +82,11 @@ class AssociativeRecallTask(Task):
     ) -> dict[str, Any]:
         """Accuracy on test sequences of each length, by default the trained one: of DEFAULT_SEQUENCES, or as many as
         ``max_tokens`` make."""
-        lengths, limit = lengths or [self.data.length], model.length_limit
-        if limit is not None and min(lengths) > limit:
-            raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+        lengths = lengths or [self.data.length]
+        usable = usable_lengths(lengths, model.length_limit)
         counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in lengths}
         for length in lengths:
             self.generator.test_examples(length, 1)  # a length that cannot be is found before any is evaluated
-        usable = [n for n in lengths if limit is None or n <= limit]
         return {"test": [recall(model, self.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
 
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:

@@ -195,6 +195,13 @@ class Task:
         raise NotImplementedError
 
 
+def usable_lengths(lengths: Sequence[int], limit: int | None) -> list[int]:
+    """The lengths that a model can be evaluated at. ValueError if all are over its limit."""
+    if limit is not None and min(lengths) > limit:
+        raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
+    return [length for length in lengths if limit is None or length <= limit]
+
+
 def require_none(task: str, **options: Any) -> None:
     """ValueError for an option that has been given but does not apply to a task."""
     for name, value in options.items():

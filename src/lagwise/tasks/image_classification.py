@@ -28,6 +28,7 @@ from lagwise.data.pictures import (
 )
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.classes import class_columns, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.figures import pictures
 from lagwise.tasks.scores import classification_scores
@@ -125,7 +126,7 @@ class ImageClassification(Task):
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
-        self.label_names = tuple(config.id2label[i] for i in range(config.num_labels))
+        self.label_names = class_names(config)
         tables = open_pictures(source, image=self.image, label=self.label).read()
         rows: Any = tables["test"] if "test" in tables else next(iter(tables.values()))
         if not len(rows) or "label" not in rows.column_names:
@@ -134,13 +135,7 @@ class ImageClassification(Task):
         self.scored = {"test": rows.remove_columns("label").add_column("label", labels)}
 
     def fields(self) -> dict[str, Any]:
-        labels = dict(enumerate(self.pictures.label_names))
-        return {
-            "num_labels": len(labels),
-            "id2label": labels,
-            "label2id": {name: i for i, name in labels.items()},
-            "problem_type": "single_label_classification",
-        }
+        return {**class_fields(self.pictures.label_names), "problem_type": "single_label_classification"}
 
     def resolved(self) -> dict[str, Any]:
         found = self.pictures
@@ -156,7 +151,8 @@ class ImageClassification(Task):
         return -(-len(self.pictures.splits["train"]) // batch_size)
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        self.seed = seed
+        if self.mixup or self.cutmix:
+            self.mixing = Mixing(len(self.label_names), mixup=self.mixup, cutmix=self.cutmix, seed=seed)
         examples = PictureExamples(self.pictures.splits["train"], self._reader(), self.changes, seed)
         return ShuffledPictures(examples, steps * batch_size, seed)
 
@@ -172,7 +168,7 @@ class ImageClassification(Task):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.mixup or self.cutmix:
-            return Mixing(len(self.label_names), mixup=self.mixup, cutmix=self.cutmix, seed=self.seed)(rows)
+            return self.mixing(rows)
         return collate_pictures(rows)
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -255,15 +251,7 @@ class ImageClassification(Task):
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, and a column of probabilities for each. A row's ``image`` is the bytes of
         a picture file."""
-        shares = torch.tensor(self._logits(model, list(rows), progress)).softmax(-1).numpy()
-        names = [model.config.id2label[i] for i in range(model.config.num_labels)]
-        return [
-            {
-                "predicted": names[int(row.argmax())],
-                **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
-            }
-            for row in shares
-        ]
+        return class_columns(self._logits(model, list(rows), progress), class_names(model.config))
 
     def _reader(self) -> PictureReader:
         if self.mean is not None and self.std is not None and self.size is not None:  # of a trained run

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from lagwise.data import ScheduledExamples, token_bytes
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table
+from lagwise.tasks.base import Table, usable_lengths
 from lagwise.tasks.figures import length_curve, loss_curve
-from lagwise.tasks.running_text import DEFAULT_TOKENS, RunningText
+from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ class LanguageModelling(RunningText):
         its start, by default DEFAULT_TOKENS.
         """
         count, limit = max_tokens or DEFAULT_TOKENS, model.length_limit
-        lengths = self.usable_lengths(lengths, limit)
+        lengths = usable_lengths(lengths or DEFAULT_LENGTHS, limit)
         tokenizer, data = self.text.tokenizer, self.text
         test, valid = (data.splits[s][:count] for s in ("test", "valid"))
         valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))

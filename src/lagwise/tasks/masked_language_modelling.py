@@ -15,9 +15,9 @@ from lagwise.data import MaskedExamples, Masking, ScheduledExamples, collate_doc
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table
+from lagwise.tasks.base import Table, usable_lengths
 from lagwise.tasks.figures import length_curve, metric_curve
-from lagwise.tasks.running_text import RunningText
+from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ class MaskedLanguageModelling(RunningText):
         lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: from the start of
         the test text, by default DEFAULT_TOKENS.
         """
-        lengths = self.usable_lengths(lengths, model.length_limit)
+        lengths = usable_lengths(lengths or DEFAULT_LENGTHS, model.length_limit)
         stream = self._hidden_stream(self.text.splits["test"][: max_tokens or DEFAULT_TOKENS])
         return {"test": [masked_score(model, *stream, n, progress=progress).to_dict() for n in lengths]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,13 +51,6 @@ class RunningText(Task):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
-
-    def usable_lengths(self, lengths: Sequence[int] | None, limit: int | None) -> Sequence[int]:
-        """The lengths to evaluate at, by default DEFAULT_LENGTHS. ValueError if all are over the model's limit."""
-        lengths = lengths or DEFAULT_LENGTHS
-        if limit is not None and min(lengths) > limit:
-            raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
-        return [length for length in lengths if limit is None or length <= limit]
 
     def _vocabulary(self) -> dict[str, int]:
         return self.prepared(self.text.tokenizer).get_vocab()

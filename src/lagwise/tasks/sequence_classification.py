@@ -36,6 +36,7 @@ from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
+from lagwise.tasks.classes import class_columns, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.row_logits import row_logits
 from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
@@ -181,9 +182,7 @@ class SequenceClassification(Task):
         config: Any = read_config(run)
         if config.input_name == "tokens":
             self.tokenizer = load_tokenizer(str(run))
-        self.label_names = (
-            None if config.num_labels == 1 else tuple(config.id2label[i] for i in range(config.num_labels))
-        )
+        self.label_names = None if config.num_labels == 1 else class_names(config)
         rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, self.label_names)
         features = config.inputs["features"] if config.input_name == "values" else None
         self.scored = {"test": (self._encoder(features)(rows), labels)}
@@ -201,13 +200,7 @@ class SequenceClassification(Task):
             labels = np.asarray(self.rows.splits["train"]["label"][:], dtype=np.float64)
             spread = {"label_mean": float(labels.mean()), "label_std": float(labels.std()) or 1.0}
             return fields | {"num_labels": 1, "problem_type": "regression", **spread}
-        labels = dict(enumerate(names))
-        return fields | {
-            "num_labels": len(names),
-            "id2label": labels,
-            "label2id": {name: i for i, name in labels.items()},
-            "problem_type": "single_label_classification",
-        }
+        return fields | class_fields(names) | {"problem_type": "single_label_classification"}
 
     def resolved(self) -> dict[str, Any]:
         columns, rate = self.rows.encoder.columns, self._source.sampling_rate()
@@ -299,15 +292,7 @@ class SequenceClassification(Task):
         logits = row_logits(model, self._encoder(features)(rows), self.collate_evaluation, progress, self.stride)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
-        shares = torch.tensor(logits).softmax(-1).numpy()
-        names = [model.config.id2label[i] for i in range(model.config.num_labels)]
-        return [
-            {
-                "predicted": names[int(row.argmax())],
-                **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
-            }
-            for row in shares
-        ]
+        return class_columns(logits, class_names(model.config))
 
     def _encoder(self, features: int | None) -> RowEncoder:
         return RowEncoder(self.columns(), self.data.length, self.tokenizer, self.data.tokenizer == "bytes", features)

@@ -31,6 +31,7 @@ from lagwise.evaluation.events import event_scores, expected_events, find_events
 from lagwise.progress import progress_bar
 from lagwise.tables import known, typed, whole_number
 from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.tasks.classes import class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.scores import classification_scores
 
@@ -162,7 +163,7 @@ class SequenceLabelling(Task):
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
-        self.label_names = tuple(config.id2label[i] for i in range(config.num_labels))
+        self.label_names = class_names(config)
         tables: dict[str, Any] = dict(self.open_rows(source).read())
         rows = tables["test"] if "test" in tables else next(iter(tables.values()))
 
@@ -172,13 +173,10 @@ class SequenceLabelling(Task):
         self.scored = {"test": pairs}
 
     def fields(self) -> dict[str, Any]:
-        labels = dict(enumerate(self.label_names))
         scale = {"mean": self.rows.mean, "std": self.rows.std}
         return {
             "inputs": {"name": "values", "features": self.rows.features, "stride": self.stride, **scale},
-            "num_labels": len(labels),
-            "id2label": labels,
-            "label2id": {name: i for i, name in labels.items()},
+            **class_fields(self.label_names),
         }
 
     def resolved(self) -> dict[str, Any]:
@@ -305,7 +303,7 @@ class SequenceLabelling(Task):
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
         class), the end not included, in samples; as JSON."""
-        names = [model.config.id2label[i] for i in range(model.config.num_labels)]
+        names = class_names(model.config)
         encode = RowEncoder((self.values,), 1 << 30, features=model.config.inputs["features"])
         result = []
         for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):

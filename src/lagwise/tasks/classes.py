@@ -1,0 +1,32 @@
+"""Names of classes: in a model's configuration, and beside its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def class_fields(names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a model's configuration that say its classes."""
+    labels = dict(enumerate(names))
+    return {"num_labels": len(labels), "id2label": labels, "label2id": {name: i for i, name in labels.items()}}
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """The classes of a model by id, from its configuration."""
+    return tuple(config.id2label[i] for i in range(config.num_labels))
+
+
+def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+    """``predicted``, the likeliest class, and a column of probabilities for each, of logits ``(rows, classes)``."""
+    shares = torch.tensor(logits).softmax(-1).numpy()
+    return [
+        {
+            "predicted": names[int(row.argmax())],
+            **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
+        }
+        for row in shares
+    ]
