@@ -16,7 +16,7 @@ from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import read_whole
 from lagwise.data.row_files import load_arrays
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS, check_file, hash_files, split_word
+from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, split_word
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -142,11 +142,7 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file() and not _hidden(f, path))
     if not files:
         return PictureSource(name, image, label, rows=open_rows(name))
-    filled = {folder for file in files for folder in file.parents}
-    for parent in {file.parent.parent for file in files if file.parent != path}:
-        for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not folder.name.startswith(".") and folder not in filled:
-                raise ValueError(f"class folder {str(folder)!r} has no pictures; fill it or remove it")
+    check_classes(path, files, "pictures")
     named: defaultdict[str | None, list[Path]] = defaultdict(list)
     for file in files:
         check_file(file)

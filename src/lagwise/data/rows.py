@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.data.reading import read_whole
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
-from lagwise.data.series_files import check_classes, check_sounds, read_sound, series_table
-from lagwise.data.sources import SPLITS, check_file, hash_files, load_hub, split_word
+from lagwise.data.series_files import check_sounds, read_sound, series_table
+from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, load_hub, split_word
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def open_rows(name: str) -> RowSource:
         raise ValueError(f"no {suffixes} file in folder {name!r}")
     for file in files:
         check_file(file)
-    check_classes(path, [file for file in files if file_kind(file) == ".wav"])
+    check_classes(path, [file for file in files if file_kind(file) == ".wav"], "sounds")
     named: defaultdict[str | None, list[Path]] = defaultdict(list)
     for file in files:
         place = file.relative_to(path)

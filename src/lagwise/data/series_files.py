@@ -90,15 +90,6 @@ def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -
             raise ValueError(f"{path} has {samples.shape[1]} channel(s), {channels[1]} has {channels[0]}; convert them")
 
 
-def check_classes(root: Path, sounds: Sequence[Path]) -> None:
-    """ValueError if, beside the folders of sounds that are their classes, there is a folder without any."""
-    filled = {folder for path in sounds for folder in path.parents}
-    for parent in {path.parent.parent for path in sounds if path.parent != root}:
-        for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not folder.name.startswith(".") and folder not in filled:
-                raise ValueError(f"class folder {str(folder)!r} has no sounds; fill it or remove it")
-
-
 def _row(values: Mapping[str, Any], columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 

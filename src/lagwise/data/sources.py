@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -228,6 +228,15 @@ def _is_data(path: Path) -> bool:
 def check_file(path: Path) -> None:
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty")
+
+
+def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
+    """ValueError if, beside the folders of files that are their classes, there is a folder without any."""
+    filled = {folder for path in files for folder in path.parents}
+    for parent in {path.parent.parent for path in files if path.parent != root}:
+        for folder in sorted(parent.iterdir()):
+            if folder.is_dir() and not folder.name.startswith(".") and folder not in filled:
+                raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
 
 
 def split_word(path: Path) -> str | None:
