@@ -51,6 +51,7 @@ from lagwise.ops.packing import (
     row_extents,
     seq_idx_from_cu_seqlens,
 )
+from lagwise.ops.ring import ring_lags, ring_of, ring_product, ring_read, ring_tokens, ring_write
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
@@ -119,6 +120,12 @@ __all__ = [
     "receptive_field",
     "reduce_taps",
     "restrict",
+    "ring_lags",
+    "ring_of",
+    "ring_product",
+    "ring_read",
+    "ring_tokens",
+    "ring_write",
     "rotary",
     "rotary_factors",
     "rotate",

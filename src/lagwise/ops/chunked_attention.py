@@ -79,7 +79,8 @@ def pair_attention(
     - ``relu2``: ``s`` as for laplace, ``f = max(s, 0)^2``; 0 where not allowed.
 
     Shapes: query ``(batch, heads, n, d)``; key ``(batch, heads, m, d)``; value ``(batch, heads, m, e)``; bias ``(heads
-    or 1, n, m)``; allowed, boolean, ``(n, m)`` or ``(batch or 1, heads or 1, n, m)``. Result ``(batch, heads, n, e)``.
+    or 1, n, m)`` or ``(batch, heads or 1, n, m)``; allowed, boolean, ``(n, m)`` or ``(batch or 1, heads or 1, n, m)``.
+    Result ``(batch, heads, n, e)``.
 
     Preconditions: ValueError for an unknown function. With softmax every query must be allowed a key. Elementwise
     weights are computed in float32 or better.
@@ -90,7 +91,7 @@ def pair_attention(
     if function == "softmax":
         scores = allowed
         if bias is not None:
-            bias = bias[None].to(query.dtype)
+            bias = (bias[None] if bias.dim() == 3 else bias).to(query.dtype)
             scores = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, attn_mask=scores)
     scores = query @ key.transpose(2, 3)

@@ -166,6 +166,14 @@ class OnlineState(NamedTuple):
         window = Window.empty(batch_size, near.shape[1], taps.reach, like=near)
         return cls(taps, window, 0, torch.zeros(batch_size, dtype=torch.long))
 
+    @classmethod
+    def of(cls, taps: OnlineTaps, tokens: Tensor, seen: Tensor) -> OnlineState:
+        """The state of rows that have seen so many tokens, ``(batch,)``, from the last of these, ``(batch, n,
+        channels)``: as many as the taps reach, or all."""
+        longest = int(seen.max())
+        window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.reach)
+        return _with_due(_with_far(cls(taps, window, longest, (longest - seen).cpu())))
+
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
         """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. The time before
         all of them is forgotten."""

@@ -1,0 +1,117 @@
+"""Models as files that other programs run, compared with the model before anybody gets them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.step import StreamingStep
+from lagwise.tables import known
+
+FORMATS = ("onnx", "pt2")
+PARTS = ("forward", "step")
+TOLERANCE = 1e-4  # largest difference of a logit, of the largest logit
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+_BEYOND = 65  # tokens after the last that a ring buffer holds
+_MOST_TOKENS = 4096
+
+
+def require_format(format: str) -> None:
+    """ValueError for an unknown format; ImportError with the command that installs what is missing for it."""
+    known(format, FORMATS, "format")
+    missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
+    if format == "onnx" and missing:
+        raise ImportError(f"ONNX files need {', '.join(missing)}; run: pip install 'lagwise[export]'")
+
+
+def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
+    """Write a language model's `StreamingStep` for one row, in the format that the path's suffix names.
+
+    ONNX: inputs ``token`` (1,) and ``past.NAME`` for every tensor of the state, outputs ``logits`` (1, vocab_size) and
+    ``present.NAME``. pt2: ``torch.export.load(path).module()(tokens, state)``. States are zero before the first token.
+
+    Returns what there is to know of the file: ``states`` with their shapes and types, ``checked_tokens`` and
+    ``difference``, the largest from the model's own logits over that many random tokens, relative to the largest logit.
+    ValueError if it is over 1e-4 (the file is removed), or for a model whose state grows.
+    """
+    step = StreamingStep(model)
+    state = step.start(1)
+    example = (torch.zeros(1, dtype=torch.long), state)
+    if path.suffix == ".onnx":
+        names = list(state)
+        _write_onnx(
+            step, example, path, ["token", *(f"past.{n}" for n in names)], ["logits", *(f"present.{n}" for n in names)]
+        )
+        run = _onnx_step(path, state)
+    else:
+        torch.export.save(torch.export.export(step, example, strict=False), path)
+        run = _pt2_step(path, state)
+    longest = max(tensor.shape[1] for tensor in state.values() if tensor.dim() > 1)
+    ids = _random_ids(model, min(longest + _BEYOND, _MOST_TOKENS))
+    found = torch.cat([run(token) for token in ids[0].split(1)])
+    return {
+        "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
+        **_compared(path, found, model(ids, use_cache=False).logits[0]),
+    }
+
+
+def _write_onnx(module: nn.Module, example: tuple, path: Path, inputs: list[str], outputs: list[str], **options: Any) -> None:
+    program = torch.onnx.export(
+        module, example, input_names=inputs, output_names=outputs, verbose=False, external_data=False, **options
+    )
+    assert program is not None
+    program.save(path)
+
+
+def _onnx_session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _onnx_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    session = _onnx_session(path)
+    values = {f"past.{name}": tensor.numpy() for name, tensor in state.items()}
+
+    def run(token: Tensor) -> Tensor:
+        logits, *after = session.run(None, {"token": token.numpy(), **values})
+        values.update(zip(values, after, strict=True))
+        return torch.from_numpy(logits)
+
+    return run
+
+
+def _pt2_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    module = torch.export.load(path).module()
+    held = [state]
+
+    def run(token: Tensor) -> Tensor:
+        logits, held[0] = module(token, held[0])
+        return logits
+
+    return run
+
+
+def _random_ids(model: LagwiseForCausalLM, length: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    length = length if model.length_limit is None else min(length, model.length_limit)
+    return torch.randint(model.config.vocab_size, (1, length), generator=generator)
+
+
+def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    if not difference <= TOLERANCE:
+        path.unlink()
+        raise ValueError(
+            f"the exported file gives other logits than the model: off by {difference:.1e} of the largest, more than "
+            f"{TOLERANCE:g}; it was removed"
+        )
+    return {"checked_tokens": len(expected), "difference": difference}
