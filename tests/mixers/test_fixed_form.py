@@ -12,8 +12,12 @@ from torch import Tensor
 from lagwise.mixers.fixed_forms import fixed_form
 
 # Mixers whose states grow with the text; the default of `toeplitz` and of `gtu` decays, and so ends.
-_ENDLESS = ({"kernel": {"name": "rpe", "decay": 1.0}}, {"kernel": {"name": "ema"}})
-_ENDLESS += tuple({**options, "engine": engine} for options, engine in zip(_ENDLESS, ({"name": "ski", "spacing": 5}, "ski"), strict=True))
+_ENDLESS = (
+    {"kernel": {"name": "rpe", "decay": 1.0}},
+    {"kernel": {"name": "ema"}},
+    {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}},
+    {"kernel": {"name": "ema"}, "engine": "ski"},
+)
 
 
 def grows(name: str, options: dict[str, Any]) -> bool:

@@ -15,8 +15,8 @@ from lagwise.ops import ring_of, ring_product, ring_tokens, ring_write
 
 
 class FixedSKIState(NamedTuple):
-    """As `SKIState`: rings of the last ``width`` inputs and of the nodes before the current cell, that cell's nodes, and
-    what the long part adds at them, each ``(batch, n, channels)``; and the tokens of each row, ``(batch,)``."""
+    """As `SKIState`: rings of the last ``width`` inputs and of the nodes before the current cell, that cell's nodes,
+    and what the long part adds at them, each ``(batch, n, channels)``; and the tokens of each row, ``(batch,)``."""
 
     tail: Tensor
     nodes: Tensor

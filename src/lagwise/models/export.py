@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
 
 FORMATS = ("onnx", "pt2")
-PARTS = ("forward", "step")
 TOLERANCE = 1e-4  # largest difference of a logit, of the largest logit
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 _BEYOND = 65  # tokens after the last that a ring buffer holds
@@ -43,15 +45,9 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     step = StreamingStep(model)
     state = step.start(1)
     example = (torch.zeros(1, dtype=torch.long), state)
-    if path.suffix == ".onnx":
-        names = list(state)
-        _write_onnx(
-            step, example, path, ["token", *(f"past.{n}" for n in names)], ["logits", *(f"present.{n}" for n in names)]
-        )
-        run = _onnx_step(path, state)
-    else:
-        torch.export.save(torch.export.export(step, example, strict=False), path)
-        run = _pt2_step(path, state)
+    inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
+    _write(torch.export.export(step, example, strict=False), path, inputs, outputs)
+    run = (_onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
     longest = max(tensor.shape[1] for tensor in state.values() if tensor.dim() > 1)
     ids = _random_ids(model, min(longest + _BEYOND, _MOST_TOKENS))
     found = torch.cat([run(token) for token in ids[0].split(1)])
@@ -61,12 +57,27 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     }
 
 
-def _write_onnx(module: nn.Module, example: tuple, path: Path, inputs: list[str], outputs: list[str], **options: Any) -> None:
-    program = torch.onnx.export(
-        module, example, input_names=inputs, output_names=outputs, verbose=False, external_data=False, **options
-    )
-    assert program is not None
-    program.save(path)
+def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
+    if path.suffix != ".onnx":
+        torch.export.save(program, path)
+        return
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
+        warnings.simplefilter("ignore")
+        made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+    assert made is not None
+    made.save(path)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the warnings of a logger, such as that torchvision is not there."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _onnx_session(path: Path) -> Any:
@@ -115,3 +126,6 @@ def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
             f"{TOLERANCE:g}; it was removed"
         )
     return {"checked_tokens": len(expected), "difference": difference}
+
+
+EXPORTS: dict[str, Callable[[LagwiseForCausalLM, Path], dict[str, Any]]] = {"step": export_step}

@@ -1,7 +1,16 @@
-"""What is done with the folder of a trained run: evaluate, predict, convert."""
+"""What is done with the folder of a trained run: evaluate, predict, convert, export."""
 
 from lagwise.runs.convert import CONVERSION_FILE, convert_run
 from lagwise.runs.evaluate import EVALUATION_FILE, evaluate_run
+from lagwise.runs.export import EXPORT_FILE, export_run
 from lagwise.runs.predict import predict_run
 
-__all__ = ["CONVERSION_FILE", "EVALUATION_FILE", "convert_run", "evaluate_run", "predict_run"]
+__all__ = [
+    "CONVERSION_FILE",
+    "EVALUATION_FILE",
+    "EXPORT_FILE",
+    "convert_run",
+    "evaluate_run",
+    "export_run",
+    "predict_run",
+]
