@@ -9,7 +9,6 @@ from tiny_models import tiny
 from lagwise.models import LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
 
-_POSITIONS = {"position_embedding": "sinusoidal"}
 CASES: dict[str, LagwiseForCausalLM] = {}
 
 
@@ -52,13 +51,34 @@ def test_a_cache_passes_to_the_step_and_back(kind: str) -> None:
     cache = StreamingCache(len(model.model.layers))
     model(ids[:, :30], attention_mask=mask[:, :30], past_key_values=cache)
     step = StreamingStep(model)
-    state = step.take(cache)
+    state, _ = step.take(cache)
     for number in range(30, 45):
         logits, state = step(ids[:, number], state)
         torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-9)
     step.give(state, cache)
     after = model(ids[:, 45:], past_key_values=cache).logits
     torch.testing.assert_close(after, expected[:, 45:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("recipe", ["tnn-lm", "fd-tnn-lm", "learned-decay"])
+@torch.no_grad()
+def test_exact_kernels_are_followed(recipe: str) -> None:
+    """Over several blocks of every size, from a place within one, to a place within another."""
+    model, ids = tiny(recipe, sharp=True), torch.randint(258, (2, 400))
+    expected, cache = model(ids).logits, StreamingCache(2)
+    model(ids[:, :90], past_key_values=cache)
+    step = StreamingStep(model, online=True)
+    state, followers = step.take(cache)
+    for number in range(90, 350):
+        logits, after = step(ids[:, number], state)
+        for name, tensor in state.items():
+            tensor.copy_(after[name])
+        for follower in followers:
+            follower.advance()
+        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-9)
+    step.give(state, cache, followers)
+    after = model(ids[:, 350:], past_key_values=cache).logits
+    torch.testing.assert_close(after, expected[:, 350:], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("recipe", ["transformer-alibi-lm", "learned-decay"])

@@ -14,23 +14,25 @@ from lagwise.mixers.chunked_attention import ChunkedAttention
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedRing, FixedTCN
 from lagwise.mixers.fixed_attention import FixedAttention
+from lagwise.mixers.fixed_online import FixedOnline
 from lagwise.mixers.fixed_ski import FixedSKI
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 
 
 @torch.no_grad()
-def fixed_form(module: nn.Module, like: Tensor) -> tuple[Any, list[Any]]:
+def fixed_form(module: nn.Module, like: Tensor, *, online: bool = False) -> tuple[Any, list[Any]]:
     """A copy of a causal mixer, block or model in evaluation mode whose state is a tree of tensors of fixed shapes, and
     the modules that took the places of its mixers, in the order of their states.
 
     The copy streams by ``init_state`` and by ``prefill`` of one token, without a mask. Weights are shared. like: a
-    tensor of the model's dtype and device. ValueError if the state of a mixer grows with the text.
+    tensor of the model's dtype and device. online: exact long kernels need an `OnlineFollower` each, rather than a ring
+    buffer of all that they reach. ValueError if the state of a mixer grows with the text.
     """
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     form, made = copy.deepcopy(module, shared).eval(), []
     for name, part in list(form.named_modules()):
-        fixed = _fixed(part, like)
+        fixed = _fixed(part, like, online)
         if fixed is not None:
             made.append(fixed)
             if not name:
@@ -39,12 +41,14 @@ def fixed_form(module: nn.Module, like: Tensor) -> tuple[Any, list[Any]]:
     return form, made
 
 
-def _fixed(module: nn.Module, like: Tensor) -> FixedMixer | FixedAttention | None:
+def _fixed(module: nn.Module, like: Tensor, online: bool) -> FixedMixer | FixedAttention | None:
     """What takes the place of a module; None if it stays."""
     if isinstance(module, ToeplitzMixer):
         if module.ski is not None:
             return FixedSKI(module)
-        return FixedModal(module) if module.kernel.recurrent else FixedRing(module)
+        if module.kernel.recurrent:
+            return FixedModal(module)
+        return FixedOnline(module) if online else FixedRing(module)
     if isinstance(module, EMAMixer):
         return FixedEMA(module)
     if isinstance(module, TCNMixer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lagwise.blocks.chain import ChainState
 from lagwise.blocks.mega import MegaState
 from lagwise.mixers.fixed_forms import fixed_form
+from lagwise.mixers.fixed_online import FixedOnline, OnlineFollower
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 
@@ -26,12 +27,16 @@ class StreamingStep(nn.Module):
     weights are shared, but what mixers derive from weights is computed now. So after these have changed, make another.
     A model's limit of length is not looked at.
 
-    ValueError for a model whose state grows with the text: with attention, or a kernel without an end.
+    online: for code that runs beside the graph. Exact kernels, with or without an end, then cost O(log² n) a token and
+    need the followers that `take` makes, whose ``advance`` is to be called after every step; and what a step returns
+    must be written into the tensors that it was given.
+
+    ValueError for a model whose state grows with the text: with attention or, unless online, a kernel without an end.
     """
 
-    def __init__(self, model: LagwiseForCausalLM):
+    def __init__(self, model: LagwiseForCausalLM, *, online: bool = False):
         super().__init__()
-        self.model, self.fixed = fixed_form(model, model.lm_head.weight)
+        self.model, self.fixed = fixed_form(model, model.lm_head.weight, online=online)
         self.numbered = model.config.position_embedding != "none"
         self._tree = self._states(1)
 
@@ -47,16 +52,32 @@ class StreamingStep(nn.Module):
         return logits[:, -1], self._read(cache, lambda held: held)
 
     @torch.no_grad()
-    def take(self, cache: StreamingCache) -> dict[str, Tensor]:
-        """The state of a cache that has seen at least a token, as `forward` takes it, in memory of its own."""
-        makers = iter(self.fixed)
-        return self._read(cache, lambda held: next(makers).take(held))
+    def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
+        """The state of a cache that has seen at least a token, as `forward` takes it, in memory of its own, and its
+        followers."""
+        makers, followers = iter(self.fixed), []
+
+        def taken(held: Any) -> Any:
+            maker = next(makers)
+            fixed = maker.take(held)
+            if isinstance(maker, FixedOnline):
+                followers.append(OnlineFollower(held, fixed))
+            return fixed
+
+        return self._read(cache, taken), followers
 
     @torch.no_grad()
-    def give(self, state: Mapping[str, Tensor], cache: StreamingCache) -> None:
+    def give(
+        self, state: Mapping[str, Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()
+    ) -> None:
         """The inverse of `take`: a state as `forward` returned it into a cache, whose counts the caller keeps."""
-        makers = iter(self.fixed)
-        self._fill(cache, state, lambda held: next(makers).give(held))
+        makers, left = iter(self.fixed), iter(followers)
+
+        def given(held: Any) -> Any:
+            maker = next(makers)
+            return next(left).stopped() if isinstance(maker, FixedOnline) else maker.give(held)
+
+        self._fill(cache, state, given)
 
     def _states(self, batch_size: int) -> list[Any]:
         layers: Any = self.model.model.layers

@@ -42,7 +42,7 @@ from lagwise.ops.interpolation import (
 )
 from lagwise.ops.local import direct_product
 from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
-from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
+from lagwise.ops.online_conv import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, online_prefill
 from lagwise.ops.packing import (
     Layout,
     document_starts,
@@ -71,6 +71,7 @@ __all__ = [
     "ATTENTION_FUNCTIONS",
     "ENGINES",
     "EXACT_ENGINES",
+    "ONLINE_BLOCK",
     "Layout",
     "Modes",
     "NodeGrid",
@@ -111,6 +112,7 @@ __all__ = [
     "modal_step",
     "modal_taps",
     "move_rows",
+    "online_follow",
     "online_prefill",
     "pair_attention",
     "per_document",
