@@ -165,6 +165,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
         self.post_init()
 
+    @property
+    def number(self) -> int:
+        """By which a cache knows whose it is."""
+        return self._number.value
+
     @can_return_tuple
     def forward(
         self,
@@ -277,9 +282,9 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
         if cache.rows not in (None, batch):
             raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
-        if cache.model not in (None, self._number.value):
+        if cache.model not in (None, self.number):
             raise ValueError("past_key_values was filled by another model; begin a new cache")
-        cache.rows, cache.model = batch, self._number.value
+        cache.rows, cache.model = batch, self.number
 
     def _check_length(
         self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
