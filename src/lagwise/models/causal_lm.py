@@ -63,6 +63,15 @@ class LagwiseForCausalLM(Head, GenerationMixin):
             self._steps[batch_size] = step
         return step is not None
 
+    def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
+        """Logits ``(batch, vocab_size)`` of the token after input_ids ``(batch, length)``, which follow what a cache
+        has seen. By the compiled step if there is one, with less around it than `forward` has."""
+        step = self._steps.get(len(input_ids))
+        logits = None if step is None else step.follow(self, input_ids, cache)
+        if logits is None:
+            logits = self(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        return logits
+
     def shortcut(self, inputs: dict[str, Any]) -> CausalLMOutputWithPast | None:
         ids = inputs.get("input_ids")
         step = None if ids is None else self._steps.get(len(ids))

@@ -46,28 +46,33 @@ class CompiledStep:
         self._use(model, step)
 
     def answer(self, model: LagwiseForCausalLM, inputs: Mapping[str, Any]) -> Tensor | None:
-        """Logits ``(batch, 1, vocab_size)`` for the model's inputs, if they are one token of every row that follows
-        what a `StreamingCache` has seen, which then goes on; else None."""
-        ids, cache, mask = (inputs.get(name) for name in ("input_ids", "past_key_values", "attention_mask"))
-        if ids is None or ids.shape != (self.batch_size, 1) or not isinstance(cache, StreamingCache):
+        """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, if `follow` can give them."""
+        if any(value is not None and value is not False for name, value in inputs.items() if name not in _FREE):
+            return None
+        mask = inputs.get("attention_mask")
+        if model.config.output_hidden_states or (mask is not None and not mask[:, -1].all()):
+            return None
+        logits = self.follow(model, inputs["input_ids"], inputs.get("past_key_values"))
+        return None if logits is None else logits[:, None]
+
+    def follow(self, model: LagwiseForCausalLM, ids: Tensor, cache: Any) -> Tensor | None:
+        """Logits ``(batch, vocab_size)`` of ids, if they are one token of every row that follows what a
+        `StreamingCache` has seen, which then goes on; else None, and the model says what is wrong."""
+        if ids.shape != (self.batch_size, 1) or ids.device.type != "cpu" or not isinstance(cache, StreamingCache):
             return None
         if torch.is_grad_enabled() or model.training or cache.rows != self.batch_size or cache.seen == 0:
             return None
-        if any(value is not None and value is not False for name, value in inputs.items() if name not in _FREE):
+        if cache.model != model.model.number or cache.seen == model.model.length_limit:
             return None
-        if model.config.output_hidden_states or (mask is not None and not mask[:, -1].all()):
-            return None
-        if cache.model != model.model.number or cache.seen == model.length_limit or ids.device.type != "cpu":
-            return None  # the model says what is wrong
         stream = cache.stream
         if stream is None or stream.compiled is not self:
             cache.require_no_right_padding()
             if not self._current(model):
                 return None
             stream = CompiledStream(self, cache)
-        check_vocabulary(ids, model.config.vocab_size)
+        check_vocabulary(ids, self._vocabulary)
         cache.note_padding(None)
-        return stream.step(ids[:, 0])[:, None]
+        return stream.step(ids[:, 0])
 
     def run(self, tokens: Tensor, state: list[Tensor]) -> Tensor:
         """Logits ``(batch, vocab_size)``; the state is changed in place."""
@@ -86,7 +91,7 @@ class CompiledStep:
         return True
 
     def _use(self, model: LagwiseForCausalLM, step: StreamingStep) -> None:
-        self.step, self._weights = step, _versions(model)
+        self.step, self._weights, self._vocabulary = step, _versions(model), model.config.vocab_size
         given = _constants(_InPlace(step, []))
         # User-managed: the code reads the model's own tensors, and this object keeps the others.
         self._held = {name: given[name] for name in self._loader.get_constant_fqns()}
@@ -184,7 +189,7 @@ def _compile(step: StreamingStep, batch_size: int, path: Path, report: Callable[
         warnings.simplefilter("ignore")
         program = torch.export.export(_InPlace(step, list(state)), example, strict=False)
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=_OPTIONS)
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(_OPTIONS))
         except Exception as error:
             raise RuntimeError(f"the model's step could not be compiled: {one_line(error, 500)}") from error
     seconds = time.monotonic() - began

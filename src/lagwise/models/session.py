@@ -74,7 +74,7 @@ class StreamingSession:
         ids = self._checked(input_ids).to(self.model.device)
         cache, logits = StreamingCache(len(self.model.model.layers)), self._logits
         for chunk in ids.split(self.prefill_chunk):
-            logits = self._forward(chunk[None], cache)
+            logits = self.model.next_logits(chunk[None], cache)
         self._logits = torch.cat([self._logits, logits])
         self._caches.append(cache)
         handle, self._next = self._next, self._next + 1
@@ -101,8 +101,10 @@ class StreamingSession:
             raise ValueError(f"{_named(full)} has as many tokens as this model takes, {limit}; drop it")
         ids = [self._token(handle, tokens[handle]) for handle in self._seen]
         if ids:
-            cache = self._joined().copy()  # which is given up if this fails half-way
-            self._logits = self._forward(torch.tensor(ids, device=self.model.device)[:, None], cache)
+            cache = self._joined()
+            if cache.stream is None:  # compiled code does not fail half-way
+                cache = cache.copy()  # which is given up if this does
+            self._logits = self.model.next_logits(torch.tensor(ids, device=self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
         return self._logits
@@ -124,11 +126,6 @@ class StreamingSession:
             self._logits = self._logits[:0].clone()
         self._caches = caches
         self._seen = {handle: seen for handle, seen in self._seen.items() if handle not in handles}
-
-    def _forward(self, ids: Tensor, cache: StreamingCache) -> Tensor:
-        logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        assert logits is not None
-        return logits[:, -1]
 
     def _joined(self) -> StreamingCache:
         if len(self._caches) > 1:
