@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_poles, modal_taps
+from lagwise.ops import Modes, modal_poles, modal_taps, modal_taps_of, symbolic
 from lagwise.tables import whole_number
 
 _SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
@@ -64,11 +64,17 @@ class ModalKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        after, *before = self._sides()
-        taps = modal_taps(after, length)
-        if not before:
-            return taps
-        other = modal_taps(before[0], length)
+        if symbolic(length):
+            rate, angle, weight, direct = self._parameters_in_precision()
+            sides = [
+                modal_taps_of(*each, direct * (i == 0), length)
+                for i, each in enumerate(zip(rate, angle, weight, strict=True))
+            ]
+        else:
+            sides = [modal_taps(modes, length) for modes in self._sides()]
+        if self.causal:
+            return sides[0]
+        taps, other = sides
         return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
 
     def recurrence(self) -> Modes:
@@ -78,11 +84,14 @@ class ModalKernel(LagKernel):
         return self._sides()[0]
 
     def _sides(self) -> list[Modes]:
-        dtype = self.precision(self.rate)
-        rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
+        rate, angle, weight, direct = self._parameters_in_precision()
         poles = modal_poles(rate, angle)
         weights = torch.view_as_complex(weight.contiguous())
         return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
+
+    def _parameters_in_precision(self) -> tuple[Tensor, ...]:
+        dtype = self.precision(self.rate)
+        return tuple(p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
 
     @torch.no_grad()
     def load_modes(self, modes: Modes) -> None:

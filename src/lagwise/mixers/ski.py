@@ -25,6 +25,7 @@ from lagwise.ops import (
     ski_error,
     ski_product,
     split_kernel,
+    symbolic,
     toeplitz_product,
 )
 from lagwise.ops.ski_plans import SAMPLED_LAGS
@@ -137,7 +138,7 @@ class SKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if kernel.max_length is not None and x.shape[1] > kernel.max_length:
+        if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
             kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # says why not
         if not self.causal:
             if mask is None or (mask[:, 0].all() and mask[:, -1].all()):
@@ -269,7 +270,10 @@ class SKI:
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
         limit = self.most_nodes(kernel, plan)
-        nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
+        if not symbolic(nodes):
+            nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
+        else:  # a few more than enough do no harm
+            nodes = limit or nodes + plan.short_nodes
         device = next(kernel.parameters()).device
         lags = torch.cat([torch.arange(plan.width, device=device), torch.arange(nodes, device=device) * plan.spacing])
         values = kernel.at(lags)

@@ -21,6 +21,7 @@ from lagwise.ops import (
     modal_prefill,
     online_prefill,
     spectral_product,
+    symbolic,
     toeplitz_product,
 )
 from lagwise.tables import build, known
@@ -75,7 +76,11 @@ class ToeplitzMixer(Mixer):
         if self.ski is not None:
             return self.ski.mix(self.kernel, x, layout.mask)
         length = x.shape[1]
-        if self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1):
+        if (
+            self.engine in ("auto", "fft")
+            and not symbolic(length)
+            and self.kernel.circle == fast_length(2 * length - 1)
+        ):
             return spectral_product(x, self.kernel.spectrum())
         return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
 

@@ -74,7 +74,7 @@ class LagwiseForCausalLM(Head, GenerationMixin):
 
     def shortcut(self, inputs: dict[str, Any]) -> CausalLMOutputWithPast | None:
         ids = inputs.get("input_ids")
-        step = None if ids is None else self._steps.get(len(ids))
+        step = None if ids is None or not self._steps else self._steps.get(len(ids))
         logits = None if step is None else step.answer(self, inputs)
         return (
             None if logits is None else CausalLMOutputWithPast(logits=logits, past_key_values=inputs["past_key_values"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.step import StreamingStep
@@ -22,6 +22,7 @@ TOLERANCE = 1e-4  # largest difference of a logit, of the largest logit
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 _BEYOND = 65  # tokens after the last that a ring buffer holds
 _MOST_TOKENS = 4096
+_FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # batch and length
 
 
 def require_format(format: str) -> None:
@@ -55,6 +56,42 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
         "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
         **_compared(path, found, model(ids, use_cache=False).logits[0]),
     }
+
+
+def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
+    """Write a language model's forward over whole texts, in the format that the path's suffix names: ``input_ids``
+    (batch, length) of any batch and length to ``logits`` (batch, length, vocab_size).
+
+    There is no mask: rows of different lengths are to be padded on the right, where a causal model does not look.
+    A long kernel is one plain convolution: the cost of a token is that of all the tokens that the kernel reaches.
+
+    Returns and errors as `export_step`; the lengths that are compared are those of one token, of a prime number of them
+    and of more.
+    """
+    forward = _Logits(model)
+    shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(forward, (_random_ids(model, 48, 2),), dynamic_shapes=shapes, strict=False)
+    _write(program, path, ["input_ids"], ["logits"])
+    run = _onnx_forward(path) if path.suffix == ".onnx" else torch.export.load(path).module()
+    figures: list[dict[str, Any]] = []
+    for batch, length in _FORWARD_SIZES:
+        ids = _random_ids(model, length, batch)
+        figures.append(_compared(path, run(ids).flatten(0, 1), forward(ids).flatten(0, 1)))
+    return {
+        "checked_tokens": sum(each["checked_tokens"] for each in figures),
+        "difference": max(each["difference"] for each in figures),
+    }
+
+
+class _Logits(nn.Module):
+    """A language model as a function of token ids."""
+
+    def __init__(self, model: LagwiseForCausalLM):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids, use_cache=False).logits
 
 
 def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
@@ -111,10 +148,15 @@ def _pt2_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor
     return run
 
 
-def _random_ids(model: LagwiseForCausalLM, length: int) -> Tensor:
+def _onnx_forward(path: Path) -> Callable[[Tensor], Tensor]:
+    session = _onnx_session(path)
+    return lambda ids: torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
+
+
+def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
-    return torch.randint(model.config.vocab_size, (1, length), generator=generator)
+    return torch.randint(model.config.vocab_size, (batch, length), generator=generator)
 
 
 def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
@@ -128,4 +170,7 @@ def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
     return {"checked_tokens": len(expected), "difference": difference}
 
 
-EXPORTS: dict[str, Callable[[LagwiseForCausalLM, Path], dict[str, Any]]] = {"step": export_step}
+EXPORTS: dict[str, Callable[[LagwiseForCausalLM, Path], dict[str, Any]]] = {
+    "forward": export_forward,
+    "step": export_step,
+}

@@ -22,7 +22,7 @@ from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
-from lagwise.ops import Layout
+from lagwise.ops import Layout, symbolic
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
@@ -290,7 +290,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
     ) -> None:
         limit = self.length_limit
-        if limit is None:
+        if limit is None or symbolic(length):
             return
         total = length + (0 if cache is None else cache.seen)
         if seq_idx is not None:  # it is documents that have a length

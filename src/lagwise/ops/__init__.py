@@ -41,7 +41,7 @@ from lagwise.ops.interpolation import (
     spaced_grid,
 )
 from lagwise.ops.local import direct_product
-from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
+from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps, modal_taps_of
 from lagwise.ops.online_conv import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, online_prefill
 from lagwise.ops.packing import (
     Layout,
@@ -65,6 +65,7 @@ from lagwise.ops.ski import (
 from lagwise.ops.ski_plans import best_plan, plan_from_tolerance, ski_error
 from lagwise.ops.spectral import fast_length, spectral_product
 from lagwise.ops.state_space import Reduction, reduce_taps
+from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window
 
 __all__ = [
@@ -111,6 +112,7 @@ __all__ = [
     "modal_prefill",
     "modal_step",
     "modal_taps",
+    "modal_taps_of",
     "move_rows",
     "online_follow",
     "online_prefill",
@@ -141,6 +143,7 @@ __all__ = [
     "spaced_grid",
     "spectral_product",
     "split_kernel",
+    "symbolic",
     "toeplitz_matrix",
     "toeplitz_product",
     "toeplitz_reference",

@@ -9,6 +9,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.block import block_outer
 from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.symbolic import symbolic, symbolic_product
 
 _BLOCK = 32
 _SHORT_BLOCK = 16  # for up to 32 lags: less of the blocks lies outside them
@@ -25,6 +26,8 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32 the channels-last convolution of the
     framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is our own.
     """
+    if symbolic(x.shape[1]):
+        return symbolic_product(x, taps, origin, dilation)
     # A dilation beyond the signal leaves lag 0 alone, as one as long as the signal does, for less padding.
     return _DirectProduct.apply(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype)
 

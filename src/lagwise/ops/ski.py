@@ -22,6 +22,7 @@ from lagwise.ops.interpolation import (
     block_weights,
     inducing_grid,
     interpolation_matrix,
+    interpolation_weights,
     prolong,
     restrict,
     row_weights,
@@ -29,6 +30,7 @@ from lagwise.ops.interpolation import (
 )
 from lagwise.ops.local import convolve, direct_product, owned, tap_gradient
 from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
+from lagwise.ops.symbolic import pieces, symbolic, symbolic_product
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
@@ -179,11 +181,27 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
 
     Source: ours, for SKI-TNN app. B. The FFT rounds as in `toeplitz_product`.
     """
+    if symbolic(x.shape[1]):
+        return _symbolic_ski(x, short, coarse, plan)
     grid = plan.grid(x.shape[1])
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
     return _SparsePlusSmooth.apply(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
+
+
+def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
+    """`causal_ski_product` at a symbolic length: by cells of one spacing, in which all weights repeat."""
+    length, dtype = x.shape[1], compute_dtype(x, short)
+    weights = interpolation_weights(plan.grid(plan.spacing))[1].to(x.device, dtype)
+    cells = pieces(length, plan.spacing)
+    signal = F.pad(x.to(dtype), (0, 0, 0, cells * plan.spacing - length)).unflatten(1, (cells, plan.spacing))
+    shares = (weights.t() @ signal).unbind(2)
+    z = sum(F.pad(share, (0, 0, a, plan.degree - a)) for a, share in enumerate(shares))
+    assert isinstance(z, Tensor)
+    smooth = symbolic_product(z, coarse, 0)
+    around = torch.stack([smooth[:, a : a + cells] for a in range(plan.degree + 1)], dim=2)
+    return (symbolic_product(x.to(dtype), short, 0) + (weights @ around).flatten(1, 2)[:, :length]).to(x.dtype)
 
 
 class _SparsePlusSmooth(torch.autograd.Function):
