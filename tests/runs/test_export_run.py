@@ -15,6 +15,7 @@ from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, export
 from lagwise.runs import export_run
 from lagwise.training import Recipe
+from lagwise.training.recipe import load_recipe
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
@@ -86,6 +87,30 @@ def test_what_cannot_be_exported_is_said(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'lagwise\[export\]'"):
         export_run(saved_model)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_forward_is_exported_for_any_length(saved_model: Path, format: str) -> None:
+    figures = export_run(saved_model, format=format, what="forward")
+    assert figures["difference"] < 1e-5
+    assert figures["checked_tokens"] > 1000
+    export_run(saved_model, format="pt2", what="step")
+    meta = json.loads((saved_model.with_name("run-export") / "export.json").read_text())
+    assert {f"forward.{format}", "step.pt2", "vocab_size"} <= meta.keys()
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["step", "forward"])
+@pytest.mark.parametrize("kind", ["tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted"])
+def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) -> None:
+    recipe = load_recipe("tnn-lm" if kind == "converted" else kind)
+    config = LagwiseConfig(**{**recipe.model, "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258})
+    model = LagwiseForCausalLM(config).eval()
+    if kind == "converted":
+        model = model.to_recurrent()
+    with torch.no_grad():
+        assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-4
 
 
 @pytest.mark.parametrize("format", FORMATS)

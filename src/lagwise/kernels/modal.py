@@ -65,11 +65,9 @@ class ModalKernel(LagKernel):
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
         if symbolic(length):
-            rate, angle, weight, direct = self._parameters_in_precision()
-            sides = [
-                modal_taps_of(*each, direct * (i == 0), length)
-                for i, each in enumerate(zip(rate, angle, weight, strict=True))
-            ]
+            *several, direct = self._parameters_in_precision()
+            each = enumerate(zip(*several, strict=True))
+            sides = [modal_taps_of(*side, direct * (number == 0), length) for number, side in each]
         else:
             sides = [modal_taps(modes, length) for modes in self._sides()]
         if self.causal:
