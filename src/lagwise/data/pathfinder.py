@@ -108,7 +108,7 @@ def _grown(drawing: _Drawing, random: np.random.Generator, place: int, length: i
         step = (_LENGTH + _GAP) / 2
         centres = drawing.centres[:, -1:] + step * (_direction(drawing.angles[:, -1:]) + _direction(angles))
     points = _points(centres, angles)  # (pictures, tries, 3, 2)
-    fits: np.ndarray = ((points >= _BORDER) & (points <= drawing.side - _BORDER)).all((2, 3))
+    fits = np.all((points >= _BORDER) & (points <= drawing.side - _BORDER), axis=(2, 3))
     room = random.uniform(0, _WHIM, fits.shape)  # a contour tends to where there is room for it to go on
     ahead = centres + _AHEAD * _direction(angles)
     room += np.minimum(_ENOUGH, np.minimum(ahead, drawing.side - ahead).min(-1))
