@@ -12,6 +12,7 @@ import typer
 
 from lagwise.cli import failures
 from lagwise.cli.bench import bench
+from lagwise.cli.data import data as write_data
 from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.command()(predict)
 app.command()(forecast)
+app.command("data")(write_data)
 app.command()(export)
 app.command()(generate)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lagwise.ops import Modes, symbolic
+from lagwise.ops import Modes
 
 # Taps below this, relative to the largest, cannot change a sum in that precision.
 _NEGLIGIBLE = {torch.float64: 1e-17}
@@ -83,8 +83,6 @@ class LagKernel(nn.Module):
     def lags(self, length: int, device: torch.device) -> Tensor:
         """The integer lags that `taps` covers, in its order."""
         horizon = self.horizon()
-        if symbolic(length) and horizon is not None:
-            length = horizon  # more taps than tokens do no harm
         reach = length if horizon is None else min(length, horizon)
         return torch.arange(0 if self.causal else 1 - reach, reach, device=device)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import symbolic
 
 
 class FreeKernel(LagKernel):
@@ -36,8 +35,6 @@ class FreeKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`. ValueError if length > max_length."""
-        if symbolic(length):
-            length = self.max_length
         if length > self.max_length:
             raise ValueError(
                 f"this kernel has coefficients for {self.max_length} tokens, got a sequence of {length}; "

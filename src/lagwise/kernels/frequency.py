@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
-from lagwise.ops import symbolic
 from lagwise.tables import known
 
 INPUTS = ("cos", "omega")
@@ -69,7 +68,7 @@ class FrequencyKernel(LagKernel):
         The last layer is linear in the features, so the transform to lags is done on the features, which are far fewer
         than the channels.
         """
-        if symbolic(length):
+        if torch.compiler.is_exporting() and length >= self.horizon():
             return self._real_taps()
         reach = min(length, self.horizon())
         with self._full_precision():

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_poles, modal_taps, modal_taps_of, symbolic
+from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.ops import Modes, modal_poles
 from lagwise.tables import whole_number
 
 _SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
 
 
-class ModalKernel(LagKernel):
+class ModalKernel(DiagonalKernel):
     """A sum of damped oscillations.
 
     Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, w of two amplitudes, real and imaginary;
@@ -29,7 +27,6 @@ class ModalKernel(LagKernel):
     `lagwise.ops.reduce_taps` made of another kernel, which can then be trained further.
     """
 
-    recurrent = True
     undecayed = ("rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
@@ -53,41 +50,18 @@ class ModalKernel(LagKernel):
             self.amplitude.normal_().mul_(energy.sqrt()[..., None])
             self.direct.zero_()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Never below float32: a rounded pole is another kernel, after as many lags as it lasts."""
-
-        def careful(t: Tensor) -> Tensor:
-            changed = fn(t)
-            return changed if torch.finfo(changed.dtype).bits >= 32 else t.to(changed.device)
-
-        return super()._apply(careful, recurse)
-
-    def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
-        if symbolic(length):
-            *several, direct = self._parameters_in_precision()
-            each = enumerate(zip(*several, strict=True))
-            sides = [modal_taps_of(*side, direct * (number == 0), length) for number, side in each]
-        else:
-            sides = [modal_taps(modes, length) for modes in self._sides()]
-        if self.causal:
-            return sides[0]
-        taps, other = sides
-        return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
-
-    def recurrence(self) -> Modes:
-        """The kernel as `modal_step` and `modal_prefill` take it. ValueError if two-sided."""
-        if not self.causal:
-            raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
-        return self._sides()[0]
-
-    def _sides(self) -> list[Modes]:
-        rate, angle, weight, direct = self._parameters_in_precision()
-        poles = modal_poles(rate, angle)
-        weights = torch.view_as_complex(weight.contiguous())
+    def sides(self) -> list[Modes]:
+        """See `DiagonalKernel.sides`."""
+        *several, direct = self._in_precision()
+        poles, weights = modal_poles(*several[:2]), torch.view_as_complex(several[2].contiguous())
         return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
 
-    def _parameters_in_precision(self) -> tuple[Tensor, ...]:
+    def real_sides(self) -> list[tuple[Tensor, ...]]:
+        """See `DiagonalKernel.real_sides`."""
+        *several, direct = self._in_precision()
+        return [(*side, direct * (i == 0)) for i, side in enumerate(zip(*several, strict=True))]
+
+    def _in_precision(self) -> tuple[Tensor, ...]:
         dtype = self.precision(self.rate)
         return tuple(p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
 

@@ -1,0 +1,60 @@
+"""Kernels that are diagonal state spaces, whatever their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lagwise.kernels.base import LagKernel
+from lagwise.ops import Modes, modal_taps, modal_taps_of, symbolic
+
+
+class DiagonalKernel(LagKernel):
+    """A sum of damped oscillations for each direction: ``k(l) = Re sum_i w_i p_i**l``, and a part of lag 0 alone.
+
+    Abstract: subclasses give `sides`. Lag 0 of a two-sided kernel is the sum of both directions.
+    """
+
+    recurrent = True
+
+    def sides(self) -> list[Modes]:
+        """The modes for lags 0 and up, and if the kernel is two-sided those for 0 and down, whose direct is 0."""
+        raise NotImplementedError
+
+    def real_sides(self) -> list[tuple[Tensor, ...]]:
+        """`sides` as `modal_taps_of` takes them. Kernels that are made without complex numbers override this: files of
+        ONNX have none."""
+        sides = []
+        for poles, weights, direct in self.sides():
+            rate = (-poles.abs().clamp(min=1e-30).log()).log()
+            sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
+        return sides
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        if symbolic(length):
+            sides = [modal_taps_of(*side, length) for side in self.real_sides()]
+        else:
+            sides = [modal_taps(modes, length) for modes in self.sides()]
+        if self.causal:
+            return sides[0]
+        taps, other = sides
+        return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
+
+    def recurrence(self) -> Modes:
+        """The kernel as `modal_step` and `modal_prefill` take it. ValueError if two-sided."""
+        if not self.causal:
+            raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
+        return self.sides()[0]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Never below float32: a rounded pole is another kernel, after as many lags as it lasts."""
+
+        def careful(t: Tensor) -> Tensor:
+            changed = fn(t)
+            return changed if torch.finfo(changed.dtype).bits >= 32 else t.to(changed.device)
+
+        return super()._apply(careful, recurse)
