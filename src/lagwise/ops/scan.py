@@ -119,10 +119,9 @@ def _carried(
 ) -> Tensor:
     """States at the start of each block from what blocks add, ``(channels, batch * blocks or one more, states)``: the
     first ``forward`` states run forwards from ``start``, the others backwards; or with flip the other way round."""
-    result = torch.zeros_like(sums)
-    channels, _, n = sums.shape
-    given = sums[:, : batch * blocks].view(channels, batch, blocks, n)
-    found = result[:, : batch * blocks].view(channels, batch, blocks, n)
+    result, n = torch.zeros_like(sums), sums.shape[2]
+    # Not `view`: exporters copy a tensor that is not contiguous before it, and what is written to the copy is lost.
+    given, found = (t[:, : batch * blocks].unflatten(1, (batch, blocks)) for t in (sums, result))
     for part, backwards in ((slice(0, forward), flip), (slice(forward, n), not flip)):
         if part.start == part.stop:
             continue
