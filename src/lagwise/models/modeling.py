@@ -22,6 +22,7 @@ from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
+from lagwise.models.offload import with_offloaded_weights
 from lagwise.ops import Layout
 from lagwise.tables import build, known
 
@@ -51,6 +52,7 @@ class LagwiseLayer(GradientCheckpointingLayer):
         self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
 
+    @with_offloaded_weights
     def forward(
         self,
         x: Tensor,
@@ -218,7 +220,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             past_key_values.note_padding(mask)
         h = self._with_positions(h, mask, past_key_values, seq_idx)
         if self.embed_types is not None:  # type 0 where none are given, as BERT does
-            h = h + (self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids))
+            h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
         layout, kept = Layout(mask, seq_idx, grid=grid), None
         merges = not (self.training and self.config.stochastic_depth)  # which drops whole rows

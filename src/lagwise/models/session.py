@@ -42,7 +42,7 @@ class StreamingSession:
         self._require_evaluation()
         self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
         self._next = 0
-        self._logits = model.lm_head.weight.new_zeros(0, model.config.vocab_size)
+        self._logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
         # The batch, and after it sequences that have yet to be joined to it: once, however many they are.
         self._caches: list[StreamingCache] = []
 
