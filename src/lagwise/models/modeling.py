@@ -22,7 +22,7 @@ from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
-from lagwise.models.offload import with_offloaded_weights
+from lagwise.models.offload import OffloadProbe, offloaded_weights
 from lagwise.ops import Layout
 from lagwise.tables import build, known
 
@@ -51,14 +51,20 @@ class LagwiseLayer(GradientCheckpointingLayer):
         assert config.block is not None
         self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
+        self.offloaded = OffloadProbe(self.block)
 
-    @with_offloaded_weights
     def forward(
         self,
         x: Tensor,
         layout: Layout | None = None,
         cached: StateLayer | None = None,
     ) -> Tensor:
+        if not torch.compiler.is_compiling() and self.offloaded:
+            with offloaded_weights(self.block):
+                return self._run(x, layout, cached)
+        return self._run(x, layout, cached)
+
+    def _run(self, x: Tensor, layout: Layout | None, cached: StateLayer | None) -> Tensor:
         layout = layout or Layout()
         if cached is None:
             y = self.block(x, layout=layout)

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 
-def with_offloaded_weights(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's `forward` that finds the weights of all its parts loaded.
+class OffloadProbe:
+    """Tells whether the weights of a module are offloaded, which is when they are on the meta device.
+
+    Looks at one parameter alone, of a part that it remembers: to search for it takes as long as a small layer's token.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.part = next((part for part in module.modules() if any(True for _ in part.parameters(recurse=False))), None)
+
+    def __bool__(self) -> bool:
+        if self.part is None:
+            return False
+        return any(parameter is not None and parameter.is_meta for parameter in self.part._parameters.values())
+
+
+@contextlib.contextmanager
+def offloaded_weights(module: nn.Module) -> Iterator[None]:
+    """Within it, the offloaded weights of a module and of all its parts are loaded.
 
     accelerate's hooks load the weights of a module for its own `forward` and leave them on the meta device otherwise.
     A block also uses its parts by other methods (`step`, `prefill`, `taps`), which no hook sees.
     """
-
-    @functools.wraps(forward)
-    def loaded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        first = next(module.parameters(), None)
-        if first is None or first.device.type != "meta":
-            return forward(module, *args, **kwargs)
-        hooked = [(part, hook) for part in module.modules() for hook in _offload_hooks(part)]
+    hooked = [(part, hook) for part in module.modules() for hook in _offload_hooks(part)]
+    for part, hook in hooked:
+        hook.pre_forward(part)
+    try:
+        yield
+    finally:
         for part, hook in hooked:
-            hook.pre_forward(part)
-        try:
-            return forward(module, *args, **kwargs)
-        finally:
-            for part, hook in hooked:
-                hook.post_forward(part, None)
-
-    return loaded
+            hook.post_forward(part, None)
 
 
 def _offload_hooks(module: nn.Module) -> list[Any]:
