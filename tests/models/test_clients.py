@@ -10,7 +10,7 @@ from accelerate import cpu_offload, dispatch_model
 from tiny_models import RECIPES, VARIANTS, tiny
 from torch import Tensor, nn
 
-from lagwise.models import LagwiseForCausalLM
+from lagwise.models import LagwiseForCausalLM, StreamingSession
 
 every_model = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 TOKENS = torch.arange(60).view(2, 30) * 7 % 258
@@ -66,6 +66,13 @@ def test_a_layer_may_be_on_disk(tmp_path: Path) -> None:
     places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
     placed = dispatch_model(model, places | {"lm_head": "cpu"}, main_device="cpu", offload_dir=str(tmp_path))
     torch.testing.assert_close(logits_and_text(placed), expected, rtol=0, atol=0)
+
+
+def test_what_needs_all_weights_refuses_offloaded_ones() -> None:
+    offloaded = cpu_offload(tiny("tnn-lm"), execution_device=torch.device("cpu"))
+    for use in (StreamingSession, LagwiseForCausalLM.to_recurrent):
+        with pytest.raises(ValueError, match=r"weights in memory, .* are offloaded"):
+            use(offloaded)
 
 
 @pytest.mark.slow

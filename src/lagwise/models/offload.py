@@ -41,6 +41,14 @@ def offloaded_weights(module: nn.Module) -> Iterator[None]:
             hook.post_forward(part, None)
 
 
+def require_loaded(model: nn.Module, purpose: str) -> None:
+    """ValueError if weights are offloaded, for what uses them apart from the model's own forward."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"{purpose} needs all weights in memory, but some of this model's are offloaded; load it without offloading"
+        )
+
+
 def _offload_hooks(module: nn.Module) -> list[Any]:
     hook = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", [hook]) if getattr(each, "offload", False)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
+from lagwise.models.offload import require_loaded
 from lagwise.tables import whole_number
 
 
@@ -37,6 +38,7 @@ class StreamingSession:
     def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):
         if not isinstance(model, LagwiseForCausalLM):
             raise ValueError(f"model must be a LagwiseForCausalLM, which is causal, got {type(model).__name__}")
+        require_loaded(model, "a streaming session")
         self.model = model
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk)
         self._require_evaluation()
