@@ -9,6 +9,7 @@ import torch
 from accelerate import cpu_offload, dispatch_model
 from tiny_models import RECIPES, VARIANTS, tiny
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from lagwise.models import LagwiseForCausalLM, StreamingSession
 
@@ -48,6 +49,20 @@ def test_linear_layers_can_be_replaced(recipe: str) -> None:
     adapters = [model.model.layers.get_submodule(name) for name in layers]
     assert adapters
     assert all(adapter.up.grad is not None and adapter.up.grad.any() for adapter in adapters)
+
+
+@every_model
+def test_gradients_of_single_rows_by_torch_func(recipe: str) -> None:
+    model = tiny(recipe)
+
+    def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        return functional_call(model, parameters, (row[None],), {"labels": row[None]}).loss
+
+    given = {name: p.detach() for name, p in model.named_parameters()}
+    rows = vmap(grad(loss), (None, 0))(given, TOKENS)
+    model(TOKENS, labels=TOKENS).loss.backward()  # the mean of the rows' losses
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(rows[name].mean(0), parameter.grad, rtol=1e-7, atol=1e-12)
 
 
 @every_model

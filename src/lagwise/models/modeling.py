@@ -24,6 +24,7 @@ from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.offload import OffloadProbe, offloaded_weights
 from lagwise.ops import Layout
+from lagwise.ops.bilinear import transformed
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
@@ -310,8 +311,9 @@ def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
 
 
 def _traced() -> bool:
-    """Whether a graph is being recorded, which must hold for other padding than this batch's too."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """Whether a graph is being recorded, which must hold for other padding than this batch's too, or many batches are
+    computed as one (`torch.vmap`)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
 
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
