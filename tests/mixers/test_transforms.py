@@ -93,3 +93,19 @@ def test_fast_attention_refuses_a_second_derivative() -> None:
     (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"derivative for .*attention.* is not implemented"):
         torch.autograd.grad(first.square().sum(), x)
+
+
+def test_gradients_batched_by_autograd_itself_are_refused() -> None:
+    """It has a `vmap` of its own that knows few operations; `torch.func.vmap` knows ours."""
+    mixer = make("toeplitz", {})
+    x = noise(1, 20).requires_grad_()
+    y = mixer(x)
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.autograd.grad(y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
+
+
+def test_masks_are_not_mapped_where_rows_have_grids_of_their_own() -> None:
+    mixer = make("toeplitz", {"kernel": {"name": "warped"}, "engine": "ski"}, causal=False)
+    masks = torch.ones(3, 2, 20)
+    with pytest.raises(RuntimeError, match=r"vmap: .* data-dependent control flow"):
+        vmap(lambda x, mask: mixer(x, mask=mask), (None, 0))(noise(2, 20), masks)
