@@ -128,6 +128,120 @@ def modal(kernel: Any, lags: Tensor) -> Tensor:
     return values + kernel.direct[:, None] * (lags == 0)
 
 
+def sampled(kernel: Any) -> tuple[Tensor, Tensor]:
+    """Continuous poles and steps of a diagonal state space."""
+    return torch.complex(-kernel.rate.exp(), kernel.angle), kernel.log_step.exp()[:, None]
+
+
+def state_space(kernel: Any, poles: Tensor, scale: Tensor, lags: Tensor) -> Tensor:
+    """Twice-real-part sums are in ``scale``; lag 0 of both directions is one."""
+    weights = torch.view_as_complex(kernel.amplitude.contiguous()) * scale
+    powers = poles[..., None] ** lags.abs()
+    sides = torch.einsum("dci,cil->dcl", weights, powers).real
+    values = sides[0] if kernel.causal else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
+    return values + kernel.direct[:, None] * (lags == 0)
+
+
+def s4d(kernel: Any, lags: Tensor) -> Tensor:
+    a, step = sampled(kernel)
+    if kernel.rule == "zoh":
+        return state_space(kernel, (a * step).exp(), 2 * ((a * step).exp() - 1) / a, lags)
+    return state_space(kernel, (2 + a * step) / (2 - a * step), 4 * step / (2 - a * step), lags)
+
+
+def dss(kernel: Any, lags: Tensor) -> Tensor:
+    a, step = sampled(kernel)
+    if kernel.normalization == "exp":
+        return state_space(kernel, (a * step).exp(), ((a * step).exp() - 1) / a, lags)
+    total = ((a * step)[..., None] * torch.arange(kernel.span)).exp().sum(-1)
+    return state_space(kernel, (a * step).exp(), 1 / (a * total), lags)
+
+
+def s4(kernel: Any, lags: Tensor) -> Tensor:
+    """By dense matrices of all states and their powers."""
+    half = torch.complex(-kernel.rate.exp(), kernel.angle)
+    p, b, c = (torch.view_as_complex(t.contiguous()) for t in (kernel.low_rank, kernel.input, kernel.output))
+    a, p, b, c = (torch.cat([t, t.conj()], -1) for t in (half, p, b, c))
+    matrix, eye = torch.diag(a) - torch.outer(p, p.conj()), torch.eye(len(a), dtype=a.dtype)
+    rows = []
+    for channel, step in enumerate(kernel.log_step.exp()):
+        below = torch.linalg.inv(eye - step / 2 * matrix)
+        power, state = below @ (eye + step / 2 * matrix), below @ (step * b)
+        whole = torch.linalg.inv(eye - torch.linalg.matrix_power(power, kernel.span))
+        states = []
+        for _ in range(min(int(lags.abs().max()) + 1, kernel.span)):
+            states.append(whole @ state)
+            state = power @ state
+        found = (c[:, channel].conj() @ torch.stack(states, -1)).real
+        found = F.pad(found, (0, 1))[:, lags.abs().long().clamp(max=found.shape[1])]
+        values = found[0] if kernel.causal else found[0] * (lags >= 0) + found[1] * (lags <= 0)
+        rows.append(values + kernel.direct[channel] * (lags == 0))
+    return torch.stack(rows)
+
+
+def sgconv(kernel: Any, lags: Tensor) -> Tensor:
+    scales, size = kernel.weight.shape[2:]
+    sides = []
+    for weight in kernel.weight:
+        parts = []
+        for scale in range(scales):
+            factor = 2 ** max(0, scale - 1)
+            places = ((torch.arange(size * factor, dtype=lags.dtype) + 0.5) / factor - 0.5).clamp(0, size - 1)
+            left = places.floor().long().clamp(max=max(0, size - 2))
+            share = places - left
+            right = (left + 1).clamp(max=size - 1)
+            part = weight[:, scale, left] * (1 - share) + weight[:, scale, right] * share
+            parts.append(part * kernel.decay[:, None] ** scale)
+        sides.append(F.pad(torch.cat(parts, 1), (0, 1)))
+    reach = sides[0].shape[1] - 1
+    after = sides[0][:, torch.where(lags >= 0, lags, reach).long().clamp(max=reach)]
+    if kernel.causal:
+        return after
+    before = torch.where((lags < 0) & (-lags < reach), -lags - 1, reach).long()  # as far as the other side
+    return after + sides[1][:, before]
+
+
+def hyena_smooth(kernel: Any, lags: Tensor) -> Tensor:
+    t, turns = lags / (kernel.span - 1), 2 * math.pi * lags / kernel.span
+    bands = [1e-4 + k * (max(kernel.bands - 1, 1e-4) - 1e-4) / max(1, kernel.bands - 1) for k in range(kernel.bands)]
+    waves = [*((turns * b).cos() for b in bands), *(-(turns * b).sin() for b in bands)]
+    h = affine(kernel.first, torch.stack([t, *waves], 1))
+    for layer in kernel.hidden:
+        h = affine(layer, (kernel.frequency * h).sin())
+    values = kernel.last @ (kernel.frequency * h).sin().t()
+    slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
+    steps = torch.arange(kernel.channels, dtype=lags.dtype) / max(1, kernel.channels - 1)
+    return values * (-(slow + (fast - slow) * steps)[:, None] * t.abs()).exp()
+
+
+def hyena(kernel: Any, lags: Tensor) -> Tensor:
+    return hyena_smooth(kernel, lags) + kernel.direct[:, None] * (lags == 0)
+
+
+def spectral(kernel: Any, lags: Tensor) -> Tensor:
+    """The eigenvectors by those of torch, whose signs may be others: the products with the fixed ones decide."""
+    from lagwise.kernels.spectral import hankel_filters
+
+    n = torch.arange(1, kernel.span + 1, dtype=lags.dtype)
+    sums = n[:, None] + n
+    values, vectors = torch.linalg.eigh(2 / (sums**3 - sums))
+    count = kernel.weight.shape[3]
+    values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
+    vectors = vectors * (vectors * torch.from_numpy(hankel_filters(kernel.span, count).T)).sum(0).sign()
+    filters = F.pad((values.clamp(min=0) ** 0.25)[:, None] * vectors.t(), (0, 1))
+    sides = []
+    for weight in kernel.weight:
+        side = weight[:, 0] @ filters
+        if kernel.alternating:
+            side = side + (weight[:, 1] @ filters) * (1 - 2 * (torch.arange(kernel.span + 1) % 2))
+        sides.append(side)
+    after = sides[0][:, torch.where(lags >= 0, lags, kernel.span).long().clamp(max=kernel.span)]
+    if kernel.causal:
+        return after
+    before = torch.where((lags < 0) & (-lags < kernel.span), -lags - 1, kernel.span).long()
+    return after + sides[1][:, before]
+
+
 KERNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "RPEKernel": rpe,
     "FreeKernel": free,
@@ -135,8 +249,14 @@ KERNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "WarpedKernel": warped,
     "EMAKernel": ema_kernel,
     "ModalKernel": modal,
+    "S4DKernel": s4d,
+    "DSSKernel": dss,
+    "S4Kernel": s4,
+    "SGConvKernel": sgconv,
+    "HyenaKernel": hyena,
+    "SpectralKernel": spectral,
 }
-SMOOTH = {"RPEKernel": rpe, "WarpedKernel": warped_smooth, "EMAKernel": ema_smooth}
+SMOOTH = {"RPEKernel": rpe, "WarpedKernel": warped_smooth, "EMAKernel": ema_smooth, "HyenaKernel": hyena_smooth}
 
 
 def affine(layer: Any, x: Tensor) -> Tensor:

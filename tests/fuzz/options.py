@@ -51,7 +51,25 @@ class _Draws:
             "warped": self.warped,
             "ema": self.ema,
             "modal": lambda: {"modes": rng.randint(1, 4)},
+            "s4d": lambda: {**self.diagonal(), "rule": rng.choice(("zoh", "bilinear"))},
+            "dss": lambda: {
+                **self.diagonal(),
+                "normalization": rng.choice(("exp", "softmax")),
+                "span": self.skewed(600),
+            },
+            "s4": lambda: {"modes": rng.randint(1, 4), "span": 2 * self.skewed(300)},
+            "sgconv": lambda: {"size": self.skewed(20), "scales": rng.randint(1, 6)},
+            "hyena": lambda: {
+                "span": 1 + self.skewed(600),
+                "hidden": self.skewed(9),
+                "layers": rng.randint(0, 3),
+                "bands": rng.randint(1, 3),
+            },
+            "spectral": lambda: {"filters": 3, "span": 2 + self.skewed(300), "alternating": rng.random() < 0.5},
         }
+
+    def diagonal(self) -> Options:
+        return {"modes": self.rng.randint(1, 4), "start": self.rng.choice(("lin", "inv", "legs"))}
 
     def toeplitz(self) -> Options:
         name = self.rng.choice(list(KERNELS))

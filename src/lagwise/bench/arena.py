@@ -144,7 +144,7 @@ def time_models(
 def table_rows(speeds: Sequence[Speed]) -> list[tuple[str, ...]]:
     """A line for each task and model; ratios to the Transformer's speed and memory."""
     bases = {speed.task: speed for speed in speeds if speed.model == BASE}
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for s in speeds:
         base = bases.get(s.task, s)
         lines.append(

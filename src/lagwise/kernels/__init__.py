@@ -1,12 +1,19 @@
 """Lag kernels: parametrisations of k(lag), one a file."""
 
 from lagwise.kernels.base import LagKernel
+from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.kernels.dss import DSSKernel
 from lagwise.kernels.ema import EMAKernel
 from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
+from lagwise.kernels.hyena import HyenaKernel
 from lagwise.kernels.modal import ModalKernel
 from lagwise.kernels.network import KernelLinear, KernelNetwork
 from lagwise.kernels.rpe import RPEKernel
+from lagwise.kernels.s4 import S4Kernel
+from lagwise.kernels.s4d import S4DKernel
+from lagwise.kernels.sgconv import SGConvKernel
+from lagwise.kernels.spectral import SpectralKernel
 from lagwise.kernels.warped import WarpedKernel
 
 KERNELS: dict[str, type[LagKernel]] = {
@@ -16,17 +23,30 @@ KERNELS: dict[str, type[LagKernel]] = {
     "warped": WarpedKernel,
     "ema": EMAKernel,
     "modal": ModalKernel,
+    "s4d": S4DKernel,
+    "dss": DSSKernel,
+    "s4": S4Kernel,
+    "sgconv": SGConvKernel,
+    "hyena": HyenaKernel,
+    "spectral": SpectralKernel,
 }
 
 __all__ = [
     "KERNELS",
+    "DSSKernel",
+    "DiagonalKernel",
     "EMAKernel",
     "FreeKernel",
     "FrequencyKernel",
+    "HyenaKernel",
     "KernelLinear",
     "KernelNetwork",
     "LagKernel",
     "ModalKernel",
     "RPEKernel",
+    "S4DKernel",
+    "S4Kernel",
+    "SGConvKernel",
+    "SpectralKernel",
     "WarpedKernel",
 ]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_poles, modal_taps
+from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.ops import Modes, modal_poles
 from lagwise.tables import whole_number
 
 _SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
 
 
-class ModalKernel(LagKernel):
+class ModalKernel(DiagonalKernel):
     """A sum of damped oscillations.
 
     Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, w of two amplitudes, real and imaginary;
@@ -29,7 +27,6 @@ class ModalKernel(LagKernel):
     `lagwise.ops.reduce_taps` made of another kernel, which can then be trained further.
     """
 
-    recurrent = True
     undecayed = ("rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
@@ -53,31 +50,8 @@ class ModalKernel(LagKernel):
             self.amplitude.normal_().mul_(energy.sqrt()[..., None])
             self.direct.zero_()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Never below float32: a rounded pole is another kernel, after as many lags as it lasts."""
-
-        def careful(t: Tensor) -> Tensor:
-            changed = fn(t)
-            return changed if torch.finfo(changed.dtype).bits >= 32 else t.to(changed.device)
-
-        return super()._apply(careful, recurse)
-
-    def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
-        after, *before = self._sides()
-        taps = modal_taps(after, length)
-        if not before:
-            return taps
-        other = modal_taps(before[0], length)
-        return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
-
-    def recurrence(self) -> Modes:
-        """The kernel as `modal_step` and `modal_prefill` take it. ValueError if two-sided."""
-        if not self.causal:
-            raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
-        return self._sides()[0]
-
-    def _sides(self) -> list[Modes]:
+    def sides(self) -> list[Modes]:
+        """See `DiagonalKernel.sides`."""
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
         poles = modal_poles(rate, angle)

@@ -1,0 +1,47 @@
+"""The kernels of DSS: diagonal state spaces whose weights are divided by their poles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lagwise.kernels.s4d import S4DKernel
+from lagwise.tables import known, whole_number
+
+NORMALIZATIONS = ("exp", "softmax")
+
+
+class DSSKernel(S4DKernel):
+    """A diagonal state space by its eigenvalues alone (Gupta, Gu and Berant 2022, proposition 1).
+
+    Formula: ``k(l) = Re sum_i (w_i / A_i) s_i(l)``, and D is added at lag 0, with
+        exp: ``s_i(l) = (exp(A_i dt) - 1) exp(A_i dt l)``;
+        softmax: ``s_i(l) = exp(A_i dt l) / sum_{m < span} exp(A_i dt m)``.
+
+    Options: modes and start as in `S4DKernel`; normalization, ``exp`` or ``softmax``; span, the lags of the softmax's
+    sum: the published one is the length of each input, so that two lengths see two kernels; here it is a number, and
+    the kernel the same for every length. Real parts are negative in both, as the paper's of ``exp`` alone, so that
+    lags beyond the span decay. ValueError for options out of range.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        modes: int = 32,
+        start: str = "legs",
+        normalization: str = "exp",
+        span: int = 1024,
+    ):
+        super().__init__(channels, causal=causal, modes=modes, start=start)
+        self.normalization, self.span = (
+            known(normalization, NORMALIZATIONS, "normalization"),
+            whole_number("span", span),
+        )
+
+    def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        exponent = a * step
+        if self.normalization == "exp":
+            return exponent.exp(), exponent.expm1() / a
+        return exponent.exp(), torch.expm1(exponent) / (torch.expm1(self.span * exponent) * a)

@@ -1,0 +1,96 @@
+"""The filter of Hyena: a network of sines of the lag, under a window that decays."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.base import LagKernel, negligible
+from lagwise.kernels.network import KernelLinear
+from lagwise.tables import whole_number
+
+_FAST, _SLOW, _TARGET = 0.3, 1.5, 0.01  # shares of the span in which the windows decay to the target
+
+
+class HyenaKernel(LagKernel):
+    """An implicit filter (Poli et al. 2023, "Hyena Hierarchy", §3.3 and app. D.3).
+
+    Formula: ``k(l) = exp(-|t| rate_c) (W f(z(t)))_c`` with ``t = l / (span - 1)``; z is t with cosines and sines
+        ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b spread evenly from 1e-4 to bands - 1; f is a
+        linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(frequency * h)`` with learned
+        frequencies. The rates of the windows are spread evenly over the channels, from a decay to 1 % within 1.5 spans
+        to one within 0.3, and are not learned. A learned direct part is added at lag 0.
+
+    Options: span, the lags to which t and s are scaled: the published code takes the training length; longer lags go on
+    by the same formula. hidden, layers and bands as above. A two-sided kernel reads lags with their sign. ValueError
+    for options out of range.
+    """
+
+    continuous = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        span: int = 1024,
+        hidden: int = 64,
+        layers: int = 2,
+        bands: int = 1,
+    ):
+        super().__init__(channels, causal)
+        if whole_number("span", span) < 2:
+            raise ValueError(f"span must be at least 2, got {span}")
+        self.span, self.bands = span, whole_number("bands", bands)
+        whole_number("layers", layers, least=0)
+        self.first = KernelLinear(1 + 2 * bands, whole_number("hidden", hidden))
+        self.hidden = nn.ModuleList(KernelLinear(hidden, hidden) for _ in range(layers))
+        self.last = nn.Parameter(torch.empty(channels, hidden))
+        self.frequency = nn.Parameter(torch.empty(hidden))
+        self.direct = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Frequencies 1, the last map uniform within the inverse root of its inputs, the direct part normal."""
+        with torch.no_grad():
+            bound = self.last.shape[1] ** -0.5
+            self.last.uniform_(-bound, bound)
+            self.frequency.fill_(1.0)
+            self.direct.normal_()
+
+    def horizon(self) -> int:
+        """Where the slowest window is below rounding."""
+        slowest = math.log(1 / _TARGET) / _SLOW
+        return math.ceil(-math.log(negligible(self.precision(self.last))) / slowest * (self.span - 1)) + 1
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        return self.at(self.lags(length, self.last.device))
+
+    def at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.at`: only the lags asked for cost anything."""
+        inside = (lags >= (0 if self.causal else 1 - self.horizon())) & (lags < self.horizon())
+        values = self.smooth_at(lags)
+        return values * inside + self.direct.to(values.dtype)[:, None] * (lags == 0)
+
+    def smooth_at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.smooth_at`: without the direct part."""
+        dtype = self.precision(self.last)
+        lags = lags.to(dtype)
+        with torch.autocast(self.last.device.type, enabled=False):
+            t, turns = lags / (self.span - 1), 2 * math.pi / self.span * lags
+            bands = torch.linspace(1e-4, max(self.bands - 1, 1e-4), self.bands, dtype=dtype, device=lags.device)
+            phase = turns[:, None] * bands
+            h = self.first(torch.cat([t[:, None], phase.cos(), -phase.sin()], dim=1))
+            for layer in self.hidden:
+                h = layer((self.frequency.to(dtype) * h).sin())
+            values = self.last.to(dtype) @ (self.frequency.to(dtype) * h).sin().t()
+            fast, slow = (math.log(1 / _TARGET) / share for share in (_FAST, _SLOW))
+            rates = torch.linspace(slow, fast, self.channels, dtype=dtype, device=lags.device)
+            return values * (-rates[:, None] * t.abs()).exp()
+
+    def local_taps(self) -> tuple[Tensor, int]:
+        """See `LagKernel.local_taps`: the direct part."""
+        return self.direct.to(self.precision(self.direct))[:, None], 0

@@ -1,0 +1,92 @@
+"""The kernel of S4: a state space that is diagonal plus low rank."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.base import LagKernel
+from lagwise.kernels.hippo import hippo_legs
+from lagwise.tables import whole_number
+
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
+
+
+class S4Kernel(LagKernel):
+    """A state space with ``A = diag(a) - p p*``, begun as HiPPO-LegS, over its first ``span`` lags (Gu et al. 2022,
+    "Efficiently Modeling Long Sequences with Structured State Spaces").
+
+    Formula: the generating function ``K(z) = sum_{l < span} k(l) z**l`` at the span-th roots of unity z is, for the
+        bilinear rule with step dt, ``2 [s(c, b) - (1 + z) s(c, p) s(p, b) / (1 + (1 + z) s(p, p))]`` with
+        ``s(u, v) = sum_i u_i* v_i / ((2 / dt)(1 - z) - (1 + z) a_i)`` over all states (the identity of Woodbury on the
+        Cauchy kernel; the factors 1 + z are multiplied out, so that z = -1 is no pole). k is its inverse transform, and
+        D is added at lag 0. The output map c that is learned holds the truncation, ``c = C (1 - Abar**span)``, as in
+        the paper: lags from the span on are zero.
+
+    Options: modes, pairs of conjugate states (the paper's N / 2); span, the lags of the kernel, even. A, p and b are
+    shared by all channels, steps and c are each channel's own, a two-sided kernel has a second c. ValueError for
+    options out of range.
+
+    Its eigenvectors are too badly conditioned to make modes of it: it streams by `online_prefill`, as any kernel.
+    """
+
+    undecayed = ("low_rank", "input")
+
+    def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, span: int = 1024):
+        super().__init__(channels, causal)
+        if whole_number("span", span) % 2:
+            raise ValueError(f"span must be even, got {span}")
+        self.span = span
+        self.rate, self.angle = (nn.Parameter(torch.empty(whole_number("modes", modes))) for _ in range(2))
+        self.low_rank, self.input = (nn.Parameter(torch.empty(modes, 2)) for _ in range(2))
+        self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, modes, 2))
+        self.log_step, self.direct = (nn.Parameter(torch.empty(channels)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A, p and b of HiPPO-LegS, dt evenly by its logarithm from 0.001 to 0.1, c complex normal, D normal."""
+        angles, p, b = hippo_legs(len(self.rate))
+        with torch.no_grad():
+            self.rate.fill_(math.log(0.5))
+            for parameter, start in ((self.angle, angles), (self.low_rank, p), (self.input, b)):
+                numbers = np.stack([start.real, start.imag], -1) if np.iscomplexobj(start) else start.copy()
+                parameter.copy_(torch.from_numpy(numbers))
+            self.output.normal_(std=0.5**0.5)
+            self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
+            self.direct.normal_()
+
+    def horizon(self) -> int:
+        return self.span
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        reach = min(length, self.span)
+        with torch.autocast(self.rate.device.type, enabled=False):
+            after, *before = torch.fft.irfft(self._generating(), self.span)[..., :reach]
+            direct = torch.zeros_like(after)
+            direct[:, 0] = self.direct.to(after.dtype)
+            after = after + direct
+            if not before:
+                return after
+            return torch.cat([before[0].flip(1)[:, :-1], before[0][:, :1] + after[:, :1], after[:, 1:]], dim=1)
+
+    def _generating(self) -> Tensor:
+        """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""
+        dtype = self.precision(self.rate)
+        a = torch.complex(-self.rate.to(dtype).exp(), self.angle.to(dtype))
+        p, b, c = (torch.view_as_complex(t.to(dtype).contiguous()) for t in (self.low_rank, self.input, self.output))
+        turn = torch.arange(self.span // 2 + 1, device=a.device, dtype=dtype) * (-2 * math.pi / self.span)
+        z = torch.complex(turn.cos(), turn.sin())
+        sides = (1 - z) * (2 / self.log_step.to(dtype).exp()[:, None])  # (channels, roots)
+        one, other = (1 / (sides[..., None] - (1 + z)[:, None] * each) for each in (a, a.conj()))
+
+        def cauchy(u: Tensor, v: Tensor) -> Tensor:
+            products = u.conj() * v
+            equation = "dci,czi->dcz" if products.dim() == 3 else "i,czi->cz"
+            return torch.einsum(equation, products, one) + torch.einsum(equation, products.conj(), other)
+
+        correction = (1 + z) * cauchy(p, b) / (1 + (1 + z) * cauchy(p, p))
+        return 2 * (cauchy(c, b.expand_as(c)) - cauchy(c, p.expand_as(c)) * correction)

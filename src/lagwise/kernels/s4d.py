@@ -1,0 +1,79 @@
+"""The kernel of S4D: a diagonal state space in continuous time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.kernels.hippo import hippo_legs
+from lagwise.ops import Modes
+from lagwise.tables import known, whole_number
+
+STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
+
+
+class S4DKernel(DiagonalKernel):
+    """A diagonal state space ``x' = A x + B u, y = 2 Re C x + D u`` with B = 1, sampled with a step of its own in each
+    channel (Gu et al. 2022, "On the Parameterization and Initialization of Diagonal State Space Models").
+
+    Formula: ``k(l) = 2 Re sum_i w_i p_i**l``, and D is added at lag 0, with ``A_i = -exp(rate_i) + j angle_i`` and
+        zoh: ``p = exp(A dt)``, ``w = C (p - 1) / A``;
+        bilinear: ``p = (1 + A dt / 2) / (1 - A dt / 2)``, ``w = C dt / (1 - A dt / 2)``.
+    A two-sided kernel has a second C for lags below 0, as the published layer does.
+
+    Options: modes, pairs of conjugate poles (the paper's N / 2); start, of A: ``lin`` (-1/2 + j pi n), ``inv``
+    (-1/2 + j (N / pi) (N / (2n + 1) - 1)) or ``legs`` (the diagonal part of HiPPO-LegS); rule, ``zoh`` or
+    ``bilinear``. dt starts evenly by its logarithm from 0.001 to 0.1. ValueError for options out of range.
+
+    It streams as the state space that it is: nothing is approximated.
+    """
+
+    undecayed = ("rate", "angle")
+
+    def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, start: str = "legs", rule: str = "zoh"):
+        super().__init__(channels, causal)
+        whole_number("modes", modes)
+        self.start, self.rule = known(start, STARTS, "start"), known(rule, RULES, "rule")
+        self.log_step = nn.Parameter(torch.empty(channels))
+        self.rate, self.angle = (nn.Parameter(torch.empty(channels, modes)) for _ in range(2))
+        self.amplitude = nn.Parameter(torch.empty(1 if causal else 2, channels, modes, 2))
+        self.direct = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A and dt as above, C complex normal of variance 1, D normal."""
+        with torch.no_grad():
+            self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
+            self.rate.fill_(math.log(0.5))
+            self.angle.copy_(_angles(self.start, self.angle.shape[1]).to(self.angle))
+            self.amplitude.normal_(std=0.5**0.5)
+            self.direct.normal_()
+
+    def sides(self) -> list[Modes]:
+        """See `DiagonalKernel.sides`."""
+        dtype = self.precision(self.rate)
+        with torch.autocast(self.rate.device.type, enabled=False):
+            a = torch.complex(-self.rate.to(dtype).exp(), self.angle.to(dtype))
+            poles, scale = self._sampled(a, self.log_step.to(dtype).exp()[:, None])
+            weights = torch.view_as_complex(self.amplitude.to(dtype).contiguous()) * scale
+        return [Modes(poles, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weights)]
+
+    def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Poles, and what C is multiplied by: a pair of conjugate poles is one mode of twice the weight."""
+        if self.rule == "bilinear":
+            below = 1 - a * step / 2
+            return (1 + a * step / 2) / below, 2 * step / below
+        return (a * step).exp(), 2 * (a * step).expm1() / a
+
+
+def _angles(start: str, modes: int) -> Tensor:
+    n, states = torch.arange(modes, dtype=torch.float64), 2 * modes
+    if start == "lin":
+        return math.pi * n
+    if start == "inv":
+        return states / math.pi * (states / (2 * n + 1) - 1)
+    return torch.from_numpy(hippo_legs(modes)[0].copy())

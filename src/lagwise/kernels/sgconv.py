@@ -1,0 +1,60 @@
+"""The kernel of SGConv: parts of growing length and falling size, each from as few numbers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.kernels.base import LagKernel
+from lagwise.tables import whole_number
+
+
+class SGConvKernel(LagKernel):
+    """Parts side by side, each upsampled from ``size`` numbers and as long as all before it (Li et al. 2023, "What
+    Makes Convolutional Models Great on Long Sequence Modeling?").
+
+    Formula: ``k = [w_0, decay w_1, decay**2 up_2(w_2), ..., decay**s up_{2**(s - 1)}(w_s), ...]`` for s < scales, up_n
+        being linear interpolation to n times as many values; the decay is learned for every channel and starts at 1/2.
+        Lags from ``size * 2**(scales - 1)`` on are zero. A two-sided kernel has a second set for lags below 0.
+
+    Options: size, the numbers of a part; scales, the parts. Weights start so that the squares of a channel's taps sum
+    to 1, where the published code divides by that norm. ValueError for options out of range.
+    """
+
+    def __init__(self, channels: int, *, causal: bool = True, size: int = 32, scales: int = 6):
+        super().__init__(channels, causal)
+        shape = (1 if causal else 2, channels, whole_number("scales", scales), whole_number("size", size))
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.decay = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal weights, then scaled."""
+        with torch.no_grad():
+            self.weight.normal_()
+            self.decay.fill_(0.5)
+            if not self.weight.is_meta:
+                norm = self.taps(self.horizon()).norm(dim=1)
+                self.weight.div_(norm[:, None, None].to(self.weight.dtype))
+
+    def horizon(self) -> int:
+        scales, size = self.weight.shape[2:]
+        return size << (scales - 1)
+
+    def taps(self, length: int) -> Tensor:
+        """See `LagKernel.taps`."""
+        reach, dtype = min(length, self.horizon()), self.precision(self.weight)
+        weight, decay = self.weight.to(dtype), self.decay.to(dtype)[:, None]
+        parts, done = [], 0
+        with torch.autocast(weight.device.type, enabled=False):
+            for scale in range(weight.shape[2]):
+                if done >= reach:
+                    break
+                part, factor = weight[:, :, scale], 1 << max(0, scale - 1)
+                if factor > 1:
+                    part = F.interpolate(part, scale_factor=factor, mode="linear", align_corners=False)
+                parts.append(part * decay**scale)
+                done += part.shape[2]
+        after, *before = torch.cat(parts, dim=2)[..., :reach]
+        return torch.cat([before[0][:, : reach - 1].flip(1), after], dim=1) if before else after

@@ -1,0 +1,115 @@
+"""Kernels of other long-range models against their papers' formulas, in float64 and by dense matrices."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "fuzz"))
+from kernel_references import kernel_at
+
+from lagwise.kernels import KERNELS
+from lagwise.kernels.hippo import hippo_legs
+from lagwise.kernels.spectral import hankel_filters
+from lagwise.mixers import ToeplitzMixer
+from lagwise.tables import build
+
+VARIANTS: list[dict[str, Any]] = [
+    *(
+        {"name": "s4d", "modes": 4, "start": start, "rule": rule}
+        for start in ("lin", "inv", "legs")
+        for rule in ("zoh", "bilinear")
+    ),
+    *({"name": "dss", "modes": 4, "normalization": how, "span": 30} for how in ("exp", "softmax")),
+    {"name": "s4", "modes": 4, "span": 64},
+    {"name": "s4", "modes": 32, "span": 1024},
+    {"name": "sgconv", "size": 8, "scales": 5},
+    {"name": "sgconv", "size": 1, "scales": 3},
+    {"name": "hyena", "span": 40, "hidden": 6, "bands": 3},
+    {"name": "spectral", "filters": 5, "span": 50},
+    {"name": "spectral", "filters": 5, "span": 50, "alternating": False},
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", VARIANTS, ids=str)
+def test_kernels_are_their_papers_formulas(spec: dict[str, Any], causal: bool) -> None:
+    kernel = build(KERNELS, spec, 3, what="kernel", causal=causal).double()
+    taps = kernel.taps(100)
+    lags = kernel.lags(100, taps.device)
+    with torch.no_grad():
+        expected = kernel_at(kernel, lags)
+    torch.testing.assert_close(taps, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+
+
+def test_hippo_is_normal_but_for_rank_one() -> None:
+    frequencies, p, b = hippo_legs(4)
+    n = np.arange(8)
+    odd = np.sqrt(2 * n + 1)
+    matrix = -np.tril(np.outer(odd, odd), -1) - np.diag(n + 1.0)
+    found = np.linalg.eigvals(matrix)  # of a triangular matrix: its diagonal
+    assert np.allclose(np.sort(found.real), -np.arange(8, 0, -1.0))
+    both = np.concatenate([p, p.conj()])
+    states = np.diag(np.concatenate([-0.5 + 1j * frequencies, -0.5 - 1j * frequencies])) - np.outer(both, both.conj())
+    # the same input and output at the same times: C exp(A t) B with C = B* in either basis
+    input = np.concatenate([b, b.conj()])
+    for time in (0.1, 0.7):
+        dense = odd @ torch.linalg.matrix_exp(torch.from_numpy(time * matrix)).numpy() @ odd
+        own = input.conj() @ torch.linalg.matrix_exp(torch.from_numpy(time * states)).numpy() @ input
+        assert own.real == pytest.approx(dense, rel=1e-9)
+    assert (np.diff(frequencies) < 0).all()
+    assert frequencies[-1] > 0
+
+
+def test_s4d_is_the_continuous_system_held_between_samples() -> None:
+    """A zero-order hold: the state after a token is that of the differential equation with a constant input."""
+    kernel = build(KERNELS, {"name": "s4d", "modes": 3}, 2, what="kernel", causal=True).double()
+    a = torch.complex(-kernel.rate.exp(), kernel.angle)
+    step, c = kernel.log_step.exp(), torch.view_as_complex(kernel.amplitude[0].detach())
+    times = torch.linspace(0, 1, 20001, dtype=torch.float64)[:-1] + 0.5 / 20000  # the midpoint rule
+    held = (a[..., None] * step[:, None, None] * times).exp().mean(-1) * step[:, None]
+    expected = [2 * (c * (a * step[:, None] * lag).exp() * held).sum(1).real for lag in range(5)]
+    expected[0] = expected[0] + kernel.direct
+    torch.testing.assert_close(kernel.taps(5), torch.stack(expected, 1), rtol=1e-6, atol=1e-9)
+
+
+def test_hankel_filters_are_orthogonal_and_fall_off() -> None:
+    filters = hankel_filters(64, 10)
+    norms = np.linalg.norm(filters, axis=1)
+    assert np.allclose((filters / norms[:, None]) @ (filters / norms[:, None]).T, np.eye(10), atol=1e-8)
+    assert norms[0] > 5 * norms[-1]
+
+
+@pytest.mark.parametrize("spec", [{"name": "s4d", "modes": 8}, {"name": "dss", "modes": 8}], ids=str)
+def test_state_spaces_stream_as_what_they_are(spec: dict[str, Any]) -> None:
+    mixer = ToeplitzMixer(4, kernel=spec).double()
+    x = torch.randn(2, 300, 4, dtype=torch.float64)
+    state = mixer.init_state(2)
+    steps = []
+    for t in range(300):
+        y, state = mixer.step(x[:, t], state)
+        steps.append(y)
+    torch.testing.assert_close(torch.stack(steps, 1), mixer(x), rtol=0, atol=1e-10)
+    assert state.memory.shape == (2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "s4d", "start": "lag"}, "unknown start: 'lag'"),
+        ({"name": "s4d", "rule": "foh"}, "unknown rule: 'foh'"),
+        ({"name": "dss", "normalization": "max"}, "unknown normalization: 'max'"),
+        ({"name": "s4", "span": 7}, "span must be even, got 7"),
+        ({"name": "sgconv", "scales": 0}, "scales must be"),
+        ({"name": "hyena", "span": 1}, "span must be at least 2, got 1"),
+        ({"name": "spectral", "filters": 9, "span": 8}, "filters must be at most span"),
+    ],
+)
+def test_options_out_of_range_are_named(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(KERNELS, spec, 3, what="kernel", causal=True)

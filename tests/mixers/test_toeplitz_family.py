@@ -1,0 +1,57 @@
+"""What TNN's §3.4 says of other models: a convolution, a state space and ALiBi's biases are Toeplitz mixers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.mixers import ToeplitzMixer
+from lagwise.ops import Modes, alibi_slopes, attention
+
+CHANNELS, LENGTH = 4, 30
+
+
+def signal() -> Tensor:
+    return torch.randn(2, LENGTH, CHANNELS, dtype=torch.float64)
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_a_causal_convolution() -> None:
+    """Equations 10 to 12, by the framework's own layer."""
+    width = 7
+    layer = nn.Conv1d(CHANNELS, CHANNELS, width, groups=CHANNELS, padding=width - 1, bias=False).double()
+    mixer = ToeplitzMixer(CHANNELS, kernel={"name": "free", "max_length": LENGTH, "decay": 1.0}).double()
+    with torch.no_grad():
+        mixer.kernel.weight.zero_()
+        mixer.kernel.weight[:, :width] = layer.weight[:, 0].flip(1)
+    x = signal()
+    same(mixer(x), layer(x.transpose(1, 2))[..., :LENGTH].transpose(1, 2))
+
+
+def test_a_state_space() -> None:
+    """Equations 13 to 16, token by token: u_i = A u_{i-1} + B x_i, y_i = C u_i, S4D's A, B and C."""
+    mixer = ToeplitzMixer(CHANNELS, kernel={"name": "s4d", "modes": 8}).double()
+    with torch.no_grad():
+        mixer.kernel.direct.zero_()
+    modes: Modes = mixer.kernel.recurrence()
+    x, state, outputs = signal(), torch.zeros(2, *modes.poles.shape, dtype=torch.complex128), []
+    for t in range(LENGTH):
+        state = modes.poles * state + x[:, t, :, None]
+        outputs.append((modes.weights * state).sum(-1).real)
+    same(mixer(x), torch.stack(outputs, 1))
+
+
+def test_biases_alone_are_a_decay() -> None:
+    """Equation 9 without queries and keys: attention to ALiBi's biases is a mean weighted by an exponential of the
+    lag, so that two Toeplitz products, of the values and of ones, give it exactly."""
+    slope = float(alibi_slopes(1)[0])
+    mixer = ToeplitzMixer(CHANNELS, kernel={"name": "free", "max_length": LENGTH, "decay": 1.0}).double()
+    with torch.no_grad():
+        mixer.kernel.weight.copy_((-slope * torch.arange(LENGTH, dtype=torch.float64)).exp().expand(CHANNELS, -1))
+    x = signal()
+    nothing = torch.zeros(2, 1, LENGTH, CHANNELS, dtype=torch.float64)
+    attended = attention(nothing, nothing, x[:, None], causal=True, slopes=alibi_slopes(1), mask=None)[:, 0]
+    same(mixer(x) / mixer(torch.ones_like(x)), attended)
