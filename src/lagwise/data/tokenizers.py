@@ -181,6 +181,5 @@ def _wrap(tokenizer) -> PreTrainedTokenizerBase:
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT if has_end else PAD,
         padding_side="left",
-        model_max_length=10**9,
         clean_up_tokenization_spaces=False,
     )
