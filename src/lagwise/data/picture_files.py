@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 DIGITS = "digits"
+_TOGETHER = 500  # picture files that are copied at a time
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ class PictureSource:
         classes = "\n".join(f"{split}:{path.parent.name}" for split, paths in self.files.items() for path in paths)
         return hash_files(self.files, hashlib.sha256(b"pictures" + classes.encode()))
 
-    def read(self) -> dict[str, Dataset]:
+    def read(self, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every split that is named: ``image``, the bytes of an encoded picture, ``label``, its class by
-        name (if there are labels), and ``file``, what messages call it. ValueError says what is wrong."""
+        name (if there are labels), and ``file``, what messages call it. ValueError says what is wrong.
+
+        work: a folder for copies of picture files, which the rows then read as they are needed; without one, and of
+        arrays, they are in memory.
+        """
         if self.rows is not None:
             return {split: self._of_table(rows, split) for split, rows in self.rows.read().items()}
         if self.arrays is not None:
@@ -58,18 +63,7 @@ class PictureSource:
 
             found: Any = load_digits()
             return self._of_arrays({"image": (found.images * 15.9375).astype(np.uint8), "label": found.target}, DIGITS)
-        return {split: self._of_files(paths) for split, paths in self.files.items()}
-
-    def _of_files(self, paths: list[Path]) -> Dataset:
-        from datasets import Dataset
-
-        return Dataset.from_dict(
-            {
-                "image": [path.read_bytes() for path in paths],
-                "label": [path.parent.name for path in paths],
-                "file": [str(path) for path in paths],
-            }
-        )
+        return {split: _of_files(paths, work and work / f"{split}.arrow") for split, paths in self.files.items()}
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
         """Arrays of one table, or of several whose names say their split, such as train_images and y_test."""
@@ -104,7 +98,7 @@ class PictureSource:
         return {split: read[split] for split in SPLITS if split in read}
 
     def _of_table(self, rows: Dataset, split: str) -> Dataset:
-        from datasets import Dataset, Image
+        from datasets import Features, Image, Value
 
         if self.image not in rows.column_names:
             raise ValueError(
@@ -113,12 +107,35 @@ class PictureSource:
             )
         if isinstance(rows.features[self.image], Image):
             rows = rows.cast_column(self.image, Image(decode=False))
-        images = [_bytes(value, f"{split} row {i + 1} of {self.name!r}") for i, value in enumerate(rows[self.image][:])]
-        columns: dict[str, Any] = {"image": images}
-        if self.label in rows.column_names:
-            columns["label"] = label_cells(rows, self.label)
-        columns["file"] = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(images))]
-        return Dataset.from_dict(columns)
+        names = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(rows))]
+        labels = label_cells(rows, self.label) if self.label in rows.column_names else None
+        chosen: Any = rows.select_columns(self.image)
+        if self.image != "image":
+            chosen = chosen.rename_column(self.image, "image")
+        chosen = chosen.map(  # a data set on disk stays there
+            lambda row, i: {"image": _bytes(row["image"], names[i])},
+            with_indices=True,
+            features=Features(image=Value("large_binary")),
+        )
+        chosen = chosen if labels is None else chosen.add_column("label", labels)
+        return chosen.add_column("file", names)
+
+
+def _of_files(paths: list[Path], copy: Path | None) -> Dataset:
+    """Picture files as rows, in memory, or in an Arrow file ``copy`` to be read from."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    schema = pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()})
+    sink = pa.BufferOutputStream() if copy is None else pa.OSFile(str(copy), "wb")
+    with sink, pa.ipc.new_stream(sink, schema) as writer:
+        for start in range(0, len(paths), _TOGETHER):
+            some = paths[start : start + _TOGETHER]
+            columns = ([path.read_bytes() for path in some], [path.parent.name for path in some], list(map(str, some)))
+            writer.write_batch(
+                pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
+            )
+    return Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
 
 
 def open_pictures(name: str, *, image: str = "image", label: str = "label") -> PictureSource:
