@@ -60,6 +60,7 @@ def time_drafts(
         methods["model", size] = {"assistant_model": assistant}
         methods["lookup", size] = {"prompt_lookup_num_tokens": size}
     greedy = {"do_sample": False, "max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+    generate: Any = model.generate
     forwards, handle = _counter(model)
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in methods}
     counts = dict.fromkeys(methods, 0)
@@ -72,7 +73,7 @@ def time_drafts(
                 for key, options in methods.items():
                     forwards.clear()
                     start = time.perf_counter()
-                    text: Any = model.generate(prompt[None], **greedy, **options)
+                    text = generate(prompt[None], **greedy, **options)
                     spent[key] += time.perf_counter() - start
                     if turn == 0:
                         counts[key] += len(forwards)

@@ -49,7 +49,7 @@ def drafts(
     sizes_of = [sum(p.numel() for p in each.parameters()) for each in (model, assistant)]
     print_table(f"Model of {sizes_of[0]:,} parameters, draft of {sizes_of[1]:,}", head, table_rows(rows))
     if out:
-        results = {"parameters": dict(zip(("model", "draft"), sizes_of, strict=True))}
-        results["rows"] = [asdict(row) for row in rows]
+        parameters = dict(zip(("model", "draft"), sizes_of, strict=True))
+        results = {"parameters": parameters, "rows": [asdict(row) for row in rows]}
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
         typer.echo(f"written: {out}")

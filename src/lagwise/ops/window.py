@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -124,10 +125,14 @@ class Window:
         return window
 
 
+def _flatten_with_keys(window: Window) -> tuple[list[Any], int | None]:
+    return [(pytree.MappingKey("tokens"), window.tokens)], window.reach
+
+
 pytree.register_pytree_node(
     Window,
     lambda window: ([window.tokens], window.reach),
     lambda tokens, reach: Window(next(iter(tokens)), reach),
     serialized_type_name="lagwise.Window",
-    flatten_with_keys_fn=lambda window: ([(pytree.MappingKey("tokens"), window.tokens)], window.reach),
+    flatten_with_keys_fn=_flatten_with_keys,
 )
