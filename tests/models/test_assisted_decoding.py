@@ -13,6 +13,7 @@ from lagwise.models import LagwiseForCausalLM, StreamingCache
 
 NEW = 40
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 257}
+GREEDY["eos_token_id"] = 256  # which prompt lookup of earlier versions of transformers cannot do without
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
@@ -43,7 +44,8 @@ def test_the_text_is_that_of_greedy_decoding(recipe: str) -> None:
     expected = model.generate(ids, **GREEDY)
     for draft in (model, noisy(model, recipe), tiny("mega-lm", sharp=True, num_hidden_layers=1)):
         assert torch.equal(model.generate(ids, assistant_model=draft, **GREEDY), expected)
-    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY), expected)
+    found = model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY)
+    assert torch.equal(found[:, : expected.shape[1]], expected)  # earlier versions of transformers go beyond the length
 
 
 @every_recipe
@@ -55,7 +57,8 @@ def test_after_padding_on_the_left(recipe: str) -> None:
     }
     expected = model.generate(ids, **GREEDY)
     for options in ({"assistant_model": noisy(model, recipe)}, {"prompt_lookup_num_tokens": 5}):
-        assert torch.equal(model.generate(**padded, **options, **GREEDY)[:, 7:], expected)
+        found = model.generate(**padded, **options, **GREEDY)[:, 7:]
+        assert torch.equal(found[:, : expected.shape[1]], expected)
 
 
 def test_a_good_draft_saves_forwards_and_no_text_is_read_over_and_over() -> None:

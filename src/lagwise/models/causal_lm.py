@@ -47,7 +47,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
-        if generation_config.cache_implementation not in (None, "dynamic"):
+        # "dynamic_full" is what transformers before 5.10 asks for with drafts.
+        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
             raise ValueError(
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: a lagwise model "
                 "generates with a StreamingCache, which is made for it"
