@@ -155,7 +155,7 @@ def _rooted(recipe: Recipe) -> Recipe:
     paths: dict[str, Any] = {
         name: str(expanded(value).resolve())
         for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if value and value not in ("stdlib", "bytes", "bpe") and expanded(value).exists()
+        if value and value not in ("stdlib", "bytes", "bpe", "words") and expanded(value).exists()
     }
     return replace(recipe, data=replace(options, **paths))
 
