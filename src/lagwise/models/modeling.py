@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import BLOCKS, QueryKey
-from lagwise.blocks.norm import make_norm
+from lagwise.blocks.norm import ScaleNorm, make_norm
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StateLayer, StreamingCache
@@ -89,13 +89,16 @@ class LagwisePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _keep_in_fp32_modules_strict = ["rate", "angle", "amplitude", "direct"]  # of `ModalKernel`
-    _is_stateful = True  # a state cannot be rolled back: refuses assisted decoding
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, but weights are only ever read from safetensors: a pickle can run code."""
         kwargs.setdefault("use_safetensors", True)
         return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing, as `LagwiseConfig.register_for_auto_class`."""
 
     def to_recurrent(self, tolerance: float = 1e-3, **options: Any) -> Self:
         """A copy that streams in constant memory: kernels as state spaces. See `recurrent_form`, also for options."""
@@ -105,7 +108,7 @@ class LagwisePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey):
+        if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey | ScaleNorm):
             module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
             init.normal_(module.weight, std=self.config.initializer_range)
@@ -196,7 +199,7 @@ class LagwiseModel(LagwisePreTrainedModel):
     ) -> LagwiseModelOutput:
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
-        if output_attentions:
+        if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -224,6 +227,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._check_length(batch, length, mask, past_key_values, seq_idx)
         if past_key_values is not None:
             self._check_cache(past_key_values, batch, seq_idx)
+            past_key_values.record()
             past_key_values.note_padding(mask)
         h = self._with_positions(h, mask, past_key_values, seq_idx)
         if self.embed_types is not None:  # type 0 where none are given, as BERT does
