@@ -96,6 +96,7 @@ EVERY_BLOCK: dict[str, dict[str, Any]] = {
         "position": "simple",
     },
     "TCNCA": {"name": "mega", "memory": TCN, "query_size": 4, "chunk": 7, "value_size": 5, "norm": "rms"},
+    "MEGA with its other norm": {"name": "mega", "query_size": 4, "chunk": 7, "norm": "scale", "activation": "gelu"},
     "MEGA with a TNO": {"name": "mega", "memory": {"name": "toeplitz", "kernel": KERNEL}, "query_size": 4, "chunk": 7},
     "TCNCA-simple": {
         "name": "chain",

@@ -73,7 +73,7 @@ def link(rng: random.Random, channels: int) -> Options:
     spec = {"name": mixer, **mixer_options(rng, mixer, channels, causal=True, length=2 * LONGEST)}
     options = {
         "name": name,
-        "norm": rng.choice(("rms", "layer")),
+        "norm": rng.choice(("rms", "layer", "scale")),
         "channel_mixer": rng.choice(({"name": "glu"}, {"name": "mlp"}, {"name": "none"})),
     }
     if name == "prenorm":
@@ -87,6 +87,7 @@ def link(rng: random.Random, channels: int) -> Options:
         "evaluation_chunk": rng.choice((None, rng.randint(1, 30))),
         "function": rng.choice(ATTENTION_FUNCTIONS),
         "position": rng.choice(("none", "rope", "simple", "rotary")),
+        "activation": rng.choice(("silu", "gelu", "relu")),
     }
 
 

@@ -133,9 +133,10 @@ def test_streamers_get_every_token(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == tokenizer.decode(out[0]) + "\n"
 
 
-def test_assisted_decoding_is_refused() -> None:
-    with pytest.raises(ValueError, match="stateful"):
-        tiny("tnn-lm").generate(prompt(1), prompt_lookup_num_tokens=3, **GREEDY)
+def test_caches_of_other_kinds_are_refused() -> None:
+    for name in ("static", "quantized", "offloaded"):
+        with pytest.raises(ValueError, match=f"cache_implementation='{name}' is not supported"):
+            tiny("tnn-lm").generate(prompt(1), cache_implementation=name, **GREEDY)
 
 
 class TestText:

@@ -90,7 +90,8 @@ def test_scaled_embeddings_and_their_dropout() -> None:
     assert 0.3 < (dropped == 0).float().mean() < 0.7
 
 
-NORMS = ("rms", {"name": "rms", "epsilon": 1e-16}, "layer", {"name": "layer", "affine": False}, "batch", "none")
+EXACT = {"name": "rms", "epsilon": 1e-16}
+NORMS = ("rms", EXACT, "scale", "layer", {"name": "layer", "affine": False}, "batch", "none")
 
 
 @pytest.mark.parametrize("norm", NORMS, ids=str)

@@ -104,7 +104,8 @@ def test_the_enwik8_models_have_39_million_parameters(recipe: str) -> None:
 def test_save_and_load_through_the_auto_classes(fields: dict, tmp_path: Path) -> None:
     model, ids = make(fields), prompt()
     model.save_pretrained(tmp_path)
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    files = {"config.json", "generation_config.json", "model.safetensors", "modeling_lagwise.py"}
+    assert {f.name for f in tmp_path.iterdir()} == files
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert isinstance(loaded, LagwiseForCausalLM)
     assert torch.equal(loaded(ids).logits, model(ids).logits)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lagwise.blocks.norm import make_norm
 from lagwise.tables import Spec, build, known
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
 
 
 class GLU(nn.Module):
@@ -41,7 +41,7 @@ class MLP(nn.Module):
     def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu"):
         super().__init__()
         width = _width(channels, expansion)
-        self.activation = _ACTIVATIONS[known(activation, _ACTIVATIONS, "activation")]
+        self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         self.up = nn.Linear(channels, width)
         self.down = nn.Linear(width, channels)
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.base import Block
-from lagwise.blocks.channel import ChannelLayer
+from lagwise.blocks.channel import ACTIVATIONS, ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.base import masked
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout, per_document
-from lagwise.tables import build, whole_number
+from lagwise.tables import build, known, whole_number
 
 
 class MegaState(NamedTuple):
@@ -52,7 +52,8 @@ class MegaBlock(Block):
         query_size, value_size: width of queries and keys (MEGA: 128), and of values (twice the channels).
         chunk, evaluation_chunk, function, position: the attention's, as in `ChunkedAttention`.
         channel_mixer: spec from its table (MEGA: an MLP of twice the width with SiLU).
-        norm: ``layer``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
+        activation: of values and of the gated candidate: ``silu`` (the default, as above), ``gelu`` or ``relu``.
+        norm: ``layer``, ``scale``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
         dropout: share of values, gated candidates and channel mixer outputs that are dropped in training.
 
     ValueError for options out of range. Streams as its two parts do: in constant memory with either of the memories.
@@ -73,10 +74,12 @@ class MegaBlock(Block):
         function: str = "softmax",
         position: str = "rope",
         channel_mixer: Mapping[str, Any] | None = None,
+        activation: str = "silu",
         norm: str | Mapping[str, Any] = "layer",
         dropout: float = 0.0,
     ):
         super().__init__()
+        self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         value_size = whole_number("value_size", 2 * channels if value_size is None else value_size)
         whole_number("query_size", query_size)
         self.sizes = (channels, query_size, value_size, channels)
@@ -135,10 +138,10 @@ class MegaBlock(Block):
         return update, query[:, None], key[:, None], reset, candidate
 
     def _value(self, normed: Tensor) -> Tensor:
-        return self.dropout(F.silu(self.value(normed)))[:, None]
+        return self.dropout(self.activation(self.value(normed)))[:, None]
 
     def _update(self, x: Tensor, attended: Tensor, update: Tensor, reset: Tensor, candidate: Tensor) -> Tensor:
-        candidate = F.silu(candidate + self.out(F.silu(reset) * attended[:, 0]))
+        candidate = self.activation(candidate + self.out(F.silu(reset) * attended[:, 0]))
         return torch.lerp(x, self.dropout(candidate).to(x.dtype), update.sigmoid().to(x.dtype))
 
 

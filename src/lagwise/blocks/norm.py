@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.tables import build
@@ -23,6 +24,23 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(x)
+
+
+class ScaleNorm(nn.Module):
+    """`RMSNorm` times one learned number (Nguyen & Salazar 2019, as in MEGA). Options: epsilon, inside the root
+    (1e-6)."""
+
+    def __init__(self, channels: int, *, epsilon: float = 1e-6):
+        super().__init__()
+        self.epsilon = _positive(epsilon)
+        self.scale = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.scale
 
 
 class LayerNorm(nn.LayerNorm):
@@ -70,7 +88,13 @@ class NoNorm(nn.Module):
         return x
 
 
-NORMS: dict[str, type[nn.Module]] = {"rms": RMSNorm, "layer": LayerNorm, "batch": BatchNorm, "none": NoNorm}
+NORMS: dict[str, type[nn.Module]] = {
+    "rms": RMSNorm,
+    "scale": ScaleNorm,
+    "layer": LayerNorm,
+    "batch": BatchNorm,
+    "none": NoNorm,
+}
 
 
 def make_norm(spec: str | Mapping[str, Any], channels: int) -> nn.Module:

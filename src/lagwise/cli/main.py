@@ -16,7 +16,9 @@ from lagwise.cli.data import data as write_data
 from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
+from lagwise.cli.importing import import_model
 from lagwise.cli.parsing import at_least, not_empty, path, whole_numbers, within
+from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.terminal import plain, write
 from lagwise.process import keep_freed_memory, share_cores
@@ -30,6 +32,8 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.command()(predict)
 app.command()(forecast)
+app.command("import")(import_model)
+app.command()(plot)
 app.command("data")(write_data)
 app.command()(export)
 app.command()(generate)
@@ -204,37 +208,6 @@ def convert(
     from lagwise.runs import convert_run
 
     print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
-
-
-@app.command()
-def plot(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN|theory", parser=path, help="Folder of a trained run, or `theory`.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(parser=path, help="Folder for the pictures.", show_default="plots/theory")
-    ] = None,
-) -> None:
-    """Draw learning curve, extrapolation and learned kernels into RUN/plots, and gather them in RUN/report.html.
-
-    lagwise plot runs/tnn-lm
-
-    With `theory`: what the theorems of SKI-TNN promise beside what is, into plots/theory.
-
-    lagwise plot theory
-    """
-    if str(run) == "theory" and not run.is_dir():
-        from lagwise.analysis.theory import plot_theory
-
-        written = plot_theory(out or Path("plots") / "theory")
-    else:
-        from lagwise.analysis.report import plot_run
-
-        if out is not None:
-            raise typer.BadParameter("--out is for `theory`; a run's pictures go into its own folder")
-        written = plot_run(run)
-    for file in written:
-        typer.echo(plain(str(file)))
 
 
 @app.command()

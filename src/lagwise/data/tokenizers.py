@@ -201,6 +201,5 @@ def _wrap(tokenizer) -> PreTrainedTokenizerBase:
         pad_token=END_OF_TEXT if has_end else PAD,
         unk_token=UNKNOWN if tokenizer.token_to_id(UNKNOWN) is not None else None,
         padding_side="left",
-        model_max_length=10**9,
         clean_up_tokenization_spaces=False,
     )

@@ -1,5 +1,9 @@
 """Token mixers, one a file, behind one contract (`lagwise.mixers.base.Mixer`)."""
 
+import warnings
+from importlib.metadata import entry_points
+
+from lagwise.files import one_line
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
@@ -20,6 +24,36 @@ MIXERS: dict[str, type[Mixer]] = {
     "gtu2d": GTU2d,
 }
 
+_OWN = frozenset(MIXERS)
+
+
+def register_mixer(name: str, mixer: type[Mixer]) -> None:
+    """Let configurations name a mixer of another package: ``{"name": NAME, ...options}``.
+
+    Packages that are installed need not call this: they declare an entry point ``NAME = "package.module:Class"`` in the
+    group ``lagwise.mixers``. `lagwise.testing.check_mixer` holds a mixer to the contract.
+
+    ValueError for a name that lagwise itself has, TypeError for what is no subclass of `Mixer`.
+    """
+    if name in _OWN:
+        raise ValueError(f"lagwise has a mixer {name!r} itself; choose another name")
+    if not (isinstance(mixer, type) and issubclass(mixer, Mixer)):
+        raise TypeError(f"mixer {name!r} must be a subclass of lagwise.mixers.Mixer, got {mixer!r}")
+    MIXERS[name] = mixer
+
+
+def _register_installed() -> None:
+    """The mixers of installed packages; one that cannot be loaded is named, and the others work."""
+    for point in entry_points(group="lagwise.mixers"):
+        try:
+            register_mixer(point.name, point.load())
+        except Exception as error:
+            package = point.dist.name if point.dist else point.value
+            warnings.warn(f"mixer {point.name!r} of {package} cannot be loaded: {one_line(error)}", stacklevel=2)
+
+
+_register_installed()
+
 __all__ = [
     "GTU",
     "MIXERS",
@@ -32,4 +66,5 @@ __all__ = [
     "Mixer",
     "TCNMixer",
     "ToeplitzMixer",
+    "register_mixer",
 ]

@@ -38,11 +38,18 @@ class Mixer(nn.Module):
 
     #: whether it mixes over the grid of a picture (`Layout.grid`), and so takes no plain sequence and is never causal
     needs_grid: ClassVar[bool] = False
+    #: the directions that it has: True is causal, False two-sided
+    directions: ClassVar[tuple[bool, ...]] = (True, False)
+    #: whether a causal one has a state to stream by
+    streams: ClassVar[bool] = True
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
         if channels < 1:
             raise ValueError(f"channels must be at least 1, got {channels}")
+        if causal not in self.directions:
+            have, other = ("causal", "two-sided")[:: 1 if causal else -1]
+            raise ValueError(f"{type(self).__name__} has no {have} form: build it with causal={not causal}, {other}")
         self.channels = channels
         self.causal = causal
 
@@ -107,8 +114,10 @@ class Mixer(nn.Module):
         return masked(x, layout.mask)
 
     def require_causal(self) -> None:
+        if not self.streams:
+            raise ValueError(f"{type(self).__name__} does not stream: it has no state; run it on whole sequences")
         if not self.causal:
-            remedy = "" if self.needs_grid else "; build it with causal=True"
+            remedy = "" if True not in self.directions else "; build it with causal=True"
             raise ValueError(f"{type(self).__name__} is bidirectional: it has no streaming state{remedy}")
 
 

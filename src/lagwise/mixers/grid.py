@@ -30,6 +30,7 @@ class GridMixer(Mixer):
     """
 
     needs_grid = True
+    directions = (False,)
 
     def __init__(
         self,
@@ -40,7 +41,6 @@ class GridMixer(Mixer):
         columns: Mapping[str, Any] | None = None,
     ):
         super().__init__(channels, causal)
-        _refuse_causal(self)
         self.rows = _axis_mixer(rows, channels, "rows")
         self.columns = _axis_mixer(columns, channels, "columns")
 
@@ -58,6 +58,7 @@ class GTU2d(Mixer):
     """
 
     needs_grid = True
+    directions = (False,)
 
     def __init__(
         self,
@@ -69,7 +70,6 @@ class GTU2d(Mixer):
         engine: str | Mapping[str, Any] = "auto",
     ):
         super().__init__(channels, causal)
-        _refuse_causal(self)
         width = gated_width(channels, expansion)
         self.gate = nn.Linear(channels, width)
         self.value = nn.Linear(channels, width)
@@ -100,8 +100,3 @@ def _axis_mixer(spec: Mapping[str, Any] | None, channels: int, axis: str) -> Mix
 
     table = {name: mixer for name, mixer in MIXERS.items() if not mixer.needs_grid}
     return build(table, {"name": "toeplitz"} if spec is None else spec, channels, what=f"mixer of {axis}", causal=False)
-
-
-def _refuse_causal(mixer: Mixer) -> None:
-    if mixer.causal:
-        raise ValueError(f"{type(mixer).__name__} has no causal form: build it with causal=False")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -73,9 +74,6 @@ class StateLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map(lambda t: t[indices.to(t.device)])
 
-    def crop(self, max_length: int) -> None:
-        raise ValueError("a streaming state cannot be rolled back; keep the earlier cache and branch from it")
-
 
 class StreamingCache(Cache):
     """Mixer states of all layers, plus what padding has taught about positions.
@@ -84,7 +82,8 @@ class StreamingCache(Cache):
     padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with;
     ``began`` and ``right_padded`` (batch,) say whether a row has had a real token, and padding after one; ``model`` is
     the number of the model that filled it; ``behind`` (batch,) is how many positions fewer than ``seen``
-    each row of a joined batch has, None if none.
+    each row of a joined batch has, None if none; ``past`` holds what the cache was before each forward since the last
+    `crop`, None unless `activate_past_recording` was called.
     """
 
     def __init__(self, layers: int):
@@ -96,6 +95,7 @@ class StreamingCache(Cache):
         self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None  # what carries the states on in compiled code
+        self.past: list[StreamingCache] | None = None
 
     def carry_on(self, stream: Any) -> None:
         """Let compiled code keep the states, until ``stream.stop()``, which gives them back when one is asked for.
@@ -139,7 +139,37 @@ class StreamingCache(Cache):
         """A cache of the same states. Going on from either leaves the other as it is."""
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
+        other.past = None
         return other
+
+    def activate_past_recording(self) -> None:
+        """Keep the states before every forward from now on, so that `crop` can go back to them. States share what they
+        have in common."""
+        self.past = []
+
+    def record(self) -> None:
+        """Take note of the states before a forward."""
+        if self.past is not None:
+            self.past.append(self.copy())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Go back by ``-tokens_to_remove`` tokens (a positive number is the length to go back to), or further: to the
+        last recorded state that has seen none of what is removed. `get_seq_length` then says which tokens are to be
+        given again. What was recorded before is forgotten.
+
+        ValueError if no such state was recorded.
+        """
+        target = tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove
+        if target < self.seen:
+            kept = [earlier for earlier in self.past or () if earlier.seen <= target]
+            if not kept:
+                raise ValueError(
+                    "a streaming state cannot be rolled back unless it was recorded; keep the earlier cache (`copy`) "
+                    "and branch from it"
+                )
+            vars(self).update({**vars(kept[-1]), "past": self.past})
+        if self.past is not None:
+            self.past.clear()
 
     def _of_rows(self, values: Tensor | None, otherwise: int | bool) -> Tensor:
         """What is known of each row, or the same of all."""
@@ -191,7 +221,7 @@ class StreamingCache(Cache):
     def reset(self) -> None:
         self.carry_on(None)
         super().reset()
-        self.real = self.began = self.right_padded = self.rows = self.model = self.behind = None
+        self.real = self.began = self.right_padded = self.rows = self.model = self.behind = self.past = None
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         self.rows = None if self.rows is None else len(change(torch.arange(self.rows)))
@@ -204,6 +234,35 @@ class StreamingCache(Cache):
             self.behind = behind - least
             for layer in self.layers:
                 layer.seen -= least  # type: ignore[attr-defined]
+
+
+def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
+    states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
+    return [states, cache.seen, *(getattr(cache, name) for name in _KNOWN)], None
+
+
+def _flatten_with_keys(cache: StreamingCache) -> tuple[list[tuple[Any, Any]], None]:
+    names = ("states", "seen", *_KNOWN)
+    return [(pytree.MappingKey(name), part) for name, part in zip(names, _flatten(cache)[0], strict=True)], None
+
+
+def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
+    states, seen, *known = parts
+    cache = StreamingCache(len(states))
+    for layer, state in zip(cache.layers, states, strict=True):
+        vars(layer).update(state=state, seen=seen, is_initialized=state is not None)
+    vars(cache).update(zip(_KNOWN, known, strict=True))
+    return cache
+
+
+_KNOWN = ("real", "began", "right_padded", "rows", "model", "behind")  # of a cache's rows
+pytree.register_pytree_node(
+    StreamingCache,
+    _flatten,
+    _unflatten,
+    serialized_type_name="lagwise.StreamingCache",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
 
 
 def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import Head, head_forward
+from lagwise.models.heads import VocabularyHead, head_forward
 from lagwise.models.inputs import check_prompt_length, check_prompts
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.ops import document_starts
 from lagwise.tables import whole_number
 
+_MOST_READ_AGAIN = 32  # tokens, with a draft; more are taken in by a forward of their own
 
-class LagwiseForCausalLM(Head, GenerationMixin):
+
+class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     """Causal language model with tied embeddings.
 
     Inputs as `LagwiseModel`, and labels ``(batch, length)`` for the loss (shifted inside; -100 is ignored, and so is
@@ -27,19 +29,16 @@ class LagwiseForCausalLM(Head, GenerationMixin):
     """
 
     streams = True
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: LagwiseConfig):
-        super().__init__(config)
         if not config.causal:
             raise ValueError(
                 "a language model must be causal, got causal=False; that is for LagwiseModel and classifiers"
             )
         if config.input_name != "tokens":
             raise ValueError(f"a language model reads tokens, got inputs={config.inputs!r}; that is for classifiers")
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        super().__init__(config, transform="none", bias=False)
         self._steps = _CompiledSteps()
-        self.post_init()
 
     def compile_step(
         self, batch_size: int = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
@@ -90,9 +89,60 @@ class LagwiseForCausalLM(Head, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
+        # "dynamic_full" is what transformers before 5.10 asks for with drafts.
+        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
+            raise ValueError(
+                f"cache_implementation={generation_config.cache_implementation!r} is not supported: a lagwise model "
+                "generates with a StreamingCache, which is made for it"
+            )
         check_prompts(self.length_limit, generation_config, model_kwargs)
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
+            cache = model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
+            if getattr(generation_config, "is_assistant", False):  # whose drafts may be rejected
+                cache.activate_past_recording()
+
+    def _assisted_decoding(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        if generation_config.return_dict_in_generate and generation_config.output_hidden_states:
+            raise ValueError("output_hidden_states=True is not supported by assisted decoding of a lagwise model")
+        if kwargs.get("inputs_embeds") is not None:
+            raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
+        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        if isinstance(cache, StreamingCache):
+            self._read(cache, input_ids, input_ids.shape[1] - 1, mask)  # no rejected draft goes back behind the prompt
+            cache.activate_past_recording()
+        parent: Any = super()
+        try:
+            return parent._assisted_decoding(input_ids, *args, generation_config=generation_config, **kwargs)
+        finally:
+            if isinstance(cache, StreamingCache):
+                cache.past = None
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As in transformers, but a cache that has gone back for a rejected draft gets all tokens that it lacks: those
+        that were accepted are read again with the next draft."""
+        if getattr(past_key_values, "past", None) is not None:
+            sure = 0 if next_sequence_length is None else input_ids.shape[1] - next_sequence_length
+            if sure - past_key_values.seen >= _MOST_READ_AGAIN:
+                self._read(past_key_values, input_ids, sure, kwargs.get("attention_mask"))
+            next_sequence_length = input_ids.shape[1] - past_key_values.seen
+        parent: Any = super()
+        return parent.prepare_inputs_for_generation(
+            input_ids, next_sequence_length, past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs
+        )
+
+    def _read(self, cache: StreamingCache, input_ids: Tensor, end: int, mask: Tensor | None) -> None:
+        """Take in the tokens of a text before ``end`` that the cache has not seen, for good."""
+        ids = input_ids[:, cache.seen : end]
+        if ids.shape[1]:
+            self.model(ids, attention_mask=None if mask is None else mask[:, :end], past_key_values=cache)
+            cache.crop(0)
 
     @head_forward
     def forward(
@@ -105,7 +155,7 @@ class LagwiseForCausalLM(Head, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         assert out.last_hidden_state is not None
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, keep])
+        logits = self.to_logits(out.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
             if out.seq_idx is not None:  # the first token of a document is not the next of the one before

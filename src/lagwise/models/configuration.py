@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from lagwise import __version__
+from lagwise.models.remote_code import AUTO_MAP, write_code
 from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal")
 MOST_LAYERS = 10_000
+HEAD_TRANSFORMS = ("none", "tanh", "gelu")
 POOLINGS = ("mean", "first", "last", "pair")
 
 
@@ -42,6 +45,10 @@ class LagwiseConfig(PreTrainedConfig):
     pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or
         the ``pair`` of the means of two texts, which token_type_ids tell apart and which are read alone.
     classifier_dropout: share of the pooled values that are dropped in training.
+    head_transform: what becomes of hidden states before a language model's output layer: ``none``; ``tanh``, of a
+        linear layer (MEGA in transformers); ``gelu`` of one, and then layer norm (BERT). By default none, and gelu for
+        a masked language model.
+    head_bias: whether that output layer has a bias. By default a masked language model's has.
     sparse_prediction: whether a masked language model that is given labels computes logits at these alone.
     prediction_length: steps that `LagwiseForPrediction` forecasts.
     label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights
@@ -53,6 +60,7 @@ class LagwiseConfig(PreTrainedConfig):
 
     model_type: ClassVar[str] = "lagwise"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    auto_map: ClassVar[dict[str, str]] = AUTO_MAP
 
     vocab_size: int = 258
     hidden_size: int = 256
@@ -69,6 +77,8 @@ class LagwiseConfig(PreTrainedConfig):
     type_vocab_size: int = 0
     pooling: str = "mean"
     classifier_dropout: float = 0.0
+    head_transform: str | None = None
+    head_bias: bool | None = None
     sparse_prediction: bool = False
     prediction_length: int = 96
     label_mean: float = 0.0
@@ -109,18 +119,31 @@ class LagwiseConfig(PreTrainedConfig):
         whole_number("type_vocab_size", self.type_vocab_size, least=0)
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         known(self.pooling, POOLINGS, "pooling")
+        known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
         if self.position_embedding == "learned" and self.length_limit is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         config_dict = dict(config_dict)
+        config_dict.pop("auto_map", None)  # the class has it, and each save writes the file that it names
         if config_dict.pop("lagwise_version", None) is None:  # written by lagwise 0.1
             config_dict["block"] = _since_0_2(config_dict.get("block"))
         return super().from_dict(config_dict, **kwargs)
 
     def to_diff_dict(self) -> dict[str, Any]:
-        return {**super().to_diff_dict(), "lagwise_version": __version__}
+        return {**super().to_diff_dict(), "lagwise_version": __version__, "auto_map": AUTO_MAP}
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As in transformers, and beside config.json the file by which the folder loads anywhere (`write_code`)."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        write_code(Path(save_directory))
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Does nothing: transformers calls it after loading by `auto_map`, to copy the module of the class into what is
+        saved later, where `save_pretrained` writes a file of its own."""
 
     @property
     def length_limit(self) -> int | None:

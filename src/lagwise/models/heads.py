@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
@@ -40,6 +42,33 @@ class Head(LagwisePreTrainedModel):
         return self.model.length_limit
 
 
+class VocabularyHead(Head):
+    """Logits of the tokens of the vocabulary: ``W t(h) + c``, W being the table of embeddings unless
+    ``config.tie_word_embeddings`` is false, t what ``config.head_transform`` names, and c there if
+    ``config.head_bias`` says so. transform, bias: where the configuration says neither."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: LagwiseConfig, *, transform: str, bias: bool):
+        super().__init__(config)
+        self.transform = config.head_transform or transform
+        if self.transform != "none":
+            self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        if self.transform == "gelu":
+            self.norm = nn.LayerNorm(config.hidden_size)
+        bias = bias if config.head_bias is None else config.head_bias
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
+        self.post_init()
+
+    def to_logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., vocab_size)`` of hidden states ``(..., hidden_size)`` of the backbone."""
+        if self.transform == "tanh":
+            hidden = self.dense(hidden).tanh()
+        elif self.transform == "gelu":
+            hidden = self.norm(F.gelu(self.dense(hidden)))
+        return self.lm_head(hidden)
+
+
 def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a head, which takes the arguments of `LagwiseModel` and its own.
 
@@ -54,7 +83,12 @@ def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
     @can_return_tuple
     @functools.wraps(method)
     def forward(self: Head, *args: Any, **kwargs: Any) -> Any:
-        kwargs.update(zip(input_names, args, strict=False))
+        if len(args) > len(input_names):
+            raise TypeError(f"forward takes at most {len(input_names)} positional arguments, got {len(args)}")
+        positional = dict(zip(input_names, args, strict=False))
+        if twice := positional.keys() & kwargs.keys():
+            raise TypeError(f"forward got multiple values for argument {min(twice)!r}")
+        kwargs.update(positional)
         found = self.shortcut(kwargs)
         if found is not None:
             return found

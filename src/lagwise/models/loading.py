@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging
 
 from lagwise.files import expanded, one_line, read_json
@@ -110,6 +111,12 @@ def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForC
     if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
         raise ValueError(f"{str(folder)!r} is not a language model but a {type(model).__name__}; see 'lagwise predict'")
     return model, tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, limit: int | None) -> None:
+    """Save a tokenizer that says how long a text its model takes (None: any), as other programs look it up."""
+    tokenizer.model_max_length = VERY_LARGE_INTEGER if limit is None else limit
+    tokenizer.save_pretrained(folder)
 
 
 def read_config(folder: Path, **changes: Any) -> LagwiseConfig:

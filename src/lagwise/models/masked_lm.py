@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import Head, head_forward
+from lagwise.models.heads import VocabularyHead, head_forward
 from lagwise.models.modeling import LagwiseModelOutput
 
 
-class LagwiseForMaskedLM(Head):
+class LagwiseForMaskedLM(VocabularyHead):
     """Predicts the tokens behind masks from both sides (BERT; TNN §4.1), with decoder weights tied to the embeddings.
 
-    Formula: ``logits = E norm(gelu(W h + b)) + c`` with the embedding table E, and layer norm with weight and bias.
+    Formula: ``logits = E norm(gelu(W h + b)) + c`` with the embedding table E, and layer norm with weight and bias;
+    ``config.head_transform`` may name another than this of BERT.
 
     Takes the inputs of `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 where there is nothing to
     predict. Logits are ``(batch, length, vocab_size)``. With ``config.sparse_prediction`` and labels they are computed
@@ -24,18 +24,12 @@ class LagwiseForMaskedLM(Head):
     ValueError for a causal configuration, and for inputs other than tokens.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
     def __init__(self, config: LagwiseConfig):
-        super().__init__(config)
         if config.causal:
             raise ValueError("a masked language model sees both sides of a mask, got causal=True; give causal=False")
         if config.input_name != "tokens":
             raise ValueError(f"a masked language model reads tokens, got inputs={config.inputs!r}")
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
+        super().__init__(config, transform="gelu", bias=True)
 
     @head_forward
     def forward(
@@ -49,7 +43,7 @@ class LagwiseForMaskedLM(Head):
         assert hidden is not None
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
-        logits = self.lm_head(self.norm(F.gelu(self.dense(hidden))))
+        logits = self.to_logits(hidden)
         loss = None
         if labels is not None:
             loss = self.loss_function(

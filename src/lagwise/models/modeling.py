@@ -15,14 +15,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import BLOCKS, QueryKey
-from lagwise.blocks.norm import make_norm
+from lagwise.blocks.norm import ScaleNorm, make_norm
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
+from lagwise.models.offload import OffloadProbe, offloaded_weights
 from lagwise.ops import Layout, symbolic
+from lagwise.ops.bilinear import transformed
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
@@ -50,6 +52,7 @@ class LagwiseLayer(GradientCheckpointingLayer):
         assert config.block is not None
         self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
+        self.offloaded = OffloadProbe(self.block)
 
     def forward(
         self,
@@ -57,6 +60,12 @@ class LagwiseLayer(GradientCheckpointingLayer):
         layout: Layout | None = None,
         cached: StateLayer | None = None,
     ) -> Tensor:
+        if not torch.compiler.is_compiling() and self.offloaded:
+            with offloaded_weights(self.block):
+                return self._run(x, layout, cached)
+        return self._run(x, layout, cached)
+
+    def _run(self, x: Tensor, layout: Layout | None, cached: StateLayer | None) -> Tensor:
         layout = layout or Layout()
         if cached is None:
             y = self.block(x, layout=layout)
@@ -80,13 +89,16 @@ class LagwisePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _keep_in_fp32_modules_strict = ["rate", "angle", "amplitude", "direct"]  # of `ModalKernel`
-    _is_stateful = True  # a state cannot be rolled back: refuses assisted decoding
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, but weights are only ever read from safetensors: a pickle can run code."""
         kwargs.setdefault("use_safetensors", True)
         return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing, as `LagwiseConfig.register_for_auto_class`."""
 
     def to_recurrent(self, tolerance: float = 1e-3, **options: Any) -> Self:
         """A copy that streams in constant memory: kernels as state spaces. See `recurrent_form`, also for options."""
@@ -96,7 +108,7 @@ class LagwisePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey):
+        if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey | ScaleNorm):
             module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
             init.normal_(module.weight, std=self.config.initializer_range)
@@ -192,7 +204,7 @@ class LagwiseModel(LagwisePreTrainedModel):
     ) -> LagwiseModelOutput:
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
-        if output_attentions:
+        if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -220,10 +232,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._check_length(batch, length, mask, past_key_values, seq_idx)
         if past_key_values is not None:
             self._check_cache(past_key_values, batch, seq_idx)
+            past_key_values.record()
             past_key_values.note_padding(mask)
         h = self._with_positions(h, mask, past_key_values, seq_idx)
         if self.embed_types is not None:  # type 0 where none are given, as BERT does
-            h = h + (self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids))
+            h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
         layout, kept = Layout(mask, seq_idx, grid=grid), None
         merges = not (self.training and self.config.stochastic_depth)  # which drops whole rows
@@ -307,8 +320,9 @@ def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
 
 
 def _traced() -> bool:
-    """Whether a graph is being recorded, which must hold for other padding than this batch's too."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """Whether a graph is being recorded, which must hold for other padding than this batch's too, or many batches are
+    computed as one (`torch.vmap`)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
 
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)

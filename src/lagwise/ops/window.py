@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 _FIRST_CAPACITY = 16
 
@@ -121,3 +123,16 @@ class Window:
         window.reach, window._buffer, window._end = self.reach, buffer, end
         window._size = size if self.reach is None else min(size, self.reach)
         return window
+
+
+def _flatten_with_keys(window: Window) -> tuple[list[Any], int | None]:
+    return [(pytree.MappingKey("tokens"), window.tokens)], window.reach
+
+
+pytree.register_pytree_node(
+    Window,
+    lambda window: ([window.tokens], window.reach),
+    lambda tokens, reach: Window(next(iter(tokens)), reach),
+    serialized_type_name="lagwise.Window",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

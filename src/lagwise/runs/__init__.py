@@ -1,8 +1,9 @@
-"""What is done with the folder of a trained run: evaluate, predict, convert, export."""
+"""What is done with the folder of a run: evaluate, predict, convert, export; and how folders of others become one."""
 
 from lagwise.runs.convert import CONVERSION_FILE, convert_run
 from lagwise.runs.evaluate import EVALUATION_FILE, evaluate_run
 from lagwise.runs.export import EXPORT_FILE, export_run
+from lagwise.runs.importing import import_run
 from lagwise.runs.predict import predict_run
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "convert_run",
     "evaluate_run",
     "export_run",
+    "import_run",
     "predict_run",
 ]

@@ -14,7 +14,7 @@ import torch
 from lagwise.files import is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, StreamingCache, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.loading import load_language_model, quiet
+from lagwise.models.loading import load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.training import load_run, make_task
@@ -67,7 +67,7 @@ def convert_run(
     with quiet(), saved_whole(out, "the conversion", last="config.json") as partial:
         (partial / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
         converted.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial, converted.length_limit)
         if recipe is not None:
             (partial / "recipe.yaml").write_text(recipe.to_yaml())
             if (run / "run.json").is_file():

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data import RowSource, open_rows
 from lagwise.data.options import DataOptions
+from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known
 
 if TYPE_CHECKING:
@@ -103,10 +104,10 @@ class Task:
         assert self.tokenizer is not None
         return self.tokenizer
 
-    def save_preprocessing(self, folder: Path) -> None:
-        """Save what makes the model's inputs, for other programs: the tokenizer."""
+    def save_preprocessing(self, folder: Path, limit: int | None) -> None:
+        """Save what makes the model's inputs, for other programs: the tokenizer, with the model's limit of length."""
         if self.tokenizer is not None:
-            self.saved_tokenizer().save_pretrained(folder)
+            save_tokenizer(self.saved_tokenizer(), folder, limit)
 
     def notes(self) -> Sequence[str]:
         """What a person should know about the data before a long training, a line each."""

@@ -157,7 +157,7 @@ class ImageClassification(Task):
         found = self.pictures
         return {"size": list(found.size), "mean": list(found.mean), "std": list(found.std)}
 
-    def save_preprocessing(self, folder: Path) -> None:
+    def save_preprocessing(self, folder: Path, limit: int | None) -> None:
         self._reader().processor().save_pretrained(folder)
 
     def notes(self) -> Sequence[str]:

@@ -277,7 +277,7 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
             trainer.best.take(partial)
-            task.save_preprocessing(partial)
+            task.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()

@@ -1,0 +1,215 @@
+"""MEGA as transformers saved it until it dropped the model (4.2x to 4.4x), as a lagwise model of the same function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.masked_lm import LagwiseForMaskedLM
+from lagwise.tables import known, shown
+
+_HEADS = {"MegaForCausalLM": LagwiseForCausalLM, "MegaForMaskedLM": LagwiseForMaskedLM}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
+_FUNCTIONS = {"softmax": "softmax", "laplace": "laplace", "relu2": "relu2"}
+_POSITIONS = {"simple": "simple", "rotary": "rotary"}
+_NORMS = ("layernorm", "scalenorm", "batchnorm", "syncbatchnorm")
+_EPSILON = 1e-5  # of all of them there
+# What transformers takes a configuration to say that does not.
+_DEFAULTS: dict[str, Any] = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "bidirectional": True,
+    "truncation": None,
+    "use_chunking": False,
+    "chunk_size": -1,
+    "norm_affine": True,
+    "normalize_before_mega": True,
+    "normalize_before_ffn": True,
+    "use_normalized_ffn": True,
+    "add_token_type_embeddings": False,
+    "add_lm_hidden_dense_layer": True,
+    "tie_word_embeddings": True,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "dropout_prob": 0.1,
+    "activation": "silu",
+    "attention_activation": "softmax",
+    "relative_positional_bias": "rotary",
+    "normalization_type": "scalenorm",
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+# Names of tensors: of the model, and of a layer.
+_LINEAR_PARTS = ("weight", "bias")
+_OF_MODEL = {
+    "mega.embedding_layer.word_embeddings.weight": "model.embed_tokens.weight",
+    "mega.embedding_layer.token_type_embeddings.weight": "model.embed_types.weight",
+    "dense.weight": "dense.weight",
+    "dense.bias": "dense.bias",
+    **{f"{head}.{part}": f"lm_head.{part}" for head in ("lm_head", "mlm_head") for part in _LINEAR_PARTS},
+}
+_NORM_PARTS = {each: each for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+_NORM_PARTS["scalar"] = "scale"
+_LINEARS, _MLP = {"v_proj": "value", "mx_proj": "gates", "h_proj": "out"}, {"fc1": "up", "fc2": "down"}
+_OF_LAYER = {
+    "mega_layer.ema_gate.damping_factor": "memory.kernel.delta",
+    "mega_layer.ema_gate.decay_factor": "memory.kernel.alpha",
+    "mega_layer.ema_gate.ema_expansion_matrix": "memory.kernel.beta",
+    "mega_layer.ema_gate.kernel_projection_matrix": "memory.kernel.gamma",
+    "mega_layer.ema_gate.residual_weight": "memory.omega",
+    "mega_layer.qk_weight": "query_key.scale",
+    "mega_layer.qk_bias": "query_key.shift",
+    "mega_layer.rel_pos_bias.rel_pos_bias": "attention.lag_table",
+    **{f"mega_layer.{a}.{part}": f"{b}.{part}" for a, b in _LINEARS.items() for part in _LINEAR_PARTS},
+    **{f"nffn.{a}.{part}": f"channels.mixer.{b}.{part}" for a, b in _MLP.items() for part in _LINEAR_PARTS},
+    **{f"mega_layer.norm.norm.{theirs}": f"norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
+    **{f"nffn.norm.norm.{theirs}": f"channels.norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
+}
+_BUFFERS = ("_float_tensor", "token_type_ids")  # of no meaning
+
+
+def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LagwiseForCausalLM | LagwiseForMaskedLM:
+    """The lagwise model, in evaluation mode, that gives the logits of a `MegaForCausalLM` or `MegaForMaskedLM`.
+
+    values: its config.json. weights: its state dict, which stays as it is. Dropout is that of the gated attention
+    (``dropout_prob``) everywhere; a model that does not cut its input into chunks takes at most ``max_positions``
+    tokens, even where a rotary bias would extrapolate.
+
+    ValueError for another model, for options that have no counterpart (norms after instead of before a layer,
+    ``rmsnorm``, which transformers left without its division, cross-attention, other activations), and for weights that
+    do not fit.
+    """
+    values = {**_DEFAULTS, **values}
+    head = _HEADS[known((values.get("architectures") or [None])[0], _HEADS, "architecture of MEGA")]
+    config = _config(values, causal=head is LagwiseForCausalLM)
+    with torch.device("meta"):
+        model = head(config)
+    found = _renamed(values, weights)
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    if values["tie_word_embeddings"]:
+        embedding = found.get("model.embed_tokens.weight", found.get("lm_head.weight"))
+        if embedding is not None:
+            found["model.embed_tokens.weight"] = found["lm_head.weight"] = embedding
+    wrong = sorted(own.keys() ^ found.keys()) or [name for name in own if own[name] != found[name].shape]
+    if wrong:
+        raise ValueError(f"the weights do not fit config.json: {', '.join(wrong[:3])} ({len(wrong)} in all)")
+    model.load_state_dict(found, assign=True)
+    model.tie_weights()
+    return model.eval()
+
+
+def _config(values: Mapping[str, Any], *, causal: bool) -> LagwiseConfig:
+    if values.get("model_type") != "mega":
+        raise ValueError(f"config.json is of a model of type {shown(values.get('model_type'))}, not 'mega'")
+    for name, wanted in (
+        ("is_decoder", causal),
+        ("add_cross_attention", False),
+        ("normalize_before_mega", True),
+        ("normalize_before_ffn", True),
+        *([("bidirectional", False)] if causal else []),
+    ):
+        if values[name] != wanted:
+            head = values["architectures"][0]
+            raise ValueError(f"{name}={shown(values[name])} cannot be imported; of a {head} it must be {wanted}")
+    norm: dict[str, Any] = {"name": {"layernorm": "layer", "scalenorm": "scale"}.get(_norm(values), "batch")}
+    norm["epsilon"] = _EPSILON
+    if not values["norm_affine"]:
+        norm |= {"layer": {"affine": False}, "scale": {"name": "rms"}}.get(norm["name"], {})
+    width = _window(values)
+    activation = _ACTIVATIONS[known(values["activation"], _ACTIVATIONS, "activation of MEGA")]
+    mlp = {"name": "mlp", "expansion": values["nffn_hidden_size"] / values["hidden_size"], "activation": activation}
+    block = {
+        "name": "mega",
+        "memory": {"name": "ema", "dimension": values["ema_projection_size"], "truncation": values["truncation"]},
+        "query_size": values["shared_representation_size"],
+        "value_size": values["intermediate_size"],
+        "chunk": width,
+        "function": _FUNCTIONS[known(values["attention_activation"], _FUNCTIONS, "attention activation of MEGA")],
+        "position": _POSITIONS[known(values["relative_positional_bias"], _POSITIONS, "positional bias of MEGA")],
+        "channel_mixer": mlp if values["use_normalized_ffn"] else {"name": "none"},
+        "activation": activation,
+        "norm": norm,
+        "dropout": values["dropout_prob"],
+    }
+    kept = ("vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings", "initializer_range")
+    kept += ("bos_token_id", "eos_token_id", "pad_token_id")
+    return LagwiseConfig(
+        **{name: values[name] for name in kept},
+        block=block,
+        causal=causal,
+        norm="none",
+        max_position_embeddings=None if values["use_chunking"] else width,
+        type_vocab_size=values["type_vocab_size"] if values["add_token_type_embeddings"] else 0,
+        head_transform="tanh" if values["add_lm_hidden_dense_layer"] else "none",
+        head_bias=True,
+    )
+
+
+def _norm(values: Mapping[str, Any]) -> str:
+    if values["normalization_type"] == "rmsnorm":
+        raise ValueError("normalization_type='rmsnorm' cannot be imported: transformers multiplied and never divided")
+    return known(values["normalization_type"], _NORMS, "norm of MEGA")
+
+
+def _window(values: Mapping[str, Any]) -> int:
+    """The widest window of attention: a chunk, or the longest text."""
+    return values["max_positions"] if values["chunk_size"] < 0 else values["chunk_size"]
+
+
+def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by our names, in our forms. ValueError for a name that is not known."""
+    found = {}
+    for name, value in weights.items():
+        if name.rpartition(".")[2] in _BUFFERS or name.startswith("mega.pooler."):
+            continue
+        if name in _OF_MODEL:
+            found[_OF_MODEL[name]] = value
+            continue
+        _, _, rest = name.partition("mega.layers.")
+        number, _, part = rest.partition(".")
+        layer = f"model.layers.{number}.block."
+        if part == "mega_layer.rel_pos_bias.alpha":
+            pair = [value, weights[name.removesuffix("alpha") + "b_param"]]
+            found[layer + "attention.rotary_pair"] = torch.stack([_interleaved(each) for each in pair])
+        elif part in _OF_LAYER:
+            found[layer + _OF_LAYER[part]] = _reshaped(part, value, values)
+        elif part != "mega_layer.rel_pos_bias.b_param":
+            raise ValueError(f"MEGA has no weight {shown(name)}")
+    return found | _made_up(values, found)
+
+
+def _reshaped(part: str, value: Tensor, values: Mapping[str, Any]) -> Tensor:
+    """A weight of a layer in our form."""
+    if part.endswith("rel_pos_bias"):  # lags of keys before queries there, of queries after keys here
+        return value[None, : 2 * _window(values) - 1].flip(1)
+    if "ema_gate" not in part or part.endswith("residual_weight"):
+        return value.clone()
+    value = value.reshape(-1, values["hidden_size"], values["ema_projection_size"]).clone()  # lags from 0 up first
+    if part.endswith("ema_expansion_matrix"):
+        value[..., ::2] -= 1
+        value[..., 1::2] += 1
+    if not values["bidirectional"] and not values["is_decoder"]:
+        value = torch.cat([value, torch.zeros_like(value)])  # an average that weighs nothing
+    return value
+
+
+def _interleaved(value: Tensor) -> Tensor:
+    """Pairs of channels (k, k + d / 2) as (2 k, 2 k + 1)."""
+    return value.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+def _made_up(values: Mapping[str, Any], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a batch norm without weights those that change nothing."""
+    if values["norm_affine"] or values["normalization_type"] not in ("batchnorm", "syncbatchnorm"):
+        return {}
+    means = {name.removesuffix("running_mean"): t for name, t in found.items() if name.endswith("running_mean")}
+    return {
+        **{f"{name}weight": torch.ones_like(t) for name, t in means.items()},
+        **{f"{name}bias": torch.zeros_like(t) for name, t in means.items()},
+    }

@@ -1,0 +1,108 @@
+"""Mixers of other packages: registered, checked by the contract, trained; and mixers that break it are found out."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lagwise import mixers
+from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
+from lagwise.testing import check_mixer
+from lagwise.training import Recipe, train
+
+
+class LeakState(NamedTuple):
+    memory: Tensor
+
+    def map_batch(self, change: Any) -> LeakState:
+        return LeakState(change(self.memory))
+
+    @staticmethod
+    def join(states: Any) -> LeakState:
+        return LeakState(torch.cat([state.memory for state in states]))
+
+
+class LeakyMixer(Mixer):
+    """A leaky sum of what came before: ``h_i = a h_{i-1} + W x_i``."""
+
+    directions = (True,)
+
+    def __init__(self, channels: int, *, causal: bool = True):
+        super().__init__(channels, causal)
+        self.rate = nn.Parameter(torch.zeros(channels))
+        self.input = nn.Linear(channels, channels, bias=False)
+
+    def mix(self, x: Tensor, layout: Any) -> Tensor:
+        return self.mix_next(x, self.init_state(len(x)), None)[0]
+
+    def init_state(self, batch_size: int) -> LeakState:
+        return LeakState(self.rate.new_zeros(batch_size, self.channels))
+
+    def mix_next(self, x: Tensor, state: LeakState, mask: Tensor | None) -> tuple[Tensor, LeakState]:
+        outputs, memory, added = [], state.memory, self.input(x)
+        for each in added.unbind(1):
+            memory = self.rate.sigmoid() * memory + each
+            outputs.append(memory)
+        return torch.stack(outputs, 1), LeakState(memory)
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixers, "MIXERS", MIXERS)
+    for name in ("leaky", "installed", "broken"):
+        monkeypatch.delitem(MIXERS, name, raising=False)
+    before = dict(MIXERS)
+    yield
+    MIXERS.clear()
+    MIXERS.update(before)
+
+
+def test_a_mixer_from_outside_is_held_to_the_contract_and_trains(
+    table: None, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    check_mixer(lambda channels, causal: LeakyMixer(channels, causal=causal), channels=4, lengths=(1, 2, 63))
+    register_mixer("leaky", LeakyMixer)
+    tiny_recipe.model["block"] = {"name": "prenorm", "token_mixer": {"name": "leaky"}}
+    assert (train(tiny_recipe, tmp_path / "run", progress=False) / "model.safetensors").is_file()
+    with pytest.raises(ValueError, match="LeakyMixer has no two-sided form: build it with causal=True, causal"):
+        LeakyMixer(4, causal=False)
+
+
+def test_own_mixers_hold_the_contract_by_the_same_checks() -> None:
+    check_mixer(lambda channels, causal: ToeplitzMixer(channels, causal=causal), channels=4, lengths=(1, 63))
+    check_mixer(lambda channels, causal: AttentionMixer(channels, causal=causal, heads=2), channels=4, lengths=(1, 63))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda self, x, layout: x.flip(1), "outputs before a change|a row with"),
+        (lambda self, x, layout: LeakyMixer.mix(self, x, layout).to(torch.bfloat16).to(x.dtype), "finite differences"),
+        (lambda self, x, layout: LeakyMixer.mix(self, x, layout) + x.mean((0, 1)), "a row with|outputs before"),
+        (lambda self, x, layout: LeakyMixer.mix(self, x, layout).double(), "output of torch.float64"),
+    ],
+)
+def test_what_breaks_the_contract_is_found(wrong: Any, message: str) -> None:
+    kind = type("Wrong", (LeakyMixer,), {"mix": wrong})
+    with pytest.raises(AssertionError, match=message):
+        check_mixer(lambda channels, causal: kind(channels, causal=causal), channels=4, lengths=(1, 5))
+
+
+def test_installed_packages_declare_mixers(table: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("installed", "lagwise.mixers.toeplitz:ToeplitzMixer", "lagwise.mixers"),
+        EntryPoint("broken", "no_such_package:Mixer", "lagwise.mixers"),
+    ]
+    monkeypatch.setattr(mixers, "entry_points", lambda group: points)
+    with pytest.warns(UserWarning, match="mixer 'broken' of no_such_package:Mixer cannot be loaded: .*No module named"):
+        mixers._register_installed()
+    assert MIXERS["installed"] is ToeplitzMixer
+    with pytest.raises(ValueError, match="lagwise has a mixer 'toeplitz' itself"):
+        register_mixer("toeplitz", LeakyMixer)
+    with pytest.raises(TypeError, match="must be a subclass"):
+        register_mixer("other", nn.Linear)  # type: ignore[arg-type]

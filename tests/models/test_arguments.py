@@ -1,0 +1,123 @@
+"""Arguments that other programs give are honoured or refused, and never passed over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import RECIPES, tiny
+from torch.utils import _pytree as pytree
+from transformers import GenerationConfig, pipeline
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from lagwise import LagwiseConfig, LagwiseForSequenceClassification, StreamingCache
+from lagwise.data import load_tokenizer
+from lagwise.models.loading import save_tokenizer
+
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+
+
+def classifier(**fields: object) -> LagwiseForSequenceClassification:
+    own = {"vocab_size": 258, "hidden_size": 8, "num_hidden_layers": 1, "causal": False, "pad_token_id": 257}
+    return LagwiseForSequenceClassification(LagwiseConfig(**{**own, **fields})).eval()
+
+
+@pytest.mark.parametrize("fields", [{}, {"type_vocab_size": 2}, {"causal": True}])
+def test_a_classifier_takes_what_pipelines_and_reward_trainers_give(fields: dict) -> None:
+    model = classifier(**fields)
+    expected = model(IDS).logits
+    for extra in ({"use_cache": False}, {"use_cache": True}, {"token_type_ids": torch.zeros_like(IDS)}):
+        assert torch.equal(model(IDS, **extra).logits, expected), extra
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
+    assert len(classify(["a text", "another"], truncation=True)) == 2
+
+
+def test_tuples_instead_of_outputs() -> None:
+    model = tiny("mega-lm")
+    out = model(IDS, use_cache=False)
+    (logits,) = model(IDS, use_cache=False, return_dict=False)
+    assert torch.equal(logits, out.logits)
+    states, cache = model.model(IDS, return_dict=False)
+    assert isinstance(cache, StreamingCache)
+    model.config.return_dict = False
+    assert torch.equal(model(IDS, use_cache=False)[0], out.logits)
+    assert torch.equal(model.model(IDS)[0], states)
+    assert model.generate(IDS, max_new_tokens=2, do_sample=False, pad_token_id=257).shape == (2, 6)
+
+
+def test_generation_refuses_an_argument_of_forward_for_tuples() -> None:
+    with pytest.raises((TypeError, ValueError), match="return_dict"):
+        tiny("mega-lm").generate(IDS, max_new_tokens=2, return_dict=False, pad_token_id=257)
+
+
+def test_attention_weights_are_refused_however_they_are_asked_for() -> None:
+    model = tiny("mega-lm")
+    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
+        model(IDS, output_attentions=True)
+    model.config.output_attentions = True
+    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
+        model(IDS)
+    assert model(IDS, output_attentions=False).logits.isfinite().all()
+
+
+def test_positional_arguments() -> None:
+    for model in (tiny("mega-lm"), classifier()):
+        mask = torch.ones_like(IDS)
+        assert torch.equal(model(IDS, mask).logits, model(IDS, attention_mask=mask).logits)
+        with pytest.raises(TypeError, match="at most 15 positional arguments, got 20"):
+            model(IDS, mask, *[None] * 18)
+        with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+            model(IDS, input_ids=IDS)
+
+
+def test_a_tokenizer_says_how_long_a_text_may_be(tmp_path) -> None:
+    """What stands for no limit is one number, which programs compare with."""
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.model_max_length == VERY_LARGE_INTEGER
+    for limit, expected in ((None, VERY_LARGE_INTEGER), (128, 128), (None, VERY_LARGE_INTEGER)):
+        save_tokenizer(tokenizer, tmp_path, limit)
+        assert load_tokenizer(str(tmp_path)).model_max_length == expected
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_cache_is_a_tree_of_tensors(recipe: str) -> None:
+    """Taken apart and put together again, it goes on as it would have."""
+    model, ids = tiny(recipe), torch.randint(0, 256, (2, 40))
+    cache = model(ids[:, :30]).past_key_values
+    leaves, spec = pytree.tree_flatten(cache)
+    assert any(isinstance(leaf, torch.Tensor) and leaf.shape[0] == 2 for leaf in leaves)
+    again = pytree.tree_unflatten(leaves, spec)
+    assert again.get_seq_length() == 30
+    expected = model(ids[:, 30:], past_key_values=cache).logits
+    torch.testing.assert_close(model(ids[:, 30:], past_key_values=again).logits, expected)
+    empty = pytree.tree_map(lambda leaf: leaf, StreamingCache(2))
+    assert torch.equal(model(ids, past_key_values=empty).logits, model(ids).logits)
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(cache)[0]]
+    assert any(path.startswith("['states'][0]") for path in paths)
+
+
+def test_a_cache_passes_through_an_exported_step() -> None:
+    model = tiny("mega-lm").float()
+    ids = torch.randint(0, 256, (1, 30))
+    cache = model(ids[:, :20]).past_key_values
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, token: torch.Tensor, cache: StreamingCache) -> tuple[torch.Tensor, StreamingCache]:
+            out = self.model(token, past_key_values=cache, use_cache=True)
+            return out.logits, out.past_key_values
+
+    with torch.no_grad():
+        exported = torch.export.export(Step(), (ids[:, 20:21], cache.copy()), strict=False).module()
+        logits, after = exported(ids[:, 20:21], cache.copy())
+    assert isinstance(after, StreamingCache)
+    torch.testing.assert_close(logits, model(ids[:, :21]).logits[:, -1:], rtol=1e-4, atol=1e-5)
+
+
+def test_a_generation_config_that_asks_for_the_usual_cache_is_fine() -> None:
+    config = GenerationConfig(cache_implementation="dynamic", max_new_tokens=2, do_sample=False, pad_token_id=257)
+    assert tiny("mega-lm").generate(IDS, generation_config=config).shape == (2, 6)

@@ -1,0 +1,136 @@
+"""A saved folder loads, by trust_remote_code=True, in a process that has not imported lagwise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+import lagwise
+from lagwise import LagwiseConfig
+from lagwise.data import load_tokenizer
+from lagwise.models.loading import HEADS, load_model
+from lagwise.models.remote_code import AUTO_CLASSES
+
+PATCHES = {"name": "patches", "channels": 1, "size": 2}
+FIELDS = {
+    "LagwiseForCausalLM": {},
+    "LagwiseModel": {},
+    "LagwiseForImageClassification": {"causal": False, "inputs": PATCHES},
+    "LagwiseForPrediction": {"causal": False, "inputs": {"name": "values", "features": 4}},
+}
+
+ANYWHERE = """
+import sys
+import transformers
+from pathlib import Path
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lagwise":
+            raise ModuleNotFoundError("No module named 'lagwise'", name=name)
+
+root = Path(sys.argv[1])
+sys.meta_path.insert(0, Hidden())
+try:
+    transformers.AutoModelForCausalLM.from_pretrained(root / "LagwiseForCausalLM", trust_remote_code=True)
+except ImportError as error:
+    assert "Run `pip install lagwise`" in str(error), error
+else:
+    raise AssertionError("loaded without lagwise")
+sys.meta_path.pop(0)
+try:
+    transformers.AutoModelForCausalLM.from_pretrained(root / "LagwiseForCausalLM", trust_remote_code=False)
+except ValueError as error:
+    assert "trust_remote_code=True" in str(error), error
+else:
+    raise AssertionError("code was run that nobody trusted")
+tokenizer = transformers.AutoTokenizer.from_pretrained(root / "LagwiseForCausalLM", trust_remote_code=False)
+assert "lagwise" not in sys.modules
+for auto, name in eval(sys.argv[2]).items():
+    if auto == "AutoConfig":
+        continue
+    model = getattr(transformers, auto).from_pretrained(root / name, trust_remote_code=True)
+    import lagwise.models
+    assert type(model) is getattr(lagwise.models, name), type(model)
+    model.save_pretrained(root / f"{name}-again")
+    again = getattr(transformers, auto).from_pretrained(root / f"{name}-again", trust_remote_code=True)
+    assert type(again) is type(model)
+    assert sorted(f.name for f in (root / name).iterdir() if "token" not in f.name) == sorted(
+        f.name for f in (root / f"{name}-again").iterdir()
+    )
+generate = transformers.pipeline("text-generation", str(root / "LagwiseForCausalLM"), trust_remote_code=True)
+print(generate("ab", max_new_tokens=3, do_sample=False)[0]["generated_text"])
+"""
+
+
+def save(name: str, folder: Path) -> lagwise.LagwiseModel:
+    fields = {"vocab_size": 258, "hidden_size": 8, "num_hidden_layers": 1, "causal": False, **FIELDS.get(name, {})}
+    fields = {**fields, "causal": name == "LagwiseForCausalLM", "pad_token_id": 257}
+    model = HEADS[name](LagwiseConfig(**fields)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def test_every_head_has_the_auto_class_that_it_is_registered_with() -> None:
+    assert set(AUTO_CLASSES.values()) == {*HEADS, "LagwiseConfig"}
+    for auto, name in AUTO_CLASSES.items():
+        if auto != "AutoConfig":
+            assert getattr(transformers, auto)._model_mapping[LagwiseConfig] is HEADS[name]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_file_in_a_folder_has_our_own_classes(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    references = [reference for reference in config["auto_map"].values() if reference.endswith(f".{name}")]
+    assert len(references) == 1
+    assert get_class_from_dynamic_module(references[0], tmp_path) is HEADS[name]
+    assert get_class_from_dynamic_module(config["auto_map"]["AutoConfig"], tmp_path) is LagwiseConfig
+
+
+def test_in_a_process_that_has_not_imported_lagwise(tmp_path: Path) -> None:
+    for name in HEADS:
+        save(name, tmp_path / name)
+    load_tokenizer("bytes").save_pretrained(tmp_path / "LagwiseForCausalLM")
+    arguments = [sys.executable, "-c", ANYWHERE, str(tmp_path), repr(AUTO_CLASSES)]
+    result = subprocess.run(arguments, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("ab")
+
+
+def test_what_a_folder_says_of_its_code_is_neither_kept_nor_run(tmp_path: Path) -> None:
+    """A folder from the hub names its repository there; what is saved from it names the file beside it."""
+    model = save("LagwiseForCausalLM", tmp_path / "a")
+    path = tmp_path / "a" / "config.json"
+    config = json.loads(path.read_text())
+    planted = dict.fromkeys(config["auto_map"], "somebody/else--planted.Planted")
+    path.write_text(json.dumps({**config, "auto_map": planted}))
+    load_tokenizer("bytes").save_pretrained(tmp_path / "a")
+    for loaded in (
+        load_model(tmp_path / "a")[0],
+        AutoModelForCausalLM.from_pretrained(tmp_path / "a", trust_remote_code=True),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "a"),
+    ):
+        assert type(loaded) is type(model)
+        loaded.save_pretrained(tmp_path / "b")
+        assert json.loads((tmp_path / "b" / "config.json").read_text())["auto_map"] == config["auto_map"]
+    assert AutoConfig.from_pretrained(tmp_path / "a").auto_map == config["auto_map"]
+
+
+def test_conversions_have_the_file_too(tmp_path: Path) -> None:
+    save("LagwiseForCausalLM", tmp_path / "a").to_recurrent(1e-2).save_pretrained(tmp_path / "b")
+    assert (tmp_path / "b" / "modeling_lagwise.py").read_text() == (tmp_path / "a" / "modeling_lagwise.py").read_text()
+
+
+def test_a_model_made_from_a_configuration_is_not_asked_about() -> None:
+    """Programs look at ``config.auto_map`` of models in memory too."""
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1)
+    assert "AutoModelForCausalLM" in config.auto_map
+    assert isinstance(AutoModelForCausalLM.from_config(config), lagwise.LagwiseForCausalLM)
