@@ -24,7 +24,7 @@ class DiagonalKernel(LagKernel):
         """The modes for lags 0 and up, and if the kernel is two-sided those for 0 and down, whose direct is 0."""
         raise NotImplementedError
 
-    def real_sides(self) -> list[tuple[Tensor, ...]]:
+    def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """`sides` as `modal_taps_of` takes them. Kernels that are made without complex numbers override this: files of
         ONNX have none."""
         sides = []

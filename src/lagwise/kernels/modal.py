@@ -52,18 +52,16 @@ class ModalKernel(DiagonalKernel):
 
     def sides(self) -> list[Modes]:
         """See `DiagonalKernel.sides`."""
-        *several, direct = self._in_precision()
-        poles, weights = modal_poles(*several[:2]), torch.view_as_complex(several[2].contiguous())
-        return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
+        return [
+            Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
+            for rate, angle, weight, direct in self.real_sides()
+        ]
 
-    def real_sides(self) -> list[tuple[Tensor, ...]]:
+    def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """See `DiagonalKernel.real_sides`."""
-        *several, direct = self._in_precision()
-        return [(*side, direct * (i == 0)) for i, side in enumerate(zip(*several, strict=True))]
-
-    def _in_precision(self) -> tuple[Tensor, ...]:
         dtype = self.precision(self.rate)
-        return tuple(p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
+        rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
+        return [(rate[i], angle[i], weight[i], direct * (i == 0)) for i in range(len(rate))]
 
     @torch.no_grad()
     def load_modes(self, modes: Modes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import warnings
@@ -48,7 +49,7 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     example = (torch.zeros(1, dtype=torch.long), state)
     inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
     _write(torch.export.export(step, example, strict=False), path, inputs, outputs)
-    run = (_onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
+    run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
     longest = max(tensor.shape[1] for tensor in state.values() if tensor.dim() > 1)
     ids = _random_ids(model, min(longest + _BEYOND, _MOST_TOKENS))
     found = torch.cat([run(token) for token in ids[0].split(1)])
@@ -118,14 +119,13 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _onnx_session(path: Path) -> Any:
-    import onnxruntime
-
+    onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def _onnx_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+def onnx_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
     session = _onnx_session(path)
     values = {f"past.{name}": tensor.numpy() for name, tensor in state.items()}
 

@@ -76,7 +76,7 @@ def generate_text(
 
 @torch.inference_mode()
 def sampled(
-    model: LagwiseForCausalLM, ids: Tensor, count: int, temperature: float = 1.0, top_p: float = 1.0
+    model: LagwiseForCausalLM, ids: Any, count: int, temperature: float = 1.0, top_p: float = 1.0
 ) -> Iterator[int]:
     """Up to ``count`` tokens that continue ``ids`` (1, length), to the end of the document: those that ``generate`` of
     transformers draws from the same seed, without most of its work between two tokens."""
