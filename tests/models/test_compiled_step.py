@@ -190,3 +190,18 @@ def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance
     steps = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 100:].split(1, 1)], 1)
     assert (steps - expected[:, 100:]).abs().max() <= tolerance * expected.abs().max()
     assert cache.stream is not None
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@torch.inference_mode()
+def test_compiled_code_of_a_batch() -> None:
+    """Ids as they come: columns of a longer row, of a short type."""
+    model, ids = model_of("converted").float(), torch.randint(258, (3, 60), dtype=torch.int32)
+    expected, cache = model(ids).logits, StreamingCache(2)
+    model.compile_step(3)
+    model(ids[:, :20], past_key_values=cache)
+    steps = torch.cat([model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(20, 60)], 1)
+    assert cache.stream is not None
+    assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()

@@ -22,6 +22,7 @@ def case(name: str) -> LagwiseForCausalLM:
     return CASES[name]
 
 
+_NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
 KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "tnn-lm+converted", "mega-lm+positions")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -58,6 +59,23 @@ def test_a_cache_passes_to_the_step_and_back(kind: str) -> None:
     step.give(state, cache)
     after = model(ids[:, 45:], past_key_values=cache).logits
     torch.testing.assert_close(after, expected[:, 45:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "narrow"])
+@torch.no_grad()
+def test_what_is_taken_belongs_to_nobody_else(kind: str) -> None:
+    """It is changed in place. Views of one channel or mode could be taken for copies."""
+    model = tiny("mega-lm", position_embedding="sinusoidal", block=_NARROW) if kind == "narrow" else case(kind)
+    cache = StreamingCache(2)
+    model(torch.randint(258, (2, 30)), past_key_values=cache)
+    step = StreamingStep(model, online=True)
+    expected = step.take(cache)[0]
+    state, _ = step.take(cache)
+    assert all(tensor.is_contiguous() for tensor in state.values())
+    for tensor in state.values():
+        tensor.fill_(3)
+    after = step.take(cache)[0]
+    assert all(torch.equal(after[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("recipe", ["tnn-lm", "fd-tnn-lm", "learned-decay"])

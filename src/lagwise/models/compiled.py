@@ -72,7 +72,7 @@ class CompiledStep:
             stream = CompiledStream(self, cache)
         check_vocabulary(ids, self._vocabulary)
         cache.note_padding(None)
-        return stream.step(ids[:, 0])
+        return stream.step(ids[:, 0].long().contiguous())  # as in the example that the code is compiled for
 
     def run(self, tokens: Tensor, state: list[Tensor]) -> Tensor:
         """Logits ``(batch, vocab_size)``; the state is changed in place."""
@@ -106,6 +106,7 @@ class CompiledStream:
         with torch.inference_mode(False):  # the tensors outlive the mode they are made in
             state, self.followers = self.maker.take(cache)
         self.state = list(state.values())
+        assert all(tensor.is_contiguous() for tensor in self.state)
         self.names = list(state)
         cache.carry_on(self)
 

@@ -59,12 +59,16 @@ class StreamingStep(nn.Module):
 
         def taken(held: Any) -> Any:
             maker = next(makers)
-            fixed = maker.take(held)
+            fixed = _owned(maker.take(held))
             if isinstance(maker, FixedOnline):
                 followers.append(OnlineFollower(held, fixed))
             return fixed
 
-        return self._read(cache, taken), followers
+        state = self._read(cache, taken)
+        if self.numbered:
+            name = list(state)[-1]
+            state[name] = state[name].clone()
+        return state, followers
 
     @torch.no_grad()
     def give(
@@ -118,6 +122,12 @@ def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
         return next(tensors)
     parts = [_rebuilt(part, tensors) for part in like]
     return type(like)(parts) if type(like) in (tuple, list) else type(like)(*parts)
+
+
+def _owned(state: Any) -> Any:
+    """Copies of the tensors of nested tuples, contiguous: what is changed in place may be nobody else's."""
+    copies = (tensor.clone(memory_format=torch.contiguous_format) for _, tensor in _leaves(state))
+    return _rebuilt(state, copies)
 
 
 def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
