@@ -140,15 +140,16 @@ class SKI:
         """`Mixer.mix` with this kernel."""
         if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
             kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # says why not
+        graph = torch.compiler.is_compiling()  # which cannot branch on what padding there is
         if not self.causal:
-            if mask is None or (mask[:, 0].all() and mask[:, -1].all()):
+            if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
                 return self._two_sided(kernel, x)
             return self._two_sided_rows(kernel, x, mask)
-        if mask is None or mask[:, 0].all():
+        if mask is None or (not graph and mask[:, 0].all()):
             return self._causal(kernel, x)
         # Nodes count from a row's first token: rows are moved to the start, and back.
         first, lengths = row_extents(mask)
-        moved = self._causal(kernel, move_rows(x, -first, int(lengths.max())))
+        moved = self._causal(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
         return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
@@ -257,7 +258,7 @@ class SKI:
     def _two_sided_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
         """SKI-TNN alg. 1 for every row by itself, from its first token to its last."""
         first, lengths = row_extents(mask)
-        rank = min(self.rank, int(lengths.max()))
+        rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
         steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
         lags = row_spacing(lengths, rank)[:, None] * steps
         coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)

@@ -139,7 +139,10 @@ def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
     left, weights = _weights_at(position, grid.nodes, degree)
     left = left.unflatten(1, (count, size))
     weights = (weights * inside[..., None]).unflatten(1, (count, size))
-    width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
+    if torch.compiler.is_compiling():
+        width = min(size + degree, grid.nodes)  # nodes are a token apart at least
+    else:
+        width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
     start = left[..., :1].clamp(max=grid.nodes - width)
     columns = (left - start)[..., None] + torch.arange(degree + 1, device=first.device)
     dense = weights.new_zeros(*weights.shape[:3], width).scatter(3, columns, weights)

@@ -179,7 +179,7 @@ class _MoveRows(torch.autograd.Function):
 def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
     source = torch.arange(length, device=x.device) - shift[:, None]
     outside = (source < 0) | (source >= x.shape[1])
-    row = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     place = row + source.clamp(0, x.shape[1] - 1)
     y = x.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
     return y.masked_fill_(outside[..., None], 0)
