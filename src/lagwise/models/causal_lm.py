@@ -52,8 +52,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         whether there is a compiled step. A stream keeps the weights that it began with; one begun later has those of
         then, however they have been trained since.
 
-        ValueError for a model that is not on the CPU, or with attention over the whole text; RuntimeError without a C++
-        compiler.
+        ValueError for a model that is not on the CPU, or with attention over the whole text; FileNotFoundError without
+        a C++ compiler, RuntimeError if it fails.
         """
         from lagwise.models.compiled import compiled_step
 

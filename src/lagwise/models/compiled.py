@@ -148,7 +148,7 @@ def compiled_step(
 
     The folder is named by a digest of all that the code is made of but the values of weights. ``report`` receives a
     line before the step is compiled, and one after. ValueError for a model that is not on the CPU, or whose state
-    grows; RuntimeError without a C++ compiler, or if it fails.
+    grows; FileNotFoundError without a C++ compiler, RuntimeError if it fails.
     """
     digest, step = described(model, batch_size)
     folder = _folder(digest)
@@ -180,7 +180,7 @@ def described(model: LagwiseForCausalLM, batch_size: int) -> tuple[str, Streamin
 def _compile(step: StreamingStep, batch_size: int, path: Path, report: Callable[[str], None] | None) -> dict[str, Any]:
     say = report or (lambda line: None)
     if _compiler() is None:
-        raise RuntimeError(
+        raise FileNotFoundError(
             "compiling a step needs a C++ compiler, and there is none; install g++ or name one in the variable CXX"
         )
     say("compiling the model's step, once; it is kept in the cache")
