@@ -10,6 +10,7 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.embeddings import ValueInput
+from lagwise.models.offload import require_loaded
 from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import whole_number
 
@@ -48,6 +49,7 @@ class StreamingClassifier:
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
         if model.config.problem_type == "regression":
             raise ValueError("the model must say classes, this one is of problem_type 'regression'")
+        require_loaded(model, "a streaming classifier")
         if model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
         if model.length_limit is not None:
