@@ -56,7 +56,7 @@ def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
     whole = task._probabilities(model, samples)
     np.testing.assert_allclose(whole[: len(pushed)], pushed.numpy(), atol=1e-5)
     assert len(whole) * task.stride >= len(samples) + task.delay
-    assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1)
+    assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1) - 1 - 2 + 8
 
 
 def test_every_event_is_scored_where_it_stands(tmp_path: Path) -> None:

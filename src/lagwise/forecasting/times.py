@@ -56,7 +56,7 @@ def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
         if column.isna().any():
             _no_time(column, column)
         if pd.api.types.is_integer_dtype(column) and column.between(10**7, 10**8).all():
-            dates = pd.to_datetime(column, format="%Y%m%d", errors="coerce")
+            dates = pd.to_datetime(column.astype(str), format="%Y%m%d", errors="coerce")
             column = dates if dates.notna().all() else column
         return [(pd.Index(column), ())]
     if pd.api.types.is_datetime64_any_dtype(column):
