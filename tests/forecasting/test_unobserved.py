@@ -9,7 +9,7 @@ import pytest
 
 from lagwise.forecasting import LagForecaster, choose_forecaster
 from lagwise.forecasting.design import make_design
-from lagwise.forecasting.errors import error_quantiles
+from lagwise.forecasting.errors import error_quantiles, error_sizes
 from lagwise.forecasting.fitting import fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward
 from lagwise.forecasting.moments import LEVELS, level_weights
@@ -127,9 +127,9 @@ def test_intervals_count_observed_errors_only() -> None:
     filled, targets = np.zeros((25, 1)), np.full((25, 1), NAN)
     targets[-4:, 0] = [4, 1, 3, -2]  # the errors of repeating the last value, 0, in 4 of 20 windows
     maps = [np.eye(5)[:, -1:]]
-    assert error_quantiles(maps, filled, targets, 0.5)[0, 0] == 3  # rank ceil(5 / 2) of 4
-    assert error_quantiles(maps, filled, targets, 0.9)[0, 0] == 4
-    assert error_quantiles(maps, filled, np.full_like(targets, NAN), 0.9)[0, 0] == np.inf
+    assert error_quantiles(error_sizes(maps, filled, targets), 0.5)[0, 0] == 3  # rank ceil(5 / 2) of 4
+    assert error_quantiles(error_sizes(maps, filled, targets), 0.9)[0, 0] == 4
+    assert error_quantiles(error_sizes(maps, filled, np.full_like(targets, NAN)), 0.9)[0, 0] == np.inf
 
 
 def test_series_that_are_not_observed_at_the_end() -> None:
@@ -137,7 +137,7 @@ def test_series_that_are_not_observed_at_the_end() -> None:
     x[240:, 1] = NAN
     forecaster = LagForecaster(HORIZON, LOOK_BACK, validation=60).fit(x)
     assert forecaster.shared_
-    assert np.isinf(forecaster.interval_[:, 1]).all()
+    assert np.isinf(forecaster.predict_interval()[1][:, 1]).all()
     with pytest.raises(ValueError, match=r"the last 60 rows are held out, and series 1 has no observed value there"):
         LagForecaster(HORIZON, LOOK_BACK, validation=60, shared=False).fit(x)
     with pytest.raises(ValueError, match="series 0 has no observed value there"):

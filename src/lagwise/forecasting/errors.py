@@ -30,19 +30,21 @@ def forecast_errors(
             yield series, inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
 
 
-def error_quantiles(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray, coverage: float) -> np.ndarray:
-    """Quantiles ``(horizon, series)`` of the absolute errors on at most 500 windows, spread evenly.
-
-    The quantile is that of rank ``ceil((n + 1) coverage)`` of the n errors of a horizon and series whose target was
-    observed, or the largest; infinity where nothing is observed.
-    """
+def error_sizes(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Absolute errors ``(windows, horizon, series)`` on at most 500 windows, spread evenly: sorted, NaN last."""
     windows = window_count(len(filled), *maps[0].shape)
     chosen = np.unique(np.linspace(0, windows - 1, min(windows, _MOST)).round().astype(int))
-    found = []
-    for _, errors in forecast_errors(maps, filled, targets, chosen):
-        sizes = np.sort(np.abs(errors), axis=0)  # missing ones last
-        count = np.count_nonzero(~np.isnan(sizes), axis=0)
-        rank = np.minimum(count, np.ceil((count + 1) * coverage).astype(int))
-        quantiles = np.take_along_axis(sizes, np.maximum(0, rank - 1)[None], axis=0)[0]
-        found.append(np.where(count > 0, quantiles, np.inf))
-    return np.stack(found, axis=1)
+    found = [np.sort(np.abs(errors), axis=0) for _, errors in forecast_errors(maps, filled, targets, chosen)]
+    return np.stack(found, axis=2)
+
+
+def error_quantiles(sizes: np.ndarray, coverage: float) -> np.ndarray:
+    """Quantiles ``(horizon, series)`` of `error_sizes`.
+
+    The quantile is that of rank ``ceil((n + 1) coverage)`` of the n errors of a horizon and series whose target was
+    observed, or the largest; 0 of rank 0, and infinity where nothing is observed.
+    """
+    count = np.count_nonzero(~np.isnan(sizes), axis=0)
+    rank = np.minimum(count, np.ceil((count + 1) * coverage).astype(int))
+    found = np.take_along_axis(sizes, np.maximum(0, rank - 1)[None], axis=0)[0]
+    return np.where(count == 0, np.inf, np.where(rank == 0, 0.0, found))

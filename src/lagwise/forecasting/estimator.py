@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from lagwise.forecasting.design import Design, held_out_rows, make_design
-from lagwise.forecasting.errors import error_quantiles, forecast_errors
+from lagwise.forecasting.errors import error_quantiles, error_sizes, forecast_errors
 from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.forecasting.moments import window_count
@@ -76,7 +76,8 @@ class LagForecaster(BaseEstimator):
     Memory is O(L (L + H) + S T). Forecasts cost O(S L H).
 
     Attributes after `fit`: maps_ (1 or series, look_back, horizon); mean_, scale_ (series,); penalty_, of each map and
-    look-back; validation_error_, mean squared error on the held-out rows; n_parameters_; n_features_in_.
+    look-back; validation_error_, mean squared error on the held-out rows; errors_, absolute errors of at most 500
+    held-out windows (windows, horizon, series), sorted, None without; n_parameters_; n_features_in_.
 
     ValueError names an option or a value that does not serve, also data too short for one window of look_back + horizon
     rows. Source: Toner and Darlow 2024 (linear forecasters); the moments are those of the covariance method (Makhoul
@@ -133,11 +134,11 @@ class LagForecaster(BaseEstimator):
         filled, missing = carry_forward(z), np.isnan(z)
         self.shared_, fits = self._fits(design, filled, missing, cut)
         self.validation_error_ = _error(fits) if held else None
-        self.interval_ = None
+        self.errors_ = None
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            self.interval_ = error_quantiles([fit.maps for fit in fits], filled[begin:], targets, self.coverage)
+            self.errors_ = error_sizes([fit.maps for fit in fits], filled[begin:], targets)
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [
@@ -168,8 +169,10 @@ class LagForecaster(BaseEstimator):
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
         return self._shaped(z * self.scale_ + self.mean_)
 
-    def predict_interval(self, horizon: int | None = None, *, X: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of intervals around `predict`, shaped as its result.
+    def predict_interval(
+        self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of intervals around `predict`, shaped as its result. coverage: by default its own.
 
         For each horizon and series, half the width is the ``coverage`` quantile of absolute errors on held-out windows,
         at most 500 of them spread evenly, with the finite-sample rank ``ceil((n + 1) coverage)`` of split conformal
@@ -177,9 +180,13 @@ class LagForecaster(BaseEstimator):
         a series that changes are not, so coverage is approximate.
         """
         centre = self.predict(horizon, X=X)
-        if self.interval_ is None:
+        if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
-        half = self._shaped(self.interval_[: self._steps(horizon)] * self.scale_)
+        coverage = self.coverage if coverage is None else coverage
+        if not 0 <= coverage < 1:
+            raise ValueError(f"coverage must be in [0, 1), got {coverage!r}")
+        half = error_quantiles(self.errors_[:, : self._steps(horizon)], coverage)
+        half = self._shaped(half * self.scale_)
         return centre - half, centre + half
 
     def update(self, row: Any) -> Self:
@@ -199,17 +206,18 @@ class LagForecaster(BaseEstimator):
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
         filled = carry_forward(z)
+        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage)
         squares = absolutes = inside = count = 0.0
         for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows)):
             sizes = np.abs(errors)
             squares += np.nansum(sizes**2)
             absolutes += np.nansum(sizes)
             count += np.count_nonzero(~np.isnan(sizes))
-            if self.interval_ is not None:
-                inside += np.count_nonzero(sizes <= self.interval_[:, series])
+            if half is not None:
+                inside += np.count_nonzero(sizes <= half[:, series])
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        coverage = None if self.interval_ is None else inside / count
+        coverage = None if half is None else inside / count
         return Scores(float(squares / count), float(absolutes / count), windows, coverage)
 
     def score(self, X: Any, y: None = None) -> float:
