@@ -110,4 +110,5 @@ class SktimeLagForecaster(BaseForecaster):
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Parameters that suit the short series of sktime's own tests."""
-        return [{"look_back": 3, "shared": True, "penalty": 0.1}]
+        options = {"look_back": 3, "shared": True, "penalty": 0.1}
+        return [options, {**options, "model": "toeplitz", "level": "last"}]
