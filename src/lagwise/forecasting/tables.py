@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_UNNAMED = "Unnamed: 0"  # pandas' name of a first column without one: the index of a table that pandas wrote
+
+
 @dataclass(frozen=True)
 class SeriesTable:
     """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time; notes on what was done."""
@@ -35,7 +38,8 @@ class SeriesTable:
 
 
 def read_series(path: str | Path, time: str | None = None, columns: Sequence[str] | None = None) -> SeriesTable:
-    """Read a .csv (also compressed) or .parquet with a column of times and columns of numbers.
+    """Read a .csv (also compressed; commas, tabs, or semicolons with decimal commas or points) or .parquet with a
+    column of times and columns of numbers.
 
     time: the name of the column of times, dates or evenly spaced numbers; by default the first column. columns: the
     series; by default all other columns.
@@ -49,8 +53,15 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
         raise ValueError(f"{str(path)!r} has no rows, or no column beside the times")
     names = [str(name) for name in frame.columns]
+    if all(_is_number(name) for name in names):
+        raise ValueError(f"the first row of {str(path)!r} has numbers, {shown(names)}; it must have names of columns")
     frame.columns = names
-    time = names[0] if time is None else known(time, names, "column of times")
+    if names[0] == _UNNAMED and time in (None, _UNNAMED):
+        frame = frame.rename(columns={_UNNAMED: "time"})
+    elif names[0] == _UNNAMED:  # the number of each row
+        frame = frame.drop(columns=_UNNAMED)
+    names = list(frame.columns)
+    time = names[0] if time in (None, _UNNAMED) else known(time, names, "column of times")
     chosen = [known(name, names, "column") for name in columns or () if name != time]
     if columns is None:
         chosen = [name for name in names if name != time]
@@ -78,11 +89,23 @@ def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
         raise FileNotFoundError(f"no file {str(path)!r}")
     try:
         if path.suffix != ".parquet":
-            return pd.read_csv(path, nrows=rows)
+            frame = pd.read_csv(path, nrows=rows)
+            found = [mark for mark in ";\t" if frame.shape[1] == 1 and mark in str(frame.columns[0])]
+            for mark in found[:1]:
+                frame = pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
+            return frame
         frame = pd.read_parquet(path)
         return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()  # times are often the index
     except (ValueError, EOFError, OSError) as error:  # the libraries' own errors of parsing are ValueErrors
         raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
@@ -94,7 +117,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
         row = int(np.flatnonzero(wrong)[0])
         raise ValueError(
             f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no number; leave "
-            "it empty if it is missing, or choose columns with --columns"
+            "it empty if it is missing, choose columns with --columns, or name the times with --time"
         )
     if numbers.isna().all():
         raise ValueError(f"column {name!r} has no value at all; choose columns with --columns")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _MOST_ADDED = 10  # rows filled in for each row that is there; more means that the step is not the table's own
 _MONTHS = (1, 2, 3, 4, 6, 12)  # between rows
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d:?\d\d)$"  # of UTC, after a time of day
+_QUARTER = r"^(\d{4})[ -]?[qQ]([1-4])$"
 _DAY = np.timedelta64(23, "h")  # the shortest
 
 
@@ -64,6 +65,7 @@ def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
             _no_time(column, column)
         return [(_of_calendar(pd.DatetimeIndex(column)), ())]
     text = column.astype(str).str.strip().where(column.notna())
+    text = text.str.replace(_QUARTER, r"\g<1>Q\g<2>", regex=True)
     offsets = text.str.extract(_OFFSET)["offset"]
     if (some := offsets.notna()).any() and not some.all():
         raise ValueError(
@@ -72,14 +74,14 @@ def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
         )
     notes: tuple[str, ...] = ()
     if offsets.nunique() > 1:
-        (times,) = _parsed(text, utc=True) or [_no_time(column, pd.to_datetime(text, errors="coerce", utc=True))]
+        times = (_parsed(text, utc=True) or [_no_time(column, text)])[0]
         if np.median(np.diff(np.sort(times.to_numpy()))) < _DAY:
             return [(times, ("times have several UTC offsets; they are read as UTC",))]
         text = text.str.replace(_OFFSET, r"\g<minutes>", regex=True)
         notes = ("times have several UTC offsets; dates and times are those written, without the offset",)
     found = _parsed(text)
     if not found:
-        _no_time(column, pd.to_datetime(text, errors="coerce"))
+        _no_time(column, text)
     if len(found) > 1:
         return [(found[0], (*notes, "dates are read month first")), (found[1], (*notes, "dates are read day first"))]
     return [(_of_calendar(found[0]), notes)]
@@ -108,8 +110,16 @@ def _of_calendar(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
     return times.tz_localize(None) if far else times
 
 
-def _no_time(column: pd.Series, times: Any) -> Any:
-    row = int(np.flatnonzero(times.isna())[0])
+def _no_time(column: pd.Series, text: pd.Series) -> Any:
+    """ValueError that names the first row without a time, or of another format than the first."""
+    import pandas as pd
+
+    missing = text.isna()
+    if not missing.any():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            missing = pd.to_datetime(text, errors="coerce", utc=True).isna()
+    row = int(np.flatnonzero(missing)[0])
     raise ValueError(
         f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no time; name the "
         "column of times with --time"
@@ -174,5 +184,5 @@ def _irregular(index: pd.Index, row: int, step: Any) -> None:
     step = pd.Timedelta(step) if isinstance(step, np.timedelta64) else step
     raise ValueError(
         f"the times in column {index.name!r} are irregular: {index[row]} follows {index[row - 1]} (most rows are "
-        f"{step} apart); resample the data to regular times"
+        f"{step} apart); resample the data to regular times, or name another column of times with --time"
     )
