@@ -89,11 +89,9 @@ def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
         raise FileNotFoundError(f"no file {str(path)!r}")
     try:
         if path.suffix != ".parquet":
-            frame = pd.read_csv(path, nrows=rows)
-            found = [mark for mark in ";\t" if frame.shape[1] == 1 and mark in str(frame.columns[0])]
-            for mark in found[:1]:
-                frame = pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
-            return frame
+            head = ",".join(map(str, pd.read_csv(path, nrows=0).columns))
+            mark = max(",;\t", key=head.count)
+            return pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
         frame = pd.read_parquet(path)
         return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()  # times are often the index
     except (ValueError, EOFError, OSError) as error:  # the libraries' own errors of parsing are ValueErrors
