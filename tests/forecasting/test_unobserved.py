@@ -144,6 +144,18 @@ def test_series_that_are_not_observed_at_the_end() -> None:
         LagForecaster(HORIZON, LOOK_BACK, validation=60).fit(x[:, 1])
 
 
+def test_a_series_that_is_shorter_than_a_window_shares_the_map_of_the_others() -> None:
+    x, _ = gappy()
+    x[:290, 1] = NAN
+    x[:, 1] += 1000
+    forecaster = LagForecaster(HORIZON, LOOK_BACK, validation=60).fit(x)
+    assert forecaster.shared_
+    assert abs(forecaster.predict()[:, 1] - 1000).max() < 3
+    assert choose_forecaster(x, HORIZON)[0].forecaster.shared_
+    with pytest.raises(ValueError, match="16 rows without a run of more than 1 missing values is needed"):
+        LagForecaster(HORIZON, LOOK_BACK, validation=60, shared=False).fit(x)
+
+
 def learned(**options: Any) -> LagForecaster:
     spec = {"name": "modal", "modes": 4}
     return LagForecaster(HORIZON, LOOK_BACK, model=spec, **{"validation": 60, "shared": True, **options})

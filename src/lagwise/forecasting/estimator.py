@@ -129,7 +129,8 @@ class LagForecaster(BaseEstimator):
         held = held_out_rows(design, self.validation, len(x))
         cut = len(x) - held
         window_count(cut, design.look_back, design.horizon)
-        self.mean_, self.scale_ = scales(x[:cut])
+        later = np.isnan(x[:cut]).all(0)  # series that begin in the held-out rows
+        self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = carry_forward(z), np.isnan(z)
         self.shared_, fits = self._fits(design, filled, missing, cut)
@@ -232,7 +233,7 @@ class LagForecaster(BaseEstimator):
             options = [True]
         elif len(options) == 2 and not held:
             raise ValueError("shared=None chooses on held-out rows; give shared, or validation above 0")
-        unknown = missing[cut:].all(0) if held else np.zeros(1, dtype=bool)
+        unknown = np.atleast_1d(missing[cut:].all(0)) if held else np.zeros(1, dtype=bool)
         if unknown.all() or (unknown.any() and options == [False]):
             raise ValueError(
                 f"the last {held} rows are held out, and {self._name(unknown)} has no observed value there; give "
@@ -240,10 +241,15 @@ class LagForecaster(BaseEstimator):
             )
         if unknown.any():  # nothing tells how well a map of its own serves such a series
             options = [True]
-        found = {
-            shared: [self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)]
-            for shared in options
-        }
+        found = {}
+        for shared in options:
+            try:
+                found[shared] = [
+                    self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)
+                ]
+            except ValueError:  # one of the series has too few rows for a map of its own
+                if shared in options[:1]:
+                    raise
         shared = min(found, key=lambda each: 0 if len(found) == 1 else _error(found[each]))
         return shared, found[shared]
 

@@ -73,12 +73,13 @@ def fit_maps(
     maps = np.zeros((design.look_back, design.horizon))
     made = []
     for i, look_back in enumerate(design.look_backs):
-        found = _candidates(design, train, look_back, held_out and held_out.error, choices and choices[i])
+        error = None if held_out is None else held_out.error
+        found = _candidates(design, train, look_back, error, None if choices is None else choices[i])
         best, best_error, choice = None, np.inf, Choice(0.0)
         for candidate, chosen in found:
-            error = -1.0 if held_out is None else held_out.error(candidate)
-            if best is None or error < best_error:
-                best, best_error, choice = candidate, error, chosen
+            own = -1.0 if error is None else error(candidate)
+            if best is None or own < best_error:
+                best, best_error, choice = candidate, own, chosen
         assert best is not None
         made.append(choice)
         maps[-look_back:] += best
@@ -119,7 +120,7 @@ def _candidates(
             None if error is None else lambda maps: error(raw(maps)),
             kernels=design.kernels,
             penalty=penalty,
-            steps=choice and choice.steps,
+            steps=None if choice is None else choice.steps,
             refill=refill,
             seed=design.seed,
         )

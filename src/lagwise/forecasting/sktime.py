@@ -87,13 +87,13 @@ class SktimeLagForecaster(BaseForecaster):
         return pd.DataFrame(made, index=fh.to_absolute_index(self.cutoff), columns=self.columns_)
 
     def _predict_interval(self, fh: Any, X: Any, coverage: Sequence[float]) -> pd.DataFrame:
-        names = self._get_varnames()
+        names = [self._get_varnames(), list(coverage), ["lower", "upper"]]
         ends = np.array([self.forecaster_.predict_interval(coverage=share) for share in coverage])
         chosen = ends[:, :, self._steps(fh) - 1]  # (coverage, end, steps, series)
         return pd.DataFrame(
             chosen.transpose(2, 3, 0, 1).reshape(len(fh), -1),
             index=fh.to_absolute_index(self.cutoff),
-            columns=pd.MultiIndex.from_product([names, coverage, ["lower", "upper"]]),
+            columns=pd.MultiIndex.from_product(names),
         )
 
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:

@@ -98,7 +98,9 @@ def ridge_path(
     for penalty in penalties:
         root = np.sqrt(values + max(penalty, 1e-12))[:, None]
         maps = solved(right, root)
-        for _ in range(_ROUNDS if refill is not None else 0):
+        for _ in range(_ROUNDS):
+            if refill is None:
+                break
             before, right = maps, vectors.T @ kernel_right(refill(maps), kernels) / scale
             maps = solved(right, root)
             if np.linalg.norm(maps - before) <= _CLOSE * np.linalg.norm(maps):

@@ -95,11 +95,11 @@ def _parsed(text: pd.Series, utc: bool = False) -> list[pd.DatetimeIndex]:
     found: list[pd.DatetimeIndex] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of formats that are not found, and ones that do not depend on dayfirst
-        for options in ({"format": "ISO8601"}, {}, {"dayfirst": True}):
-            times = pd.to_datetime(text, errors="coerce", utc=utc, **options)
+        for form, day_first in (("ISO8601", False), (None, False), (None, True)):
+            times = pd.to_datetime(text, errors="coerce", utc=utc, format=form, dayfirst=day_first)
             if times.notna().all():
                 found.append(pd.DatetimeIndex(times))
-            if found and "format" in options:
+            if found and form:
                 break
     return found[:1] if len(found) == 2 and found[0].equals(found[1]) else found
 
@@ -147,7 +147,7 @@ def _grid(times: pd.Index) -> pd.Index:
         return pd.date_range(index[0], index[-1], freq=frequency, name=index.name)
     calendars: list[Any] = ["B", *(pd.DateOffset(months=n) for n in _MONTHS)]
     calendars += [f"{n}{unit}" for unit in ("ME", "MS", "BME", "BMS") for n in _MONTHS]
-    grids = [pd.date_range(index[0], index[-1], freq=offset, name=index.name) for offset in calendars]
+    grids: list[pd.Index] = [pd.date_range(index[0], index[-1], freq=offset, name=index.name) for offset in calendars]
     grids = [grid for grid in grids if len(grid) <= _MOST_ADDED * len(index) and index.isin(grid).all()]
     try:
         grids.append(_steps(index))

@@ -172,13 +172,13 @@ class Forecasting(Task):
         scale. The last ``data.length`` rows count."""
         table = read_series(expanded(source), self.time, self.series)
         past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
-        for name, empty in zip(table.frame.columns, np.isnan(past).all(0), strict=True):
-            if empty:
+        for name, values in zip(table.frame.columns, past.T, strict=True):
+            if np.isnan(values).all():
                 raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
         made = self._forecast(model, torch.from_numpy(past)[None])[0]
-        times = table.next_times(self.horizon)
-        rows = zip(times, made.tolist(), strict=True)
-        return [{table.frame.index.name: at, **dict(zip(table.frame.columns, row, strict=True))} for at, row in rows]
+        names = [str(table.frame.index.name), *table.frame.columns]
+        rows = zip(table.next_times(self.horizon), made.tolist(), strict=True)
+        return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
 
     def columns(self) -> tuple[str, ...]:
         return ("past_values",)

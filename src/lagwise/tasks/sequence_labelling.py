@@ -286,8 +286,8 @@ class SequenceLabelling(Task):
             at, of = np.concatenate(at_known), np.concatenate(known_classes)
             scores, details = event_scores(at, of, self.label_names)
             result["known_positions"] = {**scores, "rows": len(of), **details}
-        steps = self.tolerance is None
-        result["delay"] = self.delay + (self.stride - 1 if steps else latest_report(self.stride, self.tolerance))
+        after = self.stride - 1 if self.tolerance is None else latest_report(self.stride, self.tolerance)
+        result["delay"] = self.delay + after
         return result
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
