@@ -64,13 +64,13 @@ def test_fits_are_least_squares_on_observed_targets(level: str, model: str, norm
             maps[:, h] = np.linalg.solve(u.T @ u + PENALTY * len(inputs) * np.eye(LOOK_BACK), u.T @ y)
     else:
         n = LOOK_BACK + HORIZON - 1
-        matrix, right = PENALTY * len(inputs) * HORIZON * np.eye(n), np.zeros(n)
+        gram, right = PENALTY * len(inputs) * HORIZON * np.eye(n), np.zeros(n)
         for h in range(HORIZON):
             u, y = (each[~np.isnan(targets[:, h])] for each in (inputs, targets[:, h]))
             rows = np.zeros((len(u), n))
             rows[:, HORIZON - 1 - h :][:, :LOOK_BACK] = u
-            matrix, right = matrix + rows.T @ rows, right + rows.T @ y
-        k = np.linalg.solve(matrix, right)
+            gram, right = gram + rows.T @ rows, right + rows.T @ y
+        k = np.linalg.solve(gram, right)
         maps = np.stack([k[HORIZON - 1 - h :][:LOOK_BACK] for h in range(HORIZON)], axis=1)
     maps += np.outer(level_weights(level, LOOK_BACK), 1 - maps.sum(0))
     np.testing.assert_allclose(fitted.maps, maps, atol=1e-4)

@@ -218,7 +218,7 @@ class LagForecaster(BaseEstimator):
                 inside += np.count_nonzero(sizes <= half[:, series])
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        coverage = None if half is None else inside / count
+        coverage = None if half is None else float(inside / count)
         return Scores(float(squares / count), float(absolutes / count), windows, coverage)
 
     def score(self, X: Any, y: None = None) -> float:

@@ -76,7 +76,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.random_state = random_state
         super().__init__()
 
-    def _fit(self, y: pd.DataFrame, X: Any, fh: Any) -> SktimeLagForecaster:
+    def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
         horizon = int(self._steps(fh).max())
         self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(y.to_numpy())
         self.columns_ = y.columns
