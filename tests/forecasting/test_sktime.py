@@ -14,7 +14,8 @@ from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.sktime import SktimeLagForecaster
 
 
-@pytest.mark.filterwarnings("ignore")  # sktime's own, some hundred
+@pytest.mark.filterwarnings("ignore")  # of sktime, some hundred
+@pytest.mark.timeout(600)
 def test_sktimes_own_checks() -> None:
     results = check_estimator(SktimeLagForecaster, raise_exceptions=False, verbose=False)
     assert len(results) > 500
