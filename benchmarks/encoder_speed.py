@@ -12,6 +12,7 @@ medians with quartiles. A ratio above 1 says how many times faster the encoder i
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,9 +90,7 @@ def main(out: Path, lengths: list[int], batches: list[int], dtypes: list[str], n
                 times = " | ".join(f"{seconds[name].median:.2f}" for name in models)
                 ratios = " | ".join(f"{base / seconds[name].median:.2f}x" for name in ours)
                 print(f"| {dtype} | {batch} | {length} | {times} | {ratios} |", flush=True)
-                command = f"python benchmarks/encoder_speed.py {out} --threads {torch.get_num_threads()}"
-                command += " --tnn-roberta" if "tnn-roberta" in names else ""
-                save_results(out, command, {"parameters": sizes, "rows": rows})
+                save_results(out, " ".join(["python", *sys.argv]), {"parameters": sizes, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -16,13 +16,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lagwise.bench.harness import save_results
+
 MODELS = ("tnn", "transformer", "fd-tnn", "ski-tnn", "tcn")
 _BATCH, _RATE, _LENGTHS = 16, 0.001, "512,2048,8192"
+_WRITING = threading.Lock()
 
 
 def step_times(names: list[str]) -> dict[str, float]:
@@ -94,20 +98,17 @@ def pretrain(name: str, data: Path, runs: Path, steps: int, results: Path, secon
     if not (run / "evaluation.json").is_file():
         lagwise(log, "evaluate", str(run), "--lengths", _LENGTHS)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = (
-        json.loads(results.read_text())
-        if results.is_file()
-        else {"command": " ".join(["python", *sys.argv]), "runs": {}}
-    )
-    kept["runs"][name] = {
+    found = {
         "steps": steps,
         "step_seconds": seconds,
         "machine": json.loads((run / "run.json").read_text()),
         "curve": [(m["step"], m["eval_loss"], m["eval_masked_accuracy"]) for m in metrics if "eval_loss" in m],
         "test": json.loads((run / "evaluation.json").read_text())["test"],
     }
-    results.write_text(json.dumps(kept, indent=1) + "\n")
-    last = kept["runs"][name]["test"][0]
+    with _WRITING:  # runs end in several threads
+        kept = json.loads(results.read_text())["results"] if results.is_file() else {}
+        save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
+    last = found["test"][0]
     print(
         f"{name}: {steps} steps, loss {last['loss']:.3f}, accuracy {last['accuracy']:.3f} at {last['length']}",
         flush=True,

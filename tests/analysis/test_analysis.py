@@ -28,7 +28,7 @@ def test_learned_kernels_are_the_mixers_taps() -> None:
 
 
 def test_energy_and_matrix() -> None:
-    kernel = LayerKernel(0, np.array([[3.0, 0.0, -4.0, 0.0]]))
+    kernel = LayerKernel("0", np.array([[3.0, 0.0, -4.0, 0.0]]))
     assert kernel.energy_within(0.3) == 1
     assert kernel.energy_within(0.5) == 3
     assert kernel.matrix(3).tolist() == [[3, 0, 0], [0, 3, 0], [4, 0, 3]]
@@ -47,7 +47,7 @@ def test_curves_show_the_numbers() -> None:
     right, chance = accuracy_curve(metrics, chance=0.2).axes[0].lines
     assert right.get_xydata().tolist() == [[5, 0.3]]
     assert chance.get_ydata() == [0.2, 0.2]
-    kernel = LayerKernel(0, np.array([[3.0, 0.0, -4.0, 0.0]]))
+    kernel = LayerKernel("0", np.array([[3.0, 0.0, -4.0, 0.0]]))
     assert kernel_curves([kernel]).axes[0].lines[-2].get_ydata().tolist() == [3, 0, 4, 0]
     assert (
         kernel_matrices([kernel], size=3).axes[0].images[0].get_array().filled(0).tolist() == kernel.matrix(3).tolist()

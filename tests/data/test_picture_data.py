@@ -104,6 +104,21 @@ def test_a_table_with_encoded_pictures(tmp_path: Path) -> None:
         assert sum(len(rows) for rows in data.splits.values()) == ROWS
 
 
+def test_a_test_set_without_labels_is_left_out(tmp_path: Path) -> None:
+    """As that of ImageNet on the hub: its classes are all -1."""
+    from datasets import ClassLabel, Dataset
+
+    images, labels = arrays()
+    (tmp_path / "data").mkdir()
+    for split, values in (("train", labels.tolist()), ("test", [-1] * ROWS)):
+        rows = Dataset.from_dict({"image": [encode_array(image) for image in images], "label": values})
+        rows = rows.cast_column("label", ClassLabel(names=["cat", "dog"]))
+        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    data = prepared(tmp_path / "data", tmp_path)
+    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 8, "valid": 2, "test": 2}
+    assert data.notes[0] == "test without labels, and left out"
+
+
 def test_digits(tmp_path: Path) -> None:
     data = prepared("digits", tmp_path, channels=1)
     assert (data.size, len(data.label_names)) == ((8, 8), 10)

@@ -15,12 +15,12 @@ from every_task import MODEL, recipe
 
 from lagwise.data import TokenData
 from lagwise.models import load_model
-from lagwise.models.presets import PRESETS
+from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.training import check_recipe, load_recipe, read_metrics, resume, train
 from lagwise.training import run as run_module
 from lagwise.training.best import evaluations_since_best
-from lagwise.training.model import with_start
+from lagwise.training.model import build_model, with_start
 
 
 def _stop(*args: object) -> None:
@@ -126,6 +126,35 @@ def test_a_model_by_one_word(word: str, tmp_path: Path) -> None:
     changed = load_recipe("tnn-lm", ["model.block.dropout=0.25", f"model={word}"])
     assert changed.model["block"]["dropout"] == 0.25
     assert "dropout" not in PRESETS[word]["block"]
+
+
+@pytest.mark.parametrize("word", PRESETS)
+def test_a_model_of_pictures_by_one_word(word: str) -> None:
+    made = load_recipe("tnn-digits", [f"model={word}"])
+    assert made.model["block"] == (PRESETS | GRID_PRESETS)[word]["block"]
+    task = check_recipe(made)
+    task.open(progress=False)
+    logits = build_model(made, task)(pixel_values=torch.randn(2, 3, 8, 6)).logits
+    assert logits.shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["task.size=30"],
+            "pictures of 30 x 30 cannot be cut into patches of 4: give a task.size of multiples of 4",
+        ),
+        (["task.channels=1"], "task.channels 1 and model.inputs.channels 3 must be the same"),
+        (["model.inputs={name: patches, size: 5}"], "pictures of 8 x 8 cannot be cut into patches of 5"),
+    ],
+)
+def test_pictures_that_a_model_cannot_read_are_refused_before_training(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    made = load_recipe("tnn-cifar", ["data.source=digits", "task.augment=[]", *overrides])
+    with pytest.raises(ValueError, match=message):
+        train(made, tmp_path / "run", progress=False)
 
 
 def test_an_unknown_word_is_answered_with_the_nearest() -> None:

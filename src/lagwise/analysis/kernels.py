@@ -13,11 +13,18 @@ from lagwise.kernels import LagKernel
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """layer: its number from 0. taps ``(channels, n)`` and the index of lag 0 among them: 0 if the kernel is causal."""
+    """layer: its number from 0, after a dot its number in the layer if that has several, and its axis if it is one of
+    those of a grid: ``0``, ``1.1``, ``2 rows``. taps ``(channels, n)`` and the index of lag 0 among them: 0 if the
+    kernel is causal."""
 
-    layer: int
+    layer: str
     taps: np.ndarray
     origin: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Lags on the side of lag 0 that has the most, itself included."""
+        return max(self.origin + 1, self.taps.shape[1] - self.origin)
 
     @property
     def lags(self) -> np.ndarray:
@@ -40,9 +47,16 @@ class LayerKernel:
 @torch.no_grad()
 def learned_kernels(model: nn.Module, length: int) -> list[LayerKernel]:
     """Taps of every lag kernel in a model, in order, for signals of this length; empty for a Transformer."""
-    kernels = [module for module in model.modules() if isinstance(module, LagKernel)]
     result = []
-    for i, kernel in enumerate(kernels):
-        taps = kernel.taps(min(length, kernel.max_length or length)).cpu()
-        result.append(LayerKernel(i, taps.double().numpy(), 0 if kernel.causal else taps.shape[1] // 2))
+    for path, kernel in model.named_modules():
+        if isinstance(kernel, LagKernel):
+            taps = kernel.taps(min(length, kernel.max_length or length)).cpu()
+            result.append(LayerKernel(_place(path), taps.double().numpy(), 0 if kernel.causal else taps.shape[1] // 2))
     return result
+
+
+def _place(path: str) -> str:
+    """A kernel's place in the model, by the numbers and the axis in the name of the module."""
+    parts = path.split(".")
+    numbers = ".".join(part for part in parts if part.isdecimal())
+    return " ".join([numbers or "0", *(part for part in parts if part in ("rows", "columns"))])

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_NEAR = 64  # lags that are drawn to scale
+
+
 def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
     """Taps over lag, a panel a layer: a few channels, and the mean size over all."""
     figure, drawn = panels(len(kernels), height=2.2)
@@ -25,7 +28,9 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
         axes.plot(lags, kernel.taps[chosen].T, linewidth=0.6, alpha=0.7)
         axes.plot(lags, np.abs(kernel.taps).mean(axis=0), color="black", linewidth=1.2)
         axes.set(title=f"layer {kernel.layer}", xlabel="lag" if kernel.origin else "lag + 1")
-        if kernel.origin:
+        if 0 < kernel.origin <= _NEAR:
+            axes.set_xticks([-kernel.origin, 0, kernel.origin])
+        elif kernel.origin:
             axes.set_xscale("symlog")
             far = [tick for tick in (10, 1000) if tick < kernel.origin]
             axes.set_xticks([*(-tick for tick in reversed(far)), 0, *far])
@@ -36,13 +41,13 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
     return figure
 
 
-def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = 64) -> Figure:
-    """The Toeplitz matrix of every layer, mean |t_{i-j}| over channels (TNN fig. 3)."""
+def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Figure:
+    """The Toeplitz matrix of every layer, mean |t_{i-j}| over channels (TNN fig. 3), for at most ``size`` tokens."""
     from matplotlib.colors import LogNorm
 
     figure, drawn = panels(len(kernels), height=2.6)
     for axes, kernel in zip(drawn, kernels, strict=True):
-        matrix = kernel.matrix(size)
+        matrix = kernel.matrix(min(size, kernel.reach))
         shown = np.ma.masked_less_equal(matrix, 0)
         image = axes.imshow(shown, norm=LogNorm(vmin=max(shown.max() * 1e-3, 1e-12), vmax=shown.max()), cmap="viridis")
         axes.set(title=f"layer {kernel.layer}", xlabel="from token j", ylabel="to token i")

@@ -51,7 +51,7 @@ def _plot_run(run: Path) -> list[Path]:
     recipe, task = open_run(run)
     evaluation = read_json(run / EVALUATION_FILE) if (run / EVALUATION_FILE).is_file() else None
     metrics = read_metrics(run)
-    kernels = learned_kernels(model, 2048)
+    kernels = learned_kernels(model, task.kernel_length(model.config))
     drawn = task.figures(metrics, evaluation)
     if kernels:
         drawn |= {"kernels": lambda: kernel_curves(kernels), "matrices": lambda: kernel_matrices(kernels)}
@@ -83,7 +83,7 @@ def report_page(
     facts: Mapping[str, Any],
     figures: Mapping[str, Figure],
     tables: Sequence[Table],
-    kernels: Sequence[tuple[int, int, int]],
+    kernels: Sequence[tuple[str, int, int]],
     sample: str | None,
     recipe: str,
 ) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lagwise.cli.glue import glue
+from lagwise.cli.lra import lra
 from lagwise.cli.parsing import at_least, path, whole_numbers, within
 
 Channels = Annotated[int, typer.Option(callback=at_least(1), help="Channels of a layer.")]
@@ -23,6 +24,7 @@ Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results a
 
 bench = typer.Typer(help="Measure speed and memory beside peers, in one run, checked first.", no_args_is_help=True)
 bench.command()(glue)
+bench.command()(lra)
 
 
 @bench.callback()

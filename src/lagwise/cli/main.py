@@ -12,6 +12,7 @@ import typer
 
 from lagwise.cli import failures
 from lagwise.cli.bench import bench
+from lagwise.cli.data import data as write_data
 from lagwise.cli.forecast import forecast
 from lagwise.cli.parsing import at_least, not_empty, path, whole_numbers, within
 from lagwise.cli.predict import predict
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.command()(predict)
 app.command()(forecast)
+app.command("data")(write_data)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")]
 

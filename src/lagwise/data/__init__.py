@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
-    from lagwise.data.glue import LAYOUTS, GlueSource, open_glue
+    from lagwise.data.formats import FORMATS, open_format
+    from lagwise.data.glue import LAYOUTS, open_glue
     from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
 __all__ = [
+    "FORMATS",
     "LAYOUTS",
     "SPLITS",
     "AssociativeRecall",
     "BucketedExamples",
     "DocumentPackingCollator",
     "EncodedExamples",
-    "GlueSource",
     "LabelledData",
     "MaskedExamples",
     "Masking",
@@ -47,6 +48,7 @@ __all__ = [
     "label_cells",
     "labelled_key",
     "load_tokenizer",
+    "open_format",
     "open_glue",
     "open_rows",
     "open_source",
@@ -68,7 +70,8 @@ __getattr__ = lazy(
         "BucketedExamples": "lagwise.data.batches",
         "DocumentPackingCollator": "lagwise.data.packing",
         "EncodedExamples": "lagwise.data.batches",
-        "GlueSource": "lagwise.data.glue",
+        "FORMATS": "lagwise.data.formats",
+        "open_format": "lagwise.data.formats",
         "LAYOUTS": "lagwise.data.glue",
         "LabelledData": "lagwise.data.labelled",
         "MaskedExamples": "lagwise.data.masking",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _FORMAT = 1  # raise when the meaning of the files changes
+_TOGETHER = 500  # pictures that are written at a time
 _MEASURED = 5000  # training pictures whose mean and deviation stand for all
 
 
@@ -93,7 +95,9 @@ def _write(
 ) -> dict[str, Any]:
     import pyarrow as pa
 
-    tables = source.read()
+    work = folder / "work"
+    work.mkdir()
+    tables = source.read(work)
     for split, rows in tables.items():
         if "label" not in rows.column_names:
             raise ValueError(
@@ -110,8 +114,11 @@ def _write(
     for split, rows in tables.items():
         own = labels.values[split]
         places = [i for i, value in enumerate(own) if value is not None]
+        if not places:  # a test set may be secret
+            continue
         chosen: Any = rows.select(places).remove_columns("label")
         kept[split] = chosen.add_column("label", [own[i] for i in places])
+    without = [split for split in tables if split not in kept]
     named, sizes = set(kept), Counter()
     total = sum(map(len, kept.values()))
     with progress_bar(desc="checking pictures", total=total, unit="picture", show=progress) as bar:
@@ -123,12 +130,17 @@ def _write(
     without_files = {split: rows.remove_columns("file") for split, rows in kept.items()}
     splits = split_rows(without_files, "label", names=labels.names)
     for split, rows in splits.items():
-        table: Any = rows.with_format("arrow")[:]
-        with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table)
+        batches: Any = rows.with_format("arrow").iter(_TOGETHER)
+        schema = rows.features.arrow_schema
+        with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            for batch in batches:
+                writer.write_table(batch)
     mean, std = _statistics(splits["train"], size, channels)
     made = [split for split in SPLITS if split not in named]
-    notes = [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"] if made else []
+    notes = [f"{' and '.join(without)} without labels, and left out"] if without else []
+    if made:
+        notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
+    shutil.rmtree(work)  # an open file lives on where it is read, until nobody reads it
     other = total - sizes[size]
     if other:
         notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")

@@ -9,9 +9,10 @@ from typing import Any
 @dataclass
 class DataOptions:
     """source: text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source.
-    format: how rows are laid out, for published data whose files differ: a task of GLUE (see `lagwise.data.glue`).
-    tokenizer: `bytes`, `bpe` (trained on the data), or a tokenizer folder.
-    vocab_size: tokens of a `bpe` tokenizer; of associative recall, half keys and half values.
+    format: how rows are laid out, for published data whose files differ: a task of GLUE, or of
+        Long Range Arena (`listops`, `aan`).
+    tokenizer: `bytes`, `bpe` (trained on the data), `words` (those between spaces), or a tokenizer folder.
+    vocab_size: tokens of a `bpe` tokenizer, at most of `words`; of associative recall, half keys and half values.
     length: tokens in a training sequence (of `lengths`, the largest); labelled rows are cut to it.
     lengths: each step draws the length of its sequences from these; for language modelling.
     evaluate_length: tokens in a validation sequence; by default `length`."""

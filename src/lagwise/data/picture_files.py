@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.generated import generated_source
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.pictures import SUFFIXES, encode_array
-from lagwise.data.reading import read_whole
+from lagwise.data.reading import decoded, read_whole
 from lagwise.data.row_files import load_arrays
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, split_word
@@ -23,17 +24,21 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 DIGITS = "digits"
+_PATHFINDER_CLASSES = ("apart", "joined")
+_TOGETHER = 500  # picture files that are copied at a time
 
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Pictures with labels, and what identifies them. One of: files of each split, whose folders are their classes;
+    """Pictures with labels, and what identifies them. One of: files of each split, whose folders are their classes
+    unless there are labels;
     arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's digits."""
 
     name: str
     image: str
     label: str
     files: dict[str, list[Path]] = field(default_factory=dict)
+    labels: dict[Path, str] | None = None
     arrays: Path | None = None
     rows: RowSource | None = None
 
@@ -43,12 +48,16 @@ class PictureSource:
             return self.rows.fingerprint()
         if self.arrays is not None:
             return hash_files({"train": [self.arrays]}, hashlib.sha256(b"pictures"))
-        classes = "\n".join(f"{split}:{path.parent.name}" for split, paths in self.files.items() for path in paths)
+        classes = "\n".join(f"{split}:{self._class(path)}" for split, paths in self.files.items() for path in paths)
         return hash_files(self.files, hashlib.sha256(b"pictures" + classes.encode()))
 
-    def read(self) -> dict[str, Dataset]:
+    def read(self, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every split that is named: ``image``, the bytes of an encoded picture, ``label``, its class by
-        name (if there are labels), and ``file``, what messages call it. ValueError says what is wrong."""
+        name (if there are labels), and ``file``, what messages call it. ValueError says what is wrong.
+
+        work: a folder for copies of picture files, which the rows then read as they are needed; without one, and of
+        arrays, they are in memory.
+        """
         if self.rows is not None:
             return {split: self._of_table(rows, split) for split, rows in self.rows.read().items()}
         if self.arrays is not None:
@@ -58,18 +67,13 @@ class PictureSource:
 
             found: Any = load_digits()
             return self._of_arrays({"image": (found.images * 15.9375).astype(np.uint8), "label": found.target}, DIGITS)
-        return {split: self._of_files(paths) for split, paths in self.files.items()}
+        return {
+            split: _of_files(paths, self._class, work and work / f"{split}.arrow")
+            for split, paths in self.files.items()
+        }
 
-    def _of_files(self, paths: list[Path]) -> Dataset:
-        from datasets import Dataset
-
-        return Dataset.from_dict(
-            {
-                "image": [path.read_bytes() for path in paths],
-                "label": [path.parent.name for path in paths],
-                "file": [str(path) for path in paths],
-            }
-        )
+    def _class(self, path: Path) -> str:
+        return path.parent.name if self.labels is None else self.labels[path]
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
         """Arrays of one table, or of several whose names say their split, such as train_images and y_test."""
@@ -104,7 +108,7 @@ class PictureSource:
         return {split: read[split] for split in SPLITS if split in read}
 
     def _of_table(self, rows: Dataset, split: str) -> Dataset:
-        from datasets import Dataset, Image
+        from datasets import Features, Image, Value
 
         if self.image not in rows.column_names:
             raise ValueError(
@@ -113,32 +117,59 @@ class PictureSource:
             )
         if isinstance(rows.features[self.image], Image):
             rows = rows.cast_column(self.image, Image(decode=False))
-        images = [_bytes(value, f"{split} row {i + 1} of {self.name!r}") for i, value in enumerate(rows[self.image][:])]
-        columns: dict[str, Any] = {"image": images}
-        if self.label in rows.column_names:
-            columns["label"] = label_cells(rows, self.label)
-        columns["file"] = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(images))]
-        return Dataset.from_dict(columns)
+        names = [f"{split} row {i + 1} of {self.name!r}" for i in range(len(rows))]
+        labels = label_cells(rows, self.label) if self.label in rows.column_names else None
+        chosen: Any = rows.select_columns(self.image)
+        if self.image != "image":
+            chosen = chosen.rename_column(self.image, "image")
+        chosen = chosen.map(  # a data set on disk stays there
+            lambda row, i: {"image": _bytes(row["image"], names[i])},
+            with_indices=True,
+            features=Features(image=Value("large_binary")),
+        )
+        chosen = chosen if labels is None else chosen.add_column("label", labels)
+        return chosen.add_column("file", names)
+
+
+def _of_files(paths: list[Path], class_of: Callable[[Path], str], copy: Path | None) -> Dataset:
+    """Picture files as rows with their classes, in memory, or in an Arrow file ``copy`` to be read from."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    schema = pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()})
+    sink = pa.BufferOutputStream() if copy is None else pa.OSFile(str(copy), "wb")
+    with sink, pa.ipc.new_stream(sink, schema) as writer:
+        for start in range(0, len(paths), _TOGETHER):
+            some = paths[start : start + _TOGETHER]
+            columns = ([path.read_bytes() for path in some], list(map(class_of, some)), list(map(str, some)))
+            writer.write_batch(
+                pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
+            )
+    return Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
 
 
 def open_pictures(name: str, *, image: str = "image", label: str = "label") -> PictureSource:
     """Find labelled pictures by name.
 
     A folder of picture files: their folders are the classes, which may be in folders of splits (train; valid, val or
-    dev; test). An .npz file of uint8 arrays, of one table or of several with a split in their names. A table as in
-    `lagwise.data.open_rows`, also ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``:
-    scikit-learn's 1,797 handwritten digits of 8 x 8.
+    dev; test). A folder of Long Range Arena's Pathfinder, with ``imgs`` and ``metadata`` in it: the first 80 % are
+    train, the last 10 % test; ``lra-pathfinder`` and ``lra-path-x`` generate such folders. An .npz file of uint8
+    arrays, of one table or of several with a split in their names. A table as in `lagwise.data.open_rows`, also
+    ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``: scikit-learn's 1,797 handwritten digits of
+    8 x 8.
 
     FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
     """
     if name == DIGITS:
         return PictureSource(name, image, label)
-    path = expanded(name)
+    path = generated_source(name) or expanded(name)
     if not name.startswith("hub:") and path.suffix == ".npz" and path.is_file():
         check_file(path)
         return PictureSource(name, image, label, arrays=path)
     if name.startswith("hub:") or not path.is_dir():
         return PictureSource(name, image, label, rows=open_rows(name))
+    if tables := sorted(path.glob("**/metadata/*.npy")):
+        return _pathfinder(PictureSource(name, image, label), tables)
     files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file() and not _hidden(f, path))
     if not files:
         return PictureSource(name, image, label, rows=open_rows(name))
@@ -155,6 +186,28 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     if "train" not in named or not named.keys() & {"valid", "test"}:
         return PictureSource(name, image, label, {"train": files})
     return PictureSource(name, image, label, {split: named[split] for split in SPLITS if split in named})
+
+
+def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
+    """The pictures that Pathfinder's metadata list, in the order of their numbers. ValueError for a line without a
+    picture and a label, FileNotFoundError for a picture that is not there."""
+    labels: dict[Path, str] = {}
+    for table in sorted(tables, key=lambda path: (path.parent, int(path.stem) if path.stem.isdecimal() else 0)):
+        for number, line in enumerate(decoded(read_whole(table), table).splitlines(), 1):
+            fields = line.split()
+            if len(fields) < 4 or fields[3] not in ("0", "1"):
+                raise ValueError(
+                    f"{table}, line {number}: a folder, a file, a number and a label 0 or 1, got {line!r:.80}"
+                )
+            picture = table.parent.parent / fields[0] / fields[1]
+            if not picture.is_file():
+                raise FileNotFoundError(f"{table}, line {number}: no picture {str(picture)!r}")
+            check_file(picture)
+            labels[picture] = _PATHFINDER_CLASSES[int(fields[3])]
+    pictures = list(labels)
+    first, last = (len(pictures) * tenths // 10 for tenths in (8, 9))
+    files = {"train": pictures[:first], "valid": pictures[first:last], "test": pictures[last:]}
+    return replace(source, files=files, labels=labels)
 
 
 def _hidden(file: Path, root: Path) -> bool:

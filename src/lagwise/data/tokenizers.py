@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, a byte-level BPE trained on the data, GPT-2's files, or any tokenizer folder."""
+"""Tokenizers: bytes, a byte-level BPE or the words of the data, GPT-2's files, or any tokenizer folder."""
 
 from __future__ import annotations
 
@@ -20,22 +20,27 @@ _LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the squar
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MASK = "<|mask|>"
+UNKNOWN = "<|unknown|>"
 
 
 def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | None = None) -> PreTrainedTokenizerBase:
     """A fast tokenizer by name.
 
     ``bytes``: token id = byte, 256 and 257 are end of text and padding. ``bpe``: a byte-level BPE of ``vocab_size``
-    tokens trained on ``texts``. A folder: the tokenizer saved in it, or GPT-2's ``vocab.json`` and ``merges.txt``.
-    Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has no end of text.
+    tokens trained on ``texts``. ``words``: the most frequent words of ``texts``, that is, what is between spaces, and
+    one token for all others, at most ``vocab_size`` in all. A folder: the tokenizer saved in it, or GPT-2's
+    ``vocab.json`` and ``merges.txt``. Documents are separated by ``eos_token``. ValueError if the folder holds no
+    tokenizer or it has no end of text.
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
     if name == "bpe":
         return _wrap(_trained(vocab_size, texts))
+    if name == "words":
+        return _wrap(_frequent_words(vocab_size, texts))
     folder = expanded(name)
     if not name or not folder.is_dir():
-        raise ValueError(f"tokenizer must be 'bytes', 'bpe' or a folder, got {name!r}")
+        raise ValueError(f"tokenizer must be 'bytes', 'bpe', 'words' or a folder, got {name!r}")
     try:
         if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
             from tokenizers.models import BPE
@@ -170,6 +175,20 @@ def _trained(vocab_size: int, texts: Iterator[str] | None):
     return tokenizer
 
 
+def _frequent_words(vocab_size: int, texts: Iterator[str] | None):
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    if texts is None:
+        raise ValueError("the vocabulary of tokenizer 'words' is that of the data: give texts")
+    if not 4 <= vocab_size <= LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at least 4 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
+    tokenizer: Any = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size - 2, special_tokens=[UNKNOWN], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
 def _wrap(tokenizer) -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
@@ -180,6 +199,7 @@ def _wrap(tokenizer) -> PreTrainedTokenizerBase:
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT if has_end else PAD,
+        unk_token=UNKNOWN if tokenizer.token_to_id(UNKNOWN) is not None else None,
         padding_side="left",
         model_max_length=10**9,
         clean_up_tokenization_spaces=False,

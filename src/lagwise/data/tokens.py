@@ -112,7 +112,7 @@ class TrainingWindows(Dataset):
 def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
     """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
-    if tokenizer == "bpe":
+    if tokenizer in ("bpe", "words"):
         identity.append(str(vocab_size))
     elif expanded(tokenizer).is_dir():
         identity[2] = "folder"

@@ -71,6 +71,12 @@ class Mixer(nn.Module):
         """`forward` for checked arguments, rows of one document, and x zero at padding."""
         raise NotImplementedError
 
+    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
+        """`forward` along the columns of a grid whose rows of ``width`` tokens follow each other, x
+        ``(batch, height * width, channels)``. layout: of the columns, ``(batch * width, height)``."""
+        columns = x.unflatten(1, (-1, width)).transpose(1, 2).flatten(0, 1)
+        return self(columns, layout=layout).unflatten(0, (-1, width)).transpose(1, 2).flatten(1, 2)
+
     def init_state(self, batch_size: int) -> Any:
         """State before the first token. ValueError for a bidirectional mixer."""
         self.require_causal()

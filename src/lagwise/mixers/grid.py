@@ -89,12 +89,10 @@ def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:
             f"{type(mixer).__name__} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), "
             "one in each row, or a Layout with a grid"
         )
-    height, width = layout.grid
+    _, width = layout.grid
     rows, columns = layout.axes
-    image = x.unflatten(1, (height, width))
-    along = mixer.rows(image.flatten(0, 1), layout=rows).view_as(image)
-    down = mixer.columns(image.transpose(1, 2).flatten(0, 1), layout=columns).unflatten(0, (-1, width))
-    return (along + down.transpose(1, 2)).flatten(1, 2)
+    along = mixer.rows(x.unflatten(1, (-1, width)).flatten(0, 1), layout=rows).view_as(x)
+    return along + mixer.columns.mix_columns(x, columns, width)
 
 
 def _axis_mixer(spec: Mapping[str, Any] | None, channels: int, axis: str) -> Mixer:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels import KERNELS
-from lagwise.mixers.base import Mixer
+from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.ski import SKI, SKIState
 from lagwise.ops import (
     ENGINES,
@@ -74,10 +74,24 @@ class ToeplitzMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self.ski is not None:
             return self.ski.mix(self.kernel, x, layout.mask)
-        length = x.shape[1]
-        if self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1):
+        if self._fits_circle(x.shape[1]):
             return spectral_product(x, self.kernel.spectrum())
-        return toeplitz_product(x, self.kernel.taps(length), causal=self.causal, engine=self.engine)
+        return toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
+
+    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
+        """`mix` along the columns of a grid ``(batch, height * width, channels)``, the layout being that of columns
+        ``(batch * width, height)``: for few lags without another copy of the grid."""
+        height = x.shape[1] // width
+        if self.ski is None and not self._fits_circle(height):
+            taps = self.kernel.taps(height)
+            if layout.mask is not None:
+                x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
+            return toeplitz_product(x, taps, causal=self.causal, engine=self.engine, dilation=width)
+        return super().mix_columns(x, layout, width)
+
+    def _fits_circle(self, length: int) -> bool:
+        """Whether the kernel's own spectrum is that of a product of this length."""
+        return self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1)
 
     def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
         self.require_causal()

@@ -128,6 +128,11 @@ class PatchInput(nn.Conv2d):
         check_finite("pixel_values", pixel_values)
 
 
+def patch_side(config: Any) -> int:
+    """The side in pixels of the patches that a model of pictures reads, by its configuration."""
+    return config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
+
+
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
 
 

@@ -13,7 +13,7 @@ from transformers import GenerationMixin
 
 from lagwise.files import one_line
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.embeddings import PatchInput
+from lagwise.models.embeddings import patch_side
 from lagwise.process import memory
 
 _FLOAT = 4  # bytes of a weight, and of a value of the residual stream
@@ -56,7 +56,7 @@ def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length
     backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits. length: of
     a sequence, or the pixels of a picture."""
     if config.input_name == "patches":
-        side = config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
+        side = patch_side(config)
         length //= side**2
     kept = 1 if checkpointing else 2  # of a block: what comes in, and what its norm makes of it
     logits = 2 * config.vocab_size if issubclass(model_class, GenerationMixin) else 0

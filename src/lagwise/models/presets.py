@@ -14,6 +14,11 @@ def _tnn(kernel: dict[str, Any], **engine: Any) -> dict[str, Any]:
     return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": 1}}}
 
 
+def _gtu2d(kernel: dict[str, Any], **engine: Any) -> dict[str, Any]:
+    gtu = {"name": "gtu2d", "expansion": 2, "kernel": kernel, **engine}
+    return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": 2}}}
+
+
 #: Fields of `LagwiseConfig` that a word stands for; ``hidden_size`` and ``num_hidden_layers`` are the recipe's.
 PRESETS: dict[str, dict[str, Any]] = {
     "tnn": _tnn({"name": "rpe", "layers": 3, "hidden": 32}),
@@ -37,6 +42,31 @@ PRESETS: dict[str, dict[str, Any]] = {
             "norm": "layer",
             "token_mixer": {"name": "attention", "heads": 4, "position": "alibi"},
             "channel_mixer": {"name": "mlp", "expansion": 2},
+        },
+    },
+}
+
+_AXIS_TCN = {"name": "tcn", "kernel_size": 3, "dilation": 2, "depth": 3, "norm": "rms"}  # 15 patches to either side
+
+#: The same words for pictures: along rows and columns; attention sees all patches, whose places are sinusoids. Words
+#: that are not here mix over the patches row by row, as over a text.
+GRID_PRESETS: dict[str, dict[str, Any]] = {
+    "tnn": _gtu2d({"name": "rpe", "layers": 1, "hidden": 32, "decay": 0.9}),
+    "fd-tnn": _gtu2d({"name": "frequency", "layers": 1, "hidden": 32}),
+    "ski-tnn": _gtu2d({"name": "warped"}, engine="ski"),
+    "tcn-mlp": {
+        "block": {
+            "name": "prenorm",
+            "token_mixer": {"name": "grid", "rows": _AXIS_TCN, "columns": _AXIS_TCN},
+            "channel_mixer": {"name": "glu", "expansion": 2},
+        },
+    },
+    "transformer": {
+        "position_embedding": "sinusoidal",
+        "block": {
+            "name": "prenorm",
+            "token_mixer": {"name": "attention", "heads": 4, "position": "none"},
+            "channel_mixer": {"name": "glu", "expansion": 2},
         },
     },
 }

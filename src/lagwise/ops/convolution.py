@@ -26,12 +26,20 @@ _FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
 
 
 def toeplitz_product(
-    x: Tensor, taps: Tensor, *, causal: bool = True, engine: str = "auto", tolerance: float | None = None
+    x: Tensor,
+    taps: Tensor,
+    *,
+    causal: bool = True,
+    engine: str = "auto",
+    tolerance: float | None = None,
+    dilation: int = 1,
 ) -> Tensor:
     """Multiply every channel of a signal by its own Toeplitz matrix.
 
     Formula:
-        ``y[b, i, c] = sum_j t[c, i - j] x[b, j, c]``, over ``j <= i`` when causal.
+        ``y[b, i, c] = sum_j t[c, (i - j) / dilation] x[b, j, c]``, over j whose distance to i is a multiple of the
+        dilation, and ``j <= i`` when causal. With dilation w it acts along the columns of a grid whose rows of w
+        tokens follow each other.
 
     Shapes:
         x ``(batch, length, channels)``; taps ``(channels, n_taps)``, lag 0 first, when causal, or lag
@@ -48,7 +56,8 @@ def toeplitz_product(
 
     Preconditions:
         ValueError for an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
-        tolerance for an exact one, or two-sided taps or a tolerance that ``ski`` cannot meet.
+        dilation that does not divide the length, a tolerance for an exact engine, or two-sided taps or a tolerance that
+        ``ski`` cannot meet.
         Values are not checked: one NaN reaches a whole channel through the FFT.
 
     Source:
@@ -59,7 +68,13 @@ def toeplitz_product(
         (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): what leaks then stays within about 8192 tokens,
         or within a sixteenth of the taps if that is more.
     """
-    taps, origin = _validated(x, taps, causal, engine)
+    taps, origin = _validated(x, taps, causal, engine, dilation)
+    if dilation > 1:
+        if engine == "direct" or (engine == "auto" and _few_lags(x, taps)):
+            return direct_product(x, taps, origin, dilation)
+        rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one for each column of the grid
+        y = toeplitz_product(rows, taps, causal=causal, engine=engine, tolerance=tolerance)
+        return y.unflatten(0, (-1, dilation)).transpose(1, 2).flatten(1, 2)
     if engine == "ski":
         if not causal:
             raise ValueError("engine 'ski' takes causal taps; two-sided kernels have `ski_product`")
@@ -82,7 +97,7 @@ def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tenso
 
     Formula, shapes, units, errors and source as in `toeplitz_product` (TNN eq. 3 and 4).
     """
-    taps, _ = _validated(x, taps, causal, "dense")
+    taps, _ = _validated(x, taps, causal, "dense", 1)
     dtype = compute_dtype(x, taps)
     matrix = toeplitz_matrix(taps.to(dtype), x.shape[1], causal=causal)
     return torch.einsum("cij,bjc->bic", matrix, x.to(dtype)).to(x.dtype)
@@ -115,7 +130,7 @@ def _few_lags(x: Tensor, taps: Tensor) -> bool:
     return taps.shape[1] <= _FEW_LAGS_WITHOUT_NATIVE or (taps.shape[1] <= _FEW_LAGS and native.available())
 
 
-def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str) -> tuple[Tensor, int]:
+def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int) -> tuple[Tensor, int]:
     """Check the arguments; return taps cut to the lags that the signal can reach, and the index of lag 0."""
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
@@ -125,7 +140,9 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str) -> tuple[Tens
         raise ValueError(f"x and taps must be real floating-point tensors, got {x.dtype} and {taps.dtype}")
     if taps.dim() != 2 or taps.shape[0] != x.shape[2] or taps.shape[1] == 0:
         raise ValueError(f"taps must be (channels={x.shape[2]}, n_taps >= 1), got {tuple(taps.shape)}")
-    length = x.shape[1]
+    if dilation < 1 or x.shape[1] % dilation:
+        raise ValueError(f"dilation must divide the length {x.shape[1]}, got {dilation}")
+    length = x.shape[1] // dilation
     if causal:
         return taps[:, :length], 0
     middle = centre(taps)

@@ -67,6 +67,11 @@ class Task:
         """The lengths that the model must serve, by the option that sets each."""
         return {"data.length": self.data.length}
 
+    def check_config(self, config: Any) -> None:
+        """ValueError for a model that cannot read what the task gives it, as far as that is known."""
+        if config.input_name != self.inputs:
+            raise ValueError(f"the task reads {self.inputs}, and the model {config.input_name} (model.inputs)")
+
     def identity(self) -> str:
         """A hash of the data, of how they are split, and of what decides how they are encoded. Encodes nothing."""
         raise NotImplementedError
@@ -171,6 +176,10 @@ class Task:
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
         """The headline metric of a language model on test data of about ``max_tokens`` tokens at each length."""
         raise NotImplementedError
+
+    def kernel_length(self, config: Any) -> int:
+        """The length for which a report draws the kernels of a model."""
+        return 2048
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         """The result of `evaluate` for people."""

@@ -109,6 +109,22 @@ class ImageClassification(Task):
     def lengths(self) -> dict[str, int]:
         return {}
 
+    def check_config(self, config: Any) -> None:
+        from lagwise.models.embeddings import patch_side
+
+        super().check_config(config)
+        patch, channels = patch_side(config), config.inputs.get("channels", 3) if isinstance(config.inputs, dict) else 3
+        if channels != self.channels:
+            raise ValueError(
+                f"task.channels {self.channels} and model.inputs.channels {channels} must be the same; give both"
+            )
+        if self.size is not None and any(side % patch for side in self.size):
+            height, width = self.size
+            raise ValueError(
+                f"pictures of {height} x {width} cannot be cut into patches of {patch}: give a task.size of multiples "
+                f"of {patch}, such as {max(patch, height // patch * patch)}, or another model.inputs.size"
+            )
+
     def identity(self) -> str:
         return pictures_key(self._source(), self.size, self.channels)
 
@@ -226,6 +242,12 @@ class ImageClassification(Task):
             }
             for i in chosen.tolist()
         ]
+
+    def kernel_length(self, config: Any) -> int:
+        """Patches along the longer side."""
+        from lagwise.models.embeddings import patch_side
+
+        return max(self._reader().size) // patch_side(config)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         return result_tables(evaluation)

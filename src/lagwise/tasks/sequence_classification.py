@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import (
-    LAYOUTS,
+    FORMATS,
     BucketedExamples,
     DocumentPackingCollator,
     EncodedExamples,
@@ -23,7 +23,7 @@ from lagwise.data import (
     RowSource,
     labelled_key,
     load_tokenizer,
-    open_glue,
+    open_format,
     open_rows,
     prepare_labelled,
     rows_to_score,
@@ -52,7 +52,8 @@ CLASS_WEIGHTS = ("none", "balanced")
 class SequenceClassification(Task):
     """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
 
-    Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a task of GLUE as in `open_glue`. Options:
+    Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a name of
+    `lagwise.data.FORMATS`: tasks of GLUE and of Long Range Arena. Options:
         text: the column of the inputs, or two names for pairs of texts.
         label: the column of the labels.
         kind: ``classification``, ``regression``, or ``auto``: text and few whole numbers are classes.
@@ -70,7 +71,7 @@ class SequenceClassification(Task):
     """
 
     greater_is_better: ClassVar[bool] = True
-    formats: ClassVar[Collection[str]] = tuple(LAYOUTS)
+    formats: ClassVar[Collection[str]] = tuple(FORMATS)
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class SequenceClassification(Task):
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
             return open_rows(source).as_series(self.label, rate=self.rate)
-        return open_rows(source) if self.data.format is None else open_glue(source, self.data.format)
+        return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
         if source is not None:

@@ -30,8 +30,7 @@ def check_model(recipe: Recipe, task: Task) -> None:
     than the machine can train, or a training length that the model or one of its kernels cannot serve."""
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
     check_memory(task.model_class, config, training=True)
-    if config.input_name != task.inputs:
-        raise ValueError(f"the task reads {task.inputs}, and the model {config.input_name} (model.inputs)")
+    task.check_config(config)
     limit = config.length_limit
     with torch.device("meta"):
         model = task.model_class(config)
@@ -50,6 +49,7 @@ def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
     config = model_config(recipe, task, fields)
     if config.vocab_size < fields.get("vocab_size", 0):
         raise ValueError(f"model.vocab_size {config.vocab_size} is less than the tokenizer's {fields['vocab_size']}")
+    task.check_config(config)
     set_seed(recipe.training.seed)
     model = task.model_class(config)
     if _START in recipe.model:

@@ -15,7 +15,7 @@ import yaml
 
 from lagwise.data.options import DataOptions, upgraded
 from lagwise.files import expanded, one_line
-from lagwise.models.presets import PRESETS
+from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.tables import LARGEST_VOCABULARY, known, shown, typed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
@@ -40,6 +40,8 @@ class TrainingOptions:
     clip: largest gradient norm; 0 for none.
     precision: auto (bfloat16 where the hardware has it), float32 or bfloat16.
     gradient_checkpointing: recompute blocks in the backward pass, to save memory.
+    average: decay of a moving average of the weights, which is then what is evaluated and kept; 0 for none.
+    workers: processes that prepare batches, such as changed pictures; 0 does it between the steps.
     seed: of weights and of the order of the data.
     log_every, evaluate_every, save_every: in steps.
     evaluate_tokens: tokens of the validation text to use.
@@ -61,6 +63,8 @@ class TrainingOptions:
     clip: float = 1.0
     precision: str = "auto"
     gradient_checkpointing: bool = False
+    average: float = 0.0
+    workers: int = 0
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 200
@@ -96,7 +100,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
     Two overrides replace what the recipe says of the model, but for its dropout: ``model=WORD``, its block by a word of
-    `lagwise.models.presets`; and ``model.init_from=RUN``, all of it by the model of another run. They apply first.
+    `lagwise.models.presets`, for pictures in two dimensions; and ``model.init_from=RUN``, all of it by the model of
+    another run. They apply first.
 
     ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
     (docs/limits.md). Keys below ``model.block`` are checked when the model is built.
@@ -166,8 +171,11 @@ def _is_moderate(root: yaml.Node | None) -> bool:
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if key == "model" and separator:
-        preset = PRESETS[known(text, PRESETS, "model")]
+        known(text, PRESETS, "model")
         old = values.get("model") or {}
+        inputs = old.get("inputs") if isinstance(old, dict) else None
+        of_pictures = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
+        preset = (PRESETS | GRID_PRESETS if of_pictures else PRESETS)[text]
         kept = {k: v for k, v in old.items() if k not in ("block", "norm")}
         values["model"] = {**kept, **copy.deepcopy(preset)}
         values["model"]["block"] |= _kept(values | {"model": old}).get("block", {})
@@ -249,7 +257,7 @@ def _check(recipe: Recipe) -> None:
     for key, value in positive.items():
         if value <= 0:
             raise ValueError(f"{key} must be greater than 0, got {value}")
-    for key in ("warmup_steps", "weight_decay", "clip", "patience", "seed"):
+    for key in ("warmup_steps", "weight_decay", "clip", "patience", "workers", "seed"):
         if getattr(training, key) < 0:
             raise ValueError(f"training.{key} must be at least 0, got {getattr(training, key)}")
     for key, value, most in (
@@ -259,7 +267,7 @@ def _check(recipe: Recipe) -> None:
     ):
         if value > most:
             raise ValueError(f"{key} must be at most {most}, got {value}")
-    for key in ("beta1", "beta2"):
+    for key in ("beta1", "beta2", "average"):
         if not 0 <= getattr(training, key) < 1:
             raise ValueError(f"training.{key} must be in [0, 1), got {getattr(training, key)}")
     _check_lengths(data)

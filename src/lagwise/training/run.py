@@ -23,6 +23,7 @@ from lagwise.models.loading import load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.tables import build, typed
 from lagwise.tasks import TASKS, Task
+from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
@@ -97,6 +98,8 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
+        if checkpoint is not None:
+            trainer.average.load(checkpoint)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out)
@@ -152,7 +155,7 @@ def _rooted(recipe: Recipe) -> Recipe:
     paths: dict[str, Any] = {
         name: str(expanded(value).resolve())
         for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if value and value not in ("stdlib", "bytes", "bpe") and expanded(value).exists()
+        if value and value not in ("stdlib", "bytes", "bpe", "words") and expanded(value).exists()
     }
     return replace(recipe, data=replace(options, **paths))
 
@@ -202,6 +205,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         lr_scheduler_type=options.schedule,
         warmup_steps=options.warmup_steps,
         max_grad_norm=options.clip,
+        dataloader_num_workers=options.workers,
         bf16=bfloat16,
         seed=options.seed,
         use_cpu=not torch.cuda.is_available(),
@@ -239,6 +243,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         fused=True,
     )
     out = Path(str(arguments.output_dir))
+    average = AveragedWeights(model, options.average)
     best = BestModel(out, task.headline, task.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * task.tokens_per_example()
     return LagwiseTrainer(
@@ -247,10 +252,11 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         train_dataset=task.training_examples(options.steps, options.batch_size, options.seed),
         eval_dataset=task.validation_examples(options.evaluate_tokens),
         optimizers=(optimizer, None),
-        callbacks=[best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
+        callbacks=[average, best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
         processing_class=task.tokenizer,
         task=task,
         best=best,
+        average=average,
         keep_checkpoints=options.keep_checkpoints,
     )
 
@@ -267,7 +273,7 @@ def _tensorboard(out: Path) -> list[str]:
 def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
     """Put the final model at the top of the run folder, config.json last: it is what makes the folder a model."""
     if trainer.is_world_process_zero():
-        with quiet(), saved_whole(out, "the model", last="config.json") as partial:
+        with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
             trainer.best.take(partial)

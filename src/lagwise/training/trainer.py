@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 from lagwise.files import PARTIAL, one_line
 from lagwise.progress import progress_bar
 from lagwise.tasks import Task
+from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
 
@@ -27,10 +28,12 @@ class LagwiseTrainer(Trainer):
     """Trainer whose checkpoints appear under their name only when complete, and that leaves to a task what a batch is,
     what the loss is and how well the model does."""
 
-    def __init__(self, *args: Any, task: Task, best: BestModel, keep_checkpoints: int, **kwargs: Any):
+    def __init__(
+        self, *args: Any, task: Task, best: BestModel, average: AveragedWeights, keep_checkpoints: int, **kwargs: Any
+    ):
         kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
         super().__init__(*args, **kwargs)
-        self.task, self.best = task, best
+        self.task, self.best, self.average = task, best, average
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving = False
@@ -42,6 +45,11 @@ class LagwiseTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = collate
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Of the averaged weights, where there are some: they are what the best model is chosen from."""
+        with self.average.in_use():
+            return super().evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         for name in ("loss", "eval_loss"):
@@ -93,6 +101,8 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                self.average.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk each of the libraries that write raises a type of its own
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(

@@ -1,0 +1,199 @@
+"""Training and inference on the shapes of Long Range Arena's tasks: models of one size, in one run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.bench.harness import Timing, interleaved, process_bytes
+from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
+from lagwise.models.presets import GRID_PRESETS, PRESETS
+from lagwise.tables import known
+
+BASE = "transformer"  # that ratios are to
+_LAYERS, _WIDTH = 2, 64  # of every model, as of the peers in TNN's table 4
+_HEADS, _EXPANSION = 2, 2
+_CHECKED, _TOLERANCE = 256, 1e-3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a task gives a model. length: tokens, or pixels. classes: of the answer. vocabulary: of tokens, 0 for
+    pictures. texts: in a row. batch: rows of a step, those of Skyformer's comparison where it has the task."""
+
+    length: int
+    classes: int
+    vocabulary: int
+    texts: int = 1
+    batch: int = 32
+
+
+SHAPES = {
+    "listops": Shape(2000, 10, 18),
+    "text": Shape(4096, 2, 258),
+    "retrieval": Shape(8192, 2, 258, texts=2, batch=16),
+    "image": Shape(1024, 10, 0, batch=128),
+    "pathfinder": Shape(1024, 2, 0, batch=128),
+    "path-x": Shape(16384, 2, 0, batch=8),
+}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a forward pass and of a training step of ``batch`` rows, and the bytes that a step needs (0 if they
+    were not measured)."""
+
+    task: str
+    model: str
+    batch: int
+    parameters: int
+    forward: Timing
+    step: Timing
+    memory: int
+
+
+def network(task: str, word: str, *, two_dimensions: bool = False) -> Any:
+    """The model of a word, two layers of 64, for a task. ValueError for unknown names, and for two dimensions of a task
+    without pictures or a word without them."""
+    shape = SHAPES[known(task, SHAPES, "task")]
+    known(word, PRESETS, "model")
+    fields: dict[str, Any] = {"hidden_size": _WIDTH, "num_hidden_layers": _LAYERS, "causal": False}
+    fields |= {"num_labels": shape.classes, "position_embedding": "sinusoidal"}
+    if two_dimensions and (shape.vocabulary or word not in GRID_PRESETS):
+        raise ValueError(f"{word!r} has no two-dimensional form for the task {task!r}")
+    preset = (GRID_PRESETS if two_dimensions else PRESETS)[word]
+    fields |= preset
+    if word == BASE:
+        attention = {"name": "attention", "heads": _HEADS, "position": "none"}
+        mlp = {"name": "mlp", "expansion": _EXPANSION}
+        fields["block"] = {**preset["block"], "token_mixer": attention, "channel_mixer": mlp}
+    if not shape.vocabulary:
+        return LagwiseForImageClassification(
+            LagwiseConfig(**fields, inputs={"name": "patches", "channels": 1, "size": 1})
+        )
+    pooling = "pair" if shape.texts == 2 else "mean"
+    return LagwiseForSequenceClassification(LagwiseConfig(**fields, vocab_size=shape.vocabulary, pooling=pooling))
+
+
+def batch_of(task: str, rows: int, length: int | None = None) -> dict[str, Tensor]:
+    """Random inputs of a task; pictures are square."""
+    shape = SHAPES[task]
+    length = length or shape.length
+    if not shape.vocabulary:
+        side = round(length**0.5)
+        return {"pixel_values": torch.randn(rows, 1, side, side)}
+    ids = torch.randint(min(shape.vocabulary, 256), (rows, length))
+    if shape.texts == 1:
+        return {"input_ids": ids}
+    return {"input_ids": ids, "token_type_ids": (torch.arange(length) >= length // 2).long().expand(rows, -1)}
+
+
+def check(model: Any, task: str) -> None:
+    """RuntimeError unless a model gives for short rows what it gives in float64."""
+    inputs = batch_of(task, 2, _CHECKED)
+    model.eval()
+    with torch.no_grad():
+        ours = model(**inputs).logits.double()
+        model.double()
+        exact = model(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}).logits
+        model.float()
+    error = float((ours - exact).abs().max() / exact.abs().max().clamp(min=1e-9))
+    if not error <= _TOLERANCE:
+        raise RuntimeError(f"logits are off by {error:.1e} of the largest; a wrong result is not timed")
+
+
+def time_models(
+    tasks: Sequence[str],
+    words: Sequence[str],
+    *,
+    rows: int | None = None,
+    repeats: int = 5,
+    threads: int = 2,
+    memory: bool = True,
+    report: Callable[[Speed], None] = lambda speed: None,
+) -> list[Speed]:
+    """Speed of each model on each task; of one task all in turn. rows: of a batch, by default the task's. Words that
+    end in ``-2d`` are two-dimensional, and are left out where a task has no pictures."""
+    torch.set_num_threads(threads)
+    results: list[Speed] = []
+    for task in tasks:
+        batch = rows or SHAPES[known(task, SHAPES, "task")].batch
+        inputs, models = batch_of(task, batch), {}
+        for word in words:
+            if word.endswith("-2d") and SHAPES[task].vocabulary:
+                continue
+            torch.manual_seed(0)
+            models[word] = _made(task, word)
+            check(models[word], task)
+        forward = interleaved({w: _forward(m, inputs) for w, m in models.items()}, repeats=repeats, warmup=1)
+        step = interleaved({w: _step(m, inputs) for w, m in models.items()}, repeats=repeats, warmup=1)
+        for word, model in models.items():
+            used = _peak_memory(task, word, batch, threads) if memory else 0
+            size = sum(p.numel() for p in model.parameters())
+            results.append(Speed(task, word, batch, size, forward[word], step[word], used))
+            report(results[-1])
+    return results
+
+
+def table_rows(speeds: Sequence[Speed]) -> list[tuple[str, ...]]:
+    """A line for each task and model; ratios to the Transformer's speed and memory."""
+    bases = {speed.task: speed for speed in speeds if speed.model == BASE}
+    lines = []
+    for s in speeds:
+        base = bases.get(s.task, s)
+        lines.append(
+            (
+                *(s.task, s.model, f"{s.parameters:,}", str(s.batch)),
+                *(f"{1 / s.forward.median:.2f}", f"{base.forward.median / s.forward.median:.2f}x"),
+                *(f"{1 / s.step.median:.2f}", f"{base.step.median / s.step.median:.2f}x"),
+                f"{s.memory / 2**20:,.0f} MB" if s.memory else "-",
+                f"{s.memory / base.memory:.2f}x" if base.memory else "-",
+            )
+        )
+    return lines
+
+
+def _made(task: str, word: str) -> Any:
+    return network(task, word.removesuffix("-2d"), two_dimensions=word.endswith("-2d"))
+
+
+def _forward(model: Any, inputs: dict[str, Tensor]) -> Callable[[], None]:
+    def run() -> None:
+        with torch.inference_mode():
+            model.eval()(**inputs)
+
+    return run
+
+
+def _step(model: Any, inputs: dict[str, Tensor]) -> Callable[[], None]:
+    first = next(iter(inputs.values()))
+    labels = torch.arange(len(first)) % model.config.num_labels
+
+    def run() -> None:
+        model.train().zero_grad()
+        F.cross_entropy(model(**inputs).logits, labels).backward()
+
+    return run
+
+
+def _peak_memory(task: str, word: str, batch: int, threads: int) -> int:
+    """Bytes that a training step needs beyond the model and its inputs, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_step_memory, (task, word, batch, threads))
+
+
+def _step_memory(task: str, word: str, batch: int, threads: int) -> int:
+    torch.set_num_threads(threads)
+    model = _made(task, word)
+    _step(model, batch_of(task, 1, 64))()  # libraries' own buffers are not the model's
+    step = _step(model, batch_of(task, batch))
+    before = process_bytes("VmRSS")
+    step()
+    return max(0, process_bytes("VmHWM") - before)

@@ -1,0 +1,44 @@
+"""``lagwise data``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import at_least, path
+
+
+def data(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="`lra-listops`, `lra-pathfinder`, `lra-path-x` or `lra-retrieval`.")
+    ],
+    out: Annotated[Path | None, typer.Option(parser=path, help="Folder to write; by default data/NAME.")] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            callback=at_least(10),
+            help="Training rows of ListOps (96,000) or retrieval (20,000), or pictures of all splits (200,000).",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(callback=at_least(0), help="Of the generator.")] = 0,
+    texts: Annotated[
+        Path | None, typer.Option("--data", parser=path, help="For lra-retrieval: a folder of texts, a file each.")
+    ] = None,
+) -> None:
+    """Generate a data set of Long Range Arena in its own file format.
+
+    Row i depends only on the seed and i. Retrieval asks whether two passages are from the same text:
+
+        lagwise data lra-listops --out listops/
+
+        lagwise data lra-pathfinder --rows 20000
+
+        lagwise data lra-retrieval --data books/ --out pairs/
+    """
+    from lagwise.data.generated import generate
+
+    folder = out or Path("data") / name
+    generate(name, folder, rows=rows, seed=seed, texts=texts)
+    typer.echo(f"written: {folder}")

@@ -1,0 +1,60 @@
+"""``lagwise bench lra``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import at_least, not_empty, path
+
+_MODELS = "transformer,tnn,fd-tnn,ski-tnn,mega,tcnca,tcn-mlp,tnn-2d,ski-tnn-2d"
+
+
+def lra(
+    tasks: Annotated[
+        str, typer.Option(callback=not_empty, help="Separated by commas; `path-x` too.")
+    ] = "listops,text,retrieval,image,pathfinder",
+    models: Annotated[
+        str, typer.Option(callback=not_empty, help="Words as in `model=WORD`, with `-2d` for pictures as grids.")
+    ] = _MODELS,
+    rows: Annotated[
+        int | None, typer.Option(callback=at_least(1), help="Rows of a batch; by default 32, 128 or 16, as published.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each model.")] = 5,
+    threads: Annotated[int, typer.Option(callback=at_least(1), help="CPU threads.")] = 2,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+    out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
+) -> None:
+    """Forward passes and training steps a second on the shapes of Long Range Arena, and their memory: models of two
+    layers of 64, beside a Transformer of that size, each checked against itself in float64.
+
+    lagwise bench lra --tasks text,image --rows 8 --out lra.json
+    """
+    from lagwise.bench.arena import BASE, Speed, table_rows, time_models
+    from lagwise.bench.harness import save_results
+    from lagwise.cli.terminal import print_table
+
+    done: list[Speed] = []
+
+    def report(speed: Speed) -> None:
+        done.append(speed)
+        if out:
+            save_results(out, "lagwise " + " ".join(sys.argv[1:]), done)
+
+    words = [word.strip() for word in models.split(",")]
+    time_models(
+        [task.strip() for task in tasks.split(",")],
+        list(dict.fromkeys([BASE, *words])),
+        rows=rows,
+        repeats=repeats,
+        threads=threads,
+        memory=memory,
+        report=report,
+    )
+    head = ("task", "model", "parameters", "batch", "forward/s", "", "steps/s", "", "memory", "")
+    print_table("Long Range Arena's shapes, beside the Transformer", head, table_rows(done))
+    if out:
+        typer.echo(f"written: {out}")

@@ -1,0 +1,35 @@
+"""Long Range Arena (Tay et al. 2020, arXiv:2011.04006) as its files are published."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lagwise.data.layouts import Layout
+
+_Arena = partial(Layout, family="Long Range Arena")
+
+
+def without_brackets(text: str) -> str:
+    """An expression of ListOps without the round brackets that its files write around every argument. Square ones
+    belong to the expression."""
+    return text.replace("(", " ").replace(")", " ").strip()
+
+
+_TASKS = (
+    _Arena(
+        "listops",
+        texts={"text": ("Source",)},
+        classes=tuple("0123456789"),
+        label=("Target",),
+        parts=(("basic_train", "basic_val", "basic_test"),),
+        clean=without_brackets,
+    ),
+    _Arena(
+        "aan",
+        texts={"text1": ("text1",), "text2": ("text2",)},
+        classes=("unrelated", "related"),
+        fields=("label", "id1", "id2", "text1", "text2"),
+        parts=(("new_aan_pairs.train", "new_aan_pairs.eval", "new_aan_pairs.test"),),
+    ),
+)
+ARENA = {layout.name: layout for layout in _TASKS}

@@ -1,0 +1,194 @@
+"""Data sets that are generated: Long Range Arena's ListOps and Pathfinder, and pairs of passages from any texts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lagwise.cache import cached_folder, default_cache
+from lagwise.data import listops, pathfinder
+from lagwise.data.arena import ARENA
+from lagwise.data.sources import SPLITS, open_source
+from lagwise.files import PARTIAL
+from lagwise.progress import progress_bar
+from lagwise.tables import known
+
+_ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # of ListOps, by default
+_PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
+_PAIRS, _PASSAGE = 20_000, 4_000  # of passages, and characters of each
+RETRIEVAL = "lra-retrieval"
+_FORMAT = 1  # raise when the same seed gives other data
+
+
+def generated_source(name: str, *, progress: bool = True) -> Path | None:
+    """The folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or pictures);
+    generated if it is not there. None if the name is no such data set's. ValueError for a number that is none."""
+    kind, _, count = name.partition(":")
+    if kind not in GENERATED:
+        return None
+    if count and not (count.isdecimal() and 10 <= int(count) <= 10**7):
+        raise ValueError(f"{name!r}: after the colon comes a number of rows from 10 to 10000000")
+    rows = int(count) if count else None
+    folder = default_cache() / "generated" / f"{kind}-{rows or 'all'}-{_FORMAT}"
+    cached_folder(folder, lambda partial: GENERATED[kind](partial, rows=rows, seed=0, progress=progress))
+    return folder
+
+
+def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
+    """ListOps as Long Range Arena's files, ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.tsv``.
+
+    rows: of the training file (96,000); the others have a 48th as many. Row i of all depends only on (seed, i).
+    """
+    sizes = _ROWS if rows is None else {"train": rows, "valid": max(2, rows // 48), "test": max(2, rows // 48)}
+    names = dict(zip(SPLITS, ARENA["listops"].parts[0], strict=True))
+    blocks = _blocks(_listops_block, seed, sum(sizes.values()), listops.BLOCK)
+    with progress_bar(desc="generating ListOps", total=sum(sizes.values()), unit="row", show=progress) as bar:
+        lines = (line for block in blocks for line in block)
+        for split in SPLITS:
+            with open(out / f"{names[split]}.tsv", "w") as file:
+                file.write("Source\tTarget\n")
+                for line in islice(lines, sizes[split]):
+                    file.write(line)
+                    bar.update()
+    return {"rows": sizes, "seed": seed}
+
+
+def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, side: int = 32) -> dict[str, Any]:
+    """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which a
+    picture's line holds its folder, its file, its number and its label.
+
+    rows: pictures (200,000). Picture i depends only on (seed, i).
+    """
+    count = rows or _PICTURES
+    folder = out / "curv_contour_length_14"
+    (folder / "metadata").mkdir(parents=True)
+    blocks = _blocks(_pathfinder_block, seed, count, pathfinder.BLOCK, side)
+    with progress_bar(desc="drawing Pathfinder", total=count, unit="picture", show=progress) as bar:
+        done = 0
+        for number, block in enumerate(blocks):
+            place = folder / "imgs" / str(number)
+            place.mkdir(parents=True)
+            lines = []
+            for i, (picture, label) in enumerate(block[: count - done]):
+                (place / f"sample_{i}.png").write_bytes(picture)
+                lines.append(f"imgs/{number} sample_{i}.png {i} {label}\n")
+                bar.update()
+            (folder / "metadata" / f"{number}.npy").write_text("".join(lines))
+            done += len(lines)
+    return {"pictures": count, "side": side, "seed": seed}
+
+
+def write_path_x(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
+    """Path-X: `write_pathfinder` with pictures of 128 x 128."""
+    return write_pathfinder(out, rows=rows, seed=seed, progress=progress, side=_SIDES["lra-path-x"])
+
+
+def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
+    """Pairs of passages, from the same text or not, in the layout of Long Range Arena's retrieval task.
+
+    texts: a folder of texts, each a file, in splits by the words train, valid and test in their names or else by a hash
+    of these; a text of one split is in no pair of another. rows: pairs for training (20,000); the others have a tenth
+    as many. Passages are of 4,000 characters, half the pairs are from one text, and those do not overlap.
+
+    ValueError for fewer than two texts of 8,000 characters in a split.
+    """
+    source = open_source(str(texts))
+    sizes = {"train": rows or _PAIRS, "valid": max(2, (rows or _PAIRS) // 10), "test": max(2, (rows or _PAIRS) // 10)}
+    names = dict(zip(SPLITS, ARENA["aan"].parts[0], strict=True))
+    with progress_bar(desc="drawing passages", total=sum(sizes.values()), unit="pair", show=progress) as bar:
+        for part, split in enumerate(SPLITS):
+            books = [" ".join(text.split()) for text in source.documents(split)]
+            books = [book for book in books if len(book) >= 2 * _PASSAGE]
+            if len(books) < 2:
+                raise ValueError(
+                    f"{split} of {str(texts)!r} has {len(books)} text(s) of {2 * _PASSAGE} characters; two are needed"
+                )
+            with open(out / f"{names[split]}.tsv", "w") as file:
+                for i in range(sizes[split]):
+                    file.write(_pair(books, np.random.default_rng((seed, part, i)), i))
+                    bar.update()
+    return {"pairs": sizes, "seed": seed}
+
+
+def _pair(books: list[str], random: np.random.Generator, number: int) -> str:
+    """A line of two passages: of one book for even numbers."""
+    same = 1 - number % 2
+    one, other = random.choice(len(books), 2, replace=False)
+    if same:
+        room = len(books[one]) - 2 * _PASSAGE  # beside the two
+        cuts = np.sort(random.integers(0, room + 1, 2))
+        starts = [(one, cuts[0]), (one, cuts[1] + _PASSAGE)]
+        starts = [starts[i] for i in random.permutation(2)]
+    else:
+        starts = [(b, random.integers(0, len(books[b]) - _PASSAGE + 1)) for b in (one, other)]
+    texts = [books[b][start : start + _PASSAGE] for b, start in starts]
+    ids = [f"{b}-{start}" for b, start in starts]
+    return "\t".join([str(same), *ids, *texts]) + "\n"
+
+
+GENERATED: dict[str, Callable[..., dict[str, Any]]] = {
+    "lra-listops": write_listops,
+    "lra-pathfinder": write_pathfinder,
+    "lra-path-x": write_path_x,
+}
+
+
+def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path | None, progress: bool = True) -> None:
+    """Write a generated data set into a folder that does not exist yet, complete or not at all.
+
+    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError, FileExistsError say what is
+    wrong before anything is written.
+    """
+    known(name, (*GENERATED, RETRIEVAL), "data set")
+    if (texts is None) == (name == RETRIEVAL):
+        raise ValueError("lra-retrieval is made of a folder of texts, given with --data; the others are made of none")
+    if rows is not None and rows < 10:
+        raise ValueError(f"--rows must be at least 10, got {rows}")
+    if out.exists():
+        raise FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
+    write = GENERATED.get(name)
+    partial = out.with_name(f"{PARTIAL}-{out.name}")
+    partial.mkdir(parents=True)
+    try:
+        if write is None:
+            assert texts is not None
+            write_passages(partial, texts, rows=rows, seed=seed, progress=progress)
+        else:
+            write(partial, rows=rows, seed=seed, progress=progress)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options: Any) -> Iterator[Any]:
+    """What ``make(seed, block, *options)`` returns for as many blocks as hold ``count``, in order, made by as many
+    processes as there are cores."""
+    numbers = range(-(-count // size))
+    processes = min(len(numbers), os.cpu_count() or 1)
+    if processes == 1:
+        yield from (make(seed, block, *options) for block in numbers)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        waiting: list[Any] = []  # no more blocks than that are held in memory
+        for block in numbers:
+            waiting.append(pool.submit(make, seed, block, *options))
+            if len(waiting) > 2 * processes:
+                yield waiting.pop(0).result()
+        yield from (each.result() for each in waiting)
+
+
+def _listops_block(seed: int, block: int) -> list[str]:
+    made = listops.expressions(seed, block)
+    return [f"{text}\t{answer}\n" for text, answer in zip(listops.texts(made), made.answers, strict=True)]
+
+
+def _pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
+    pictures, labels = pathfinder.pictures(seed, block, side=side)
+    return [(pathfinder.encoded(picture), int(label)) for picture, label in zip(pictures, labels, strict=True)]

@@ -1,0 +1,170 @@
+"""ListOps (Nangia & Bowman 2018): nested operations on lists of digits, generated as Long Range Arena's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+END = "]"
+_END = 14  # its code
+_LEAF = 0.75  # share of the nodes that are digits, wherever an operator may stand
+_FEWEST, _MOST = 2, 10  # arguments of an operator
+_TREES = 2048  # that are drawn at a time, of which a few in a hundred are of the wanted length
+BLOCK = 256  # expressions that are made of one seed
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The nodes of one depth of many trees, in the order of their parents. tree: the tree of each. parent: its place
+    in the level above. operator: its number, or -1 for a digit. value: of a digit; of operators it is found later."""
+
+    tree: np.ndarray
+    parent: np.ndarray
+    operator: np.ndarray
+    value: np.ndarray
+
+    def only(self, kept: np.ndarray, parents: np.ndarray) -> _Level:
+        """Some of the nodes. parents: new places of those above."""
+        return _Level(self.tree[kept], parents[self.parent[kept]], self.operator[kept], self.value[kept])
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """codes: the tokens of each expression, 0..9 digits, 10..13 operators by `OPERATORS`, 14 the end of a list.
+    arguments: of the operator at each place, else 0. answers: their values. depths: of their deepest nodes, from 1."""
+
+    codes: list[np.ndarray]
+    arguments: list[np.ndarray]
+    answers: np.ndarray
+    depths: np.ndarray
+
+
+def expressions(
+    seed: int, block: int, *, shortest: int = 500, longest: int = 2000, depth: int = 10, count: int = BLOCK
+) -> Expressions:
+    """``count`` expressions of more than ``shortest`` and fewer than ``longest`` tokens, that (seed, block) decide.
+
+    Formula: a node at depth 1..depth - 1 is a digit 0..9 with probability 3/4, else one of MIN, MAX, MED (the whole
+    part of the median) and SM (the sum modulo 10) with 2 to 10 arguments, all uniform; at ``depth`` it is a digit.
+    Expressions of other lengths are drawn again. Square brackets count as tokens.
+
+    Source: Long Range Arena §2.1 and its generator's parameters.
+    """
+    random = np.random.default_rng((seed, block))
+    found = Expressions([], [], np.empty(0, np.int64), np.empty(0, np.int64))
+    while len(found.codes) < count:
+        levels = _trees(random, depth)
+        counted = [np.bincount(level.tree, 1 + (level.operator >= 0), _TREES) for level in levels]
+        sizes = np.sum(counted, axis=0)
+        wanted = np.flatnonzero((sizes > shortest) & (sizes < longest))[: count - len(found.codes)]
+        if len(wanted):
+            found = _joined(found, _written(_chosen(levels, wanted), sizes[wanted].astype(np.int64)))
+    return found
+
+
+def texts(made: Expressions, *, brackets: bool = True) -> Iterator[str]:
+    """Expressions as text. brackets: with the round brackets of the published files: every list is a chain of pairs
+    ``( ( ( [MAX 2 ) 9 ) ] )``."""
+    words = np.array([*map(str, range(10)), *OPERATORS, END], dtype=object)
+    for codes, arguments in zip(made.codes, made.arguments, strict=True):
+        row = words[codes]
+        if brackets:
+            opens, ends = np.flatnonzero(arguments), np.flatnonzero(codes == _END)
+            row[opens] = np.array(["( " * (n + 1) for n in arguments[opens]], dtype=object) + row[opens]
+            row[ends] += " )"
+            closes = np.flatnonzero((codes < 10) | (codes == _END))[:-1]  # all but the whole are arguments
+            row[closes] += " )"
+        yield " ".join(row)
+
+
+def _trees(random: np.random.Generator, depth: int) -> list[_Level]:
+    """Levels of `_TREES` trees, from their roots down."""
+    tree, parent, levels = np.arange(_TREES), np.zeros(_TREES, dtype=np.int64), []
+    for at in range(1, depth + 1):
+        count = len(tree)
+        is_list = random.random(count) >= _LEAF if at < depth else np.zeros(count, dtype=bool)
+        operator = np.where(is_list, random.integers(0, len(OPERATORS), count), -1)
+        levels.append(_Level(tree, parent, operator, random.integers(0, 10, count)))
+        if not is_list.any():
+            break
+        places = np.flatnonzero(is_list)
+        parent = np.repeat(places, random.integers(_FEWEST, _MOST + 1, len(places)))
+        tree = tree[parent]
+    return levels
+
+
+def _chosen(levels: list[_Level], wanted: np.ndarray) -> list[_Level]:
+    """The levels of some trees, numbered anew."""
+    numbers = np.full(_TREES, -1)
+    numbers[wanted] = np.arange(len(wanted))
+    result: list[_Level] = []
+    places = np.zeros(_TREES, dtype=np.int64)
+    for level in levels:
+        kept = numbers[level.tree] >= 0
+        if not kept.any():
+            break
+        part = level.only(kept, places)
+        result.append(_Level(numbers[part.tree], part.parent, part.operator, part.value))
+        places = np.cumsum(kept) - 1
+    return result
+
+
+def _written(levels: list[_Level], sizes: np.ndarray) -> Expressions:
+    """Trees as tokens, with their values: values and sizes from the leaves up, places from the roots down."""
+    values, widths = [level.value.copy() for level in levels], []
+    counts = [np.zeros(len(level.tree), dtype=np.int64) for level in levels]
+    below = np.empty(0, dtype=np.int64)  # tokens of each node of the level below
+    for at in range(len(levels) - 1, -1, -1):
+        level = levels[at]
+        width = 1 + (level.operator >= 0)
+        if at + 1 < len(levels):
+            child = levels[at + 1]
+            width = width + np.bincount(child.parent, below, len(width)).astype(np.int64)
+            counts[at] = np.bincount(child.parent, minlength=len(width))
+            _evaluate(level, child.parent, values[at + 1], values[at])
+        widths.append(width)
+        below = width
+    widths.reverse()
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    codes, arguments = np.empty(sizes.sum(), dtype=np.int64), np.zeros(sizes.sum(), dtype=np.int64)
+    depths = np.zeros(len(sizes), dtype=np.int64)
+    place = starts
+    for at, (level, width) in enumerate(zip(levels, widths, strict=True)):
+        if at:
+            before = np.cumsum(width) - width  # of all nodes of the level; of siblings by subtraction
+            first = np.flatnonzero(np.diff(level.parent, prepend=-1))
+            own = np.repeat(before[first], np.diff(np.append(first, len(width))))
+            place = place[level.parent] + 1 + before - own
+        is_list = level.operator >= 0
+        codes[place] = np.where(is_list, 10 + level.operator, level.value)
+        codes[(place + width - 1)[is_list]] = _END
+        arguments[place] = counts[at]
+        depths[level.tree] = at + 1
+    edges = np.cumsum(sizes)[:-1]
+    return Expressions(np.split(codes, edges), np.split(arguments, edges), values[0], depths)
+
+
+def _evaluate(level: _Level, parent: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+    """Put into ``out`` the values of a level's lists, of the values of the level below."""
+    if not len(parent):
+        return
+    order = np.lexsort((values, parent))  # the arguments of each list, sorted
+    ordered = values[order]
+    first = np.flatnonzero(np.diff(parent, prepend=-1))
+    last = np.append(first[1:], len(parent)) - 1
+    lists, low, high = parent[first], ordered[first], ordered[last]
+    middle = (ordered[(first + last) // 2] + ordered[(first + last + 1) // 2]) // 2
+    total = np.add.reduceat(ordered, first) % 10
+    out[lists] = np.choose(level.operator[lists], (low, high, middle, total))
+
+
+def _joined(one: Expressions, other: Expressions) -> Expressions:
+    return Expressions(
+        one.codes + other.codes,
+        one.arguments + other.arguments,
+        np.concatenate([one.answers, other.answers]),
+        np.concatenate([one.depths, other.depths]),
+    )

@@ -1,0 +1,208 @@
+"""Long Range Arena: the generators' statistics, the published file formats, and damaged files."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+
+from lagwise.data import listops, open_format, pathfinder, prepare_labelled
+from lagwise.data.arena import without_brackets
+from lagwise.data.generated import generate, generated_source
+from lagwise.data.labelled_pictures import prepare_pictures
+from lagwise.data.picture_files import open_pictures
+
+OPERATIONS: dict[str, Any] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda digits: int(statistics.median(digits)),
+    "[SM": lambda digits: sum(digits) % 10,
+}
+
+
+def value_and_depth(words: list[str]) -> tuple[int, int, list[int]]:
+    """What an expression is worth, by a stack; how deep it is; and the numbers of arguments of its operators."""
+    lists: list[list[Any]] = [[]]
+    deepest, counts = 1, []
+    for word in words:
+        if word in OPERATIONS:
+            lists.append([word])
+            deepest = max(deepest, len(lists))
+        elif word == "]":
+            operator, *digits = lists.pop()
+            counts.append(len(digits))
+            lists[-1].append(OPERATIONS[operator](digits))
+        else:
+            lists[-1].append(int(word))
+    assert len(lists) == 1
+    (value,) = lists[0]
+    return value, deepest, counts
+
+
+@pytest.fixture(scope="module")
+def made() -> listops.Expressions:
+    return listops.expressions(0, 0)
+
+
+def test_expressions_are_worth_their_answers_and_as_the_original_deals_them_out(made: listops.Expressions) -> None:
+    rows = [text.split() for text in listops.texts(made, brackets=False)]
+    assert len({tuple(row) for row in rows}) == len(rows) == listops.BLOCK
+    counts: list[int] = []
+    for row, answer, depth in zip(rows, made.answers, made.depths, strict=True):
+        assert 500 < len(row) < 2000
+        value, deepest, own = value_and_depth(row)
+        assert value == answer
+        assert depth in (deepest, deepest + 1)  # with the digits of the deepest lists, if they are there
+        counts += own
+    assert made.depths.max() == 10
+    assert {*counts} == set(range(2, 11))
+    assert np.mean(counts) == pytest.approx(6, abs=0.1)
+    # of 2,000 rows of the original: mean 1,034 tokens, answers 0 and 9 at 17 and 16 %, none below 8 %
+    assert np.mean([len(row) for row in rows]) == pytest.approx(1034, rel=0.1)
+    shares = np.bincount(made.answers, minlength=10) / len(rows)
+    assert shares.min() > 0.04
+    assert {*np.argsort(shares)[-3:]} >= {0, 9}
+
+
+def test_brackets_are_those_of_the_published_files(made: listops.Expressions) -> None:
+    small = listops.Expressions(
+        [np.array([11, 2, 10, 4, 7, 14, 0, 14])], [np.array([3, 0, 2, 0, 0, 0, 0, 0])], np.array([4]), np.array([3])
+    )
+    assert list(listops.texts(small, brackets=False)) == ["[MAX 2 [MIN 4 7 ] 0 ]"]
+    assert list(listops.texts(small)) == ["( ( ( ( [MAX 2 ) ( ( ( [MIN 4 ) 7 ) ] ) ) 0 ) ] )"]
+    for plain, text in zip(listops.texts(made, brackets=False), listops.texts(made), strict=True):
+        assert without_brackets(text).split() == plain.split()
+        assert text.count("(") == text.count(")")
+
+
+def test_a_row_depends_on_the_seed_and_its_number_alone(made: listops.Expressions) -> None:
+    again = listops.expressions(0, 0, count=20)
+    assert all(np.array_equal(one, other) for one, other in zip(again.codes, made.codes, strict=False))
+    assert not np.array_equal(listops.expressions(1, 0, count=1).codes[0], made.codes[0])
+    assert not np.array_equal(listops.expressions(0, 1, count=1).codes[0], made.codes[0])
+
+
+def test_listops_is_written_and_read_as_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
+    generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
+    assert (tmp_path / "listops" / "basic_train.tsv").read_text().startswith("Source\tTarget\n( ( ")
+    source = open_format(str(tmp_path / "listops"), "listops")
+    assert {split: len(rows) for split, rows in source.read().items()} == {"train": 100, "valid": 2, "test": 2}
+    data = prepare_labelled(source, tokenizer="words", vocab_size=64, length=600, progress=False)
+    assert data.tokenizer is not None
+    assert len(data.tokenizer) == 18  # 10 digits, 4 operators, an end; unknown words, end of text, padding
+    assert data.label_names == tuple("0123456789")
+    assert "cut to" in data.describe()
+    assert data.cut["train"] > 50
+    first = open_format("lra-listops:100", "listops").read()["train"]["text"][:]
+    assert first == source.read()["train"]["text"][:]
+    with pytest.raises(FileExistsError, match="exists already"):
+        generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:3000], r"basic_train\.tsv, line 3: 1 fields, not 2; is the file damaged"),
+        (lambda text: text.replace("Source", "Expression"), "listops has columns 'Source', got 'Expression', 'Target'"),
+        (lambda text: text.replace("\t", "\tx", 2).replace("xTarget", "Target"), "the label 'x[0-9]' is none of 0, 1"),
+    ],
+)
+def test_damaged_listops_is_named(made: listops.Expressions, tmp_path: Path, damage: Any, message: str) -> None:
+    lines = "".join(f"{text}\t{answer}\n" for text, answer in zip(listops.texts(made), made.answers, strict=True))
+    for name in ("train", "val", "test"):
+        (tmp_path / f"basic_{name}.tsv").write_text("Source\tTarget\n" + lines)
+    short = "Source\tTarget\n" + "[MAX 1 2 ]\t2\n" + lines
+    (tmp_path / "basic_train.tsv").write_text(damage(short))
+    with pytest.raises(ValueError, match=message):
+        open_format(str(tmp_path), "listops").read()
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[np.ndarray, np.ndarray]:
+    return pathfinder.pictures(0, 0)
+
+
+def test_pictures_have_their_contours_and_marks(drawn: tuple[np.ndarray, np.ndarray]) -> None:
+    pictures, labels = drawn
+    assert pictures.shape == (256, 32, 32)
+    assert labels.sum() == 128
+    bright = (pictures > 0.78 * 255).sum((1, 2))  # of the two marks alone, each of 7.1 square pixels; paddles have 0.75
+    assert (bright.min(), bright.max()) == (8, 12)
+    found = pathfinder._contours(np.random.default_rng(0), 32)
+    assert found.centres.shape[1] == 2 * 14 + 5 * 4
+    steps = np.linalg.norm(np.diff(found.centres[:, :14], axis=1), axis=-1)
+    assert steps.max() <= 2.5 + 1e-9
+    far = np.linalg.norm(found.centres[:, :14, None] - found.centres[:, None, 14:28], axis=-1)
+    assert far.min() >= 2.0
+    assert np.linalg.norm(found.centres[:, 0] - found.centres[:, 14], axis=-1).min() >= 7
+
+
+def test_grey_values_do_not_tell_the_label(drawn: tuple[np.ndarray, np.ndarray]) -> None:
+    pictures, labels = drawn
+    values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)
+    scores = cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5)
+    assert scores.mean() < 0.6  # three deviations of chance are 0.094
+
+
+def test_pathfinder_is_written_and_read_as_it_is_published(tmp_path: Path) -> None:
+    generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
+    root = tmp_path / "data" / "curv_contour_length_14"
+    assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
+    data = prepare_pictures(open_pictures(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
+    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
+    assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
+    pictures, labels = pathfinder.pictures(0, 0)
+    assert data.splits["train"]["label"][:] == labels[:16].tolist()
+    assert data.splits["test"][1]["image"] == pathfinder.encoded(pictures[19])
+    (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"sample_5\.png is no picture that can be read"):
+        prepare_pictures(open_pictures(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)
+    (root / "imgs" / "0" / "sample_5.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no picture"):
+        open_pictures(str(tmp_path / "data"))
+    (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
+    with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
+        open_pictures(str(tmp_path / "data"))
+
+
+def test_passages_of_one_split_are_in_no_pair_of_another(tmp_path: Path) -> None:
+    books = {}
+    for split in ("train", "valid", "test"):
+        for number in range(2):
+            name = f"{split}-{number}"
+            books[name] = " ".join(f"{name}.{word}" for word in range(2000))
+            (tmp_path / "books" / f"{name}.txt").parent.mkdir(exist_ok=True)
+            (tmp_path / "books" / f"{name}.txt").write_text(books[name])
+    generate("lra-retrieval", tmp_path / "pairs", rows=20, seed=0, texts=tmp_path / "books", progress=False)
+    read = open_format(str(tmp_path / "pairs"), "aan").read()
+    assert {split: len(rows) for split, rows in read.items()} == {"train": 20, "valid": 2, "test": 2}
+    for split, rows in read.items():
+        for row in rows:
+            names = [{part.split(".")[0] for part in row[text].split()[1:-1]} for text in ("text1", "text2")]
+            assert all(len(name) == 1 and name.pop().startswith(split) for name in map(set, names))
+            same = row["text1"].split()[1].split(".")[0] == row["text2"].split()[1].split(".")[0]
+            assert same == (row["label"] == 1)
+            assert not {*row["text1"].split()[1:-1]} & {*row["text2"].split()[1:-1]}
+    with pytest.raises(ValueError, match="is made of a folder of texts"):
+        generate("lra-retrieval", tmp_path / "other", rows=20, seed=0, texts=None, progress=False)
+
+
+def test_a_generated_folder_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
+    folder = generated_source("lra-pathfinder:10", progress=False)
+    assert folder is not None
+    picture = next(folder.rglob("sample_3.png"))
+    whole = picture.read_bytes()
+    picture.write_bytes(whole[:50])
+    with pytest.warns(UserWarning, match="damaged or of an earlier version; making it again"):
+        generated_source("lra-pathfinder:10", progress=False)
+    assert picture.read_bytes() == whole
+    assert generated_source("some/folder") is None
+    with pytest.raises(ValueError, match="after the colon comes a number of rows"):
+        generated_source("lra-listops:many")

@@ -1,0 +1,69 @@
+"""Averaged weights, and batches made by other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from lagwise.training import Recipe, read_metrics, resume, train
+from lagwise.training.averaging import AVERAGES_FILE, AveragedWeights
+from lagwise.training.checkpoints import checkpoints
+
+
+class _State:
+    global_step = 0
+
+
+def test_the_average_is_that_of_the_formula() -> None:
+    model = nn.Linear(3, 2)
+    average = AveragedWeights(model, 0.5)
+    expected, state = model.weight.detach().clone(), _State()
+    for step in range(1, 9):
+        with torch.no_grad():
+            model.weight.add_(torch.randn(2, 3))
+        state.global_step = step
+        average.on_step_end(None, state, None)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    last = model.weight.detach().clone()
+    with average.in_use():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight, last)
+
+
+def test_a_run_is_evaluated_with_its_averages_and_resumes_exactly(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.average, tiny_recipe.training.learning_rate = 0.9, 0.02
+    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
+    newest = checkpoints(whole)[-1]
+    kept, raw = load_file(whole / "model.safetensors"), load_file(newest / "model.safetensors")
+    averages = load_file(newest / AVERAGES_FILE)
+    assert all(torch.equal(kept[name], averages[name]) for name in averages)
+    assert not all(torch.equal(kept[name], raw[name]) for name in averages)
+    tiny_recipe.training.average = 0.0
+    plain = train(tiny_recipe, tmp_path / "plain", progress=False)
+    lines, others = read_metrics(whole), read_metrics(plain)
+    assert [line.get("loss") for line in lines] == [line.get("loss") for line in others]
+    assert [line.get("eval_loss") for line in lines] != [line.get("eval_loss") for line in others]
+    assert all(torch.equal(value, load_file(plain / "model.safetensors")[name]) for name, value in raw.items())
+    tiny_recipe.training.average = 0.9
+    half = train(tiny_recipe, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json", f"{newest.name}/model.safetensors"):  # as if killed before the end
+        (half / file).unlink()
+    resume(half, progress=False)
+    assert all(torch.equal(value, kept[name]) for name, value in load_file(half / "model.safetensors").items())
+    (half / "config.json").unlink()
+    (checkpoints(half)[-1] / AVERAGES_FILE).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"averages\.safetensors' cannot be read"):
+        resume(half, progress=False)
+
+
+def test_other_processes_prepare_the_same_batches(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    alone = train(tiny_recipe, tmp_path / "alone", progress=False)
+    tiny_recipe.training.workers = 2
+    helped = train(tiny_recipe, tmp_path / "helped", progress=False)
+    for name, value in load_file(alone / "model.safetensors").items():
+        assert torch.equal(value, load_file(helped / "model.safetensors")[name]), name
