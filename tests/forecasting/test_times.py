@@ -107,6 +107,14 @@ def test_quarters_in_words() -> None:
         assert list(grid) == list(pd.date_range("2018-01-01", periods=12, freq="QS"))
 
 
+@pytest.mark.parametrize("odd", ["31.12.2024", "soon", None])
+def test_a_row_of_another_format_is_named(odd: str | None) -> None:
+    times = list(pd.date_range("2024-03-01", periods=30, freq="D").strftime("%m/%d/%Y"))
+    times[4] = odd
+    with pytest.raises(ValueError, match=r"column 't' has .* in row 5, which is no time"):
+        regular_times(column(times))
+
+
 def test_dates_with_and_without_a_time_of_day() -> None:
     times = pd.date_range("2024-03-01", periods=30, freq="h")
     text = [str(time).removesuffix(" 00:00:00") for time in times]

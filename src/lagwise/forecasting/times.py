@@ -119,7 +119,7 @@ def _no_time(column: pd.Series, text: pd.Series) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             missing = pd.to_datetime(text, errors="coerce", utc=True).isna()
-    row = int(np.flatnonzero(missing)[0])
+    row = int(missing.to_numpy().argmax())
     raise ValueError(
         f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no time; name the "
         "column of times with --time"
