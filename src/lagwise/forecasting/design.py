@@ -88,7 +88,7 @@ def make_design(forecaster: Any) -> Design:
         normalize=forecaster.normalize,
         kernels=kernels,
         rank=rank,
-        penalties=PENALTIES if penalty is None else (float(penalty),),
+        penalties=(PENALTIES if name in CLOSED_FORM else (0.0,)) if penalty is None else (float(penalty),),
         seed=forecaster.random_state,
     )
 
@@ -106,6 +106,6 @@ def held_out_rows(design: Design, validation: float, rows: int) -> int:
         validation = max(design.horizon, round(validation * rows)) if validation else 0
     if validation != 0 and whole_number("validation", validation) < design.horizon:
         raise ValueError(f"validation must be at least the horizon of {design.horizon} rows, got {validation}")
-    if validation == 0 and len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM:
+    if validation == 0 and len(design.penalties) > 1:
         raise ValueError("penalty=None is chosen on held-out rows; give a penalty, or validation above 0")
     return validation
