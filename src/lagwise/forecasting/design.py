@@ -15,11 +15,12 @@ from lagwise.forecasting.solving import PENALTIES, parameter_count
 from lagwise.tables import known, shown, whole_number
 
 CLOSED_FORM = ("ridge", "toeplitz")
-LEARNED = ("rpe", "frequency", "modal")
+LEARNED = ("rpe", "frequency", "modal", "s4d")
 _OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, where only the name is given
     "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
     "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
     "modal": {"modes": 128},
+    "s4d": {"modes": 128, "start": "lin"},
 }
 
 

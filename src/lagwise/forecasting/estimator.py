@@ -43,8 +43,8 @@ class LagForecaster(BaseEstimator):
     - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank``: of that rank at most.
     - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
       ``kernels`` of them, each for as many consecutive horizons.
-    - ``rpe``, ``frequency``, ``modal``: the same with k a kernel of `lagwise.kernels`, trained by gradients on the
-      normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
+    - ``rpe``, ``frequency``, ``modal``, ``s4d``: the same with k a kernel of `lagwise.kernels`, trained by gradients on
+      the normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
 
     Parameters:
         horizon: rows forecast.
