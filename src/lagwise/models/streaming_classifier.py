@@ -66,7 +66,8 @@ class StreamingClassifier:
         self._cache = StreamingCache(len(self.model.model.layers))
         self._waiting = weight.new_zeros(0, self.features)  # samples of the step that is not complete
         self._steps = 0
-        self._pooled = weight.new_zeros(1, weight.shape[1], dtype=torch.promote_types(weight.dtype, torch.float32))
+        wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
+        self._pooled = weight.new_zeros(1, weight.shape[1], dtype=wide)
 
     @property
     def samples(self) -> int:
@@ -108,9 +109,9 @@ class StreamingClassifier:
         if pooling == "last":
             return hidden
         if pooling == "first":
-            self._pooled = hidden[:1] if self._steps == 0 else self._pooled
-            return self._pooled.expand(len(hidden), -1)
+            self._pooled = hidden[:1].to(self._pooled) if self._steps == 0 else self._pooled
+            return self._pooled.to(hidden).expand(len(hidden), -1)
         total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
         self._pooled = total[-1:].clone()
         count = torch.arange(self._steps + 1, self._steps + len(hidden) + 1, device=hidden.device)
-        return (total / count[:, None]).to(hidden.dtype)
+        return (total / count[:, None].to(total)).to(hidden)
