@@ -250,7 +250,7 @@ def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
     states, seen, *known = parts
     cache = StreamingCache(len(states))
     for layer, state in zip(cache.layers, states, strict=True):
-        vars(layer).update(state=state, seen=seen, is_initialized=state is not None)
+        vars(layer).update(_state=state, seen=seen, is_initialized=state is not None)
     vars(cache).update(zip(_KNOWN, known, strict=True))
     return cache
 

@@ -76,7 +76,7 @@ class StreamingSession:
         ids = self._checked(input_ids).to(self.model.device)
         cache, logits = StreamingCache(len(self.model.model.layers)), self._logits
         for chunk in ids.split(self.prefill_chunk):
-            logits = self.model.next_logits(chunk[None], cache)
+            logits = self._forward(chunk[None], cache)
         self._logits = torch.cat([self._logits, logits])
         self._caches.append(cache)
         handle, self._next = self._next, self._next + 1
@@ -106,7 +106,7 @@ class StreamingSession:
             cache = self._joined()
             if cache.stream is None:  # compiled code does not fail half-way
                 cache = cache.copy()  # which is given up if this does
-            self._logits = self.model.next_logits(torch.tensor(ids, device=self.model.device)[:, None], cache)
+            self._logits = self._forward(torch.tensor(ids, device=self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
         return self._logits
@@ -128,6 +128,9 @@ class StreamingSession:
             self._logits = self._logits[:0].clone()
         self._caches = caches
         self._seen = {handle: seen for handle, seen in self._seen.items() if handle not in handles}
+
+    def _forward(self, ids: Tensor, cache: StreamingCache) -> Tensor:
+        return self.model.next_logits(ids, cache)
 
     def _joined(self) -> StreamingCache:
         if len(self._caches) > 1:
