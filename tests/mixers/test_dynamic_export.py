@@ -9,7 +9,20 @@ import torch
 from every_mixer import OPTIONS, make, noise
 from torch.export import Dim
 
-exported_mixers = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: str(v) if v else "default")
+# One of each kind of graph; the others are in the slow suite.
+QUICK = [
+    ("ema", {}),
+    ("tcn", {}),
+    ("chunked_attention", {"chunk": 7}),
+    ("toeplitz", {"kernel": {"name": "modal", "modes": 4}}),
+    ("gtu", {"kernel": {"name": "frequency", "inputs": "omega"}}),
+    ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}),
+]
+exported_mixers = pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in OPTIONS],
+    ids=lambda v: str(v) if v else "default",
+)
 
 
 @exported_mixers

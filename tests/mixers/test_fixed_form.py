@@ -38,7 +38,11 @@ def stream(form: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
 
 
 @fixed_mixers
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-10), pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow)],
+    ids=["float64", "float32"],
+)
 @torch.no_grad()
 def test_a_fixed_step_equals_forward(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
     """Over more tokens than any ring holds, unless the kernel reaches a thousand."""

@@ -22,6 +22,7 @@ needs_onnx = pytest.mark.skipif(
     reason="the extra 'export' is not installed",
 )
 FORMATS = [pytest.param("onnx", marks=needs_onnx), "pt2"]
+SLOWLY = [pytest.param("onnx", marks=[needs_onnx, pytest.mark.slow]), "pt2"]
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_what_cannot_be_exported_is_said(
         export_run(saved_model)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", SLOWLY)
 def test_a_forward_is_exported_for_any_length(saved_model: Path, format: str) -> None:
     figures = export_run(saved_model, format=format, what="forward")
     assert figures["difference"] < 1e-5
@@ -113,7 +114,7 @@ def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) 
         assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-4
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", SLOWLY)
 def test_a_converted_model_is_exported(saved_model: Path, format: str) -> None:
     """Its states are complex numbers, which the file keeps as pairs of real ones."""
     model = LagwiseForCausalLM.from_pretrained(saved_model).to_recurrent(0.01)
