@@ -36,7 +36,9 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ratios_are_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "SHAPES", {"text": arena.Shape(64, 2, 258), "image": arena.Shape(64, 10, 0)})
-    speeds = time_models(["text", "image"], ["transformer", "tnn", "tnn-2d"], rows=2, repeats=2, memory=False)
+    speeds = time_models(
+        ["text", "image"], ["transformer", "tnn", "tnn-2d"], rows=2, repeats=2, threads=1, memory=False
+    )
     assert [(s.task, s.model) for s in speeds] == [
         ("text", "transformer"),
         ("text", "tnn"),
@@ -48,4 +50,4 @@ def test_ratios_are_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[0][5] == rows[2][7] == "1.00x"
     assert rows[1][7] == f"{speeds[0].step.median / speeds[1].step.median:.2f}x"
     with pytest.raises(ValueError, match="unknown model: 'tmm'"):
-        time_models(["text"], ["tmm"], rows=2)
+        time_models(["text"], ["tmm"], rows=2, threads=1)

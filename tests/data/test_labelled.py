@@ -287,7 +287,7 @@ class TestErrors:
             (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),
             (reviews(), {"inputs": "token"}, "unknown task.inputs: 'token'; did you mean 'tokens'"),
             (reviews(), {"length": 0}, "data.length must be a whole number of at least 1"),
-            (reviews(), {"tokenizer": "word"}, "'bytes', 'bpe' or a folder"),
+            (reviews(), {"tokenizer": "word"}, "'bytes', 'bpe', 'words' or a folder"),
         ],
     )
     def test_each_is_one_line(self, tmp_path: Path, rows: list, options: dict[str, Any], message: str) -> None:

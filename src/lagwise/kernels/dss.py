@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from lagwise.kernels.s4d import S4DKernel
+from lagwise.kernels.s4d import S4DKernel, mean_exponential
 from lagwise.tables import known, whole_number
 
 NORMALIZATIONS = ("exp", "softmax")
@@ -43,5 +42,6 @@ class DSSKernel(S4DKernel):
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         exponent = a * step
         if self.normalization == "exp":
-            return exponent.exp(), exponent.expm1() / a
-        return exponent.exp(), torch.expm1(exponent) / (torch.expm1(self.span * exponent) * a)
+            return exponent.exp(), step * mean_exponential(exponent)
+        total = self.span * mean_exponential(self.span * exponent) / mean_exponential(exponent)
+        return exponent.exp(), 1 / (total * a)

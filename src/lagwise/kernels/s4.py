@@ -65,7 +65,8 @@ class S4Kernel(LagKernel):
         """See `LagKernel.taps`."""
         reach = min(length, self.span)
         with torch.autocast(self.rate.device.type, enabled=False):
-            after, *before = torch.fft.irfft(self._generating(), self.span)[..., :reach]
+            sides = torch.fft.irfft(self._generating(), self.span)[..., :reach]
+            after, *before = sides.to(self.precision(self.rate))
             direct = torch.zeros_like(after)
             direct[:, 0] = self.direct.to(after.dtype)
             after = after + direct
@@ -75,7 +76,7 @@ class S4Kernel(LagKernel):
 
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""
-        dtype = self.precision(self.rate)
+        dtype = torch.float64  # for short steps the sums below are small differences
         a = torch.complex(-self.rate.to(dtype).exp(), self.angle.to(dtype))
         p, b, c = (torch.view_as_complex(t.to(dtype).contiguous()) for t in (self.low_rank, self.input, self.output))
         turn = torch.arange(self.span // 2 + 1, device=a.device, dtype=dtype) * (-2 * math.pi / self.span)
