@@ -56,14 +56,14 @@ def generate_text(
         raise ValueError(f"stop must be a list of texts that are not empty, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
-    parts = _encoded(tokenizer, prompt)
+    parts = encode_prompt(tokenizer, prompt)
     ids = torch.cat(parts)[None]
     choice: dict[str, Any] = (
         {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
         if temperature > 0
         else {"do_sample": False}
     )
-    writer = _Writer(tokenizer, parts, stop, echo, write)
+    writer = TextWriter(tokenizer, parts, stop, echo, write)
     generate: Any = model.generate
     try:
         generate(
@@ -83,7 +83,7 @@ def generate_text(
     return "".join(writer.pieces)
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
     """Ids of a prompt, or of the beginning of a document, in parts that begin and end with whole characters."""
     parts = []
     for piece in pieces(prompt, _PIECE):
@@ -107,7 +107,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-class _Writer(StoppingCriteria):
+class TextWriter(StoppingCriteria):
     """Makes text of tokens as they come, hands it on, and says when a stop text has come.
 
     A piece is held back while it may change: while its last character lacks bytes, or it may begin a stop text.
@@ -130,18 +130,22 @@ class _Writer(StoppingCriteria):
         self.began = self.first = self.last = time.monotonic()
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.tensor([self.take(int(input_ids[0, -1]))], device=input_ids.device)
+
+    def take(self, token: int) -> bool:
+        """Take the next token; whether a stop text has come."""
         self.last = time.monotonic()
         if self.count == 0:  # the prompt was all right
             self.first = self.last
             self._read_prompt()
         self.count += 1
-        self.new.append(int(input_ids[0, -1]))
+        self.new.append(token)
         text = self._new_text()
         if not text.endswith(_INCOMPLETE) or len(self.new) > _LONGEST_CHARACTER:
             self._take(text)
-        return torch.tensor([self.stopped], device=input_ids.device)
+        return self.stopped
 
-    def end(self, report: Callable[[str], None] | None) -> None:
+    def end(self, report: Callable[[str], None] | None = None) -> None:
         """Hand on what is held back, and report."""
         self._take(self._new_text())
         if not self.stopped:
