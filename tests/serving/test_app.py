@@ -205,6 +205,7 @@ def test_a_full_server(client: TestClient, scheduler: Scheduler) -> None:
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"
     assert "has 8 requests" in error(response)
+    assert client.post("/v1/completions", json={**ASK, "prompt": "unknown"}).status_code == 429  # not even encoded
     for answer in held:
         answer.close()
     assert client.post("/v1/completions", json=ASK).status_code == 200

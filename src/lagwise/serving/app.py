@@ -44,6 +44,7 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
     app.add_exception_handler(Exception, _failed)
 
     async def reply(body: CompletionRequest | ChatRequest, prompt: str | list[int], rule: Sampling) -> Response:
+        scheduler.require_room()  # rather than encode prompts that are refused then
         if isinstance(prompt, str):
             parts = await run_in_threadpool(encode_prompt, scheduler.tokenizer, prompt)
             prompt = [token for part in parts for token in part.tolist()]

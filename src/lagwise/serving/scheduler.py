@@ -123,14 +123,18 @@ class Scheduler:
         answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._leave)
         answer.wake = wake
         with self._changed:
-            if self._stopped:
-                raise Stopped("the server is shutting down")
-            if len(self._open) >= self.rows + self.queue:
-                raise Busy(f"the server has {len(self._open)} requests, as many as it takes; try again later")
+            self.require_room()
             self._open.add(answer)
             self._waiting.append(answer)
             self._changed.notify()
         return answer
+
+    def require_room(self) -> None:
+        """`Busy` or `Stopped` if a request would be refused now: to be asked before work for it."""
+        if self._stopped:
+            raise Stopped("the server is shutting down")
+        if len(self._open) >= self.rows + self.queue:
+            raise Busy(f"the server has {len(self._open)} requests, as many as it takes; try again later")
 
     @property
     def counts(self) -> dict[str, int]:
