@@ -11,6 +11,7 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
+from lagwise.models.offload import require_loaded
 from lagwise.tables import whole_number
 
 
@@ -45,12 +46,13 @@ class StreamingSession:
     def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):
         if not isinstance(model, LagwiseForCausalLM):
             raise ValueError(f"model must be a LagwiseForCausalLM, which is causal, got {type(model).__name__}")
+        require_loaded(model, "a streaming session")
         self.model = model
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk)
         self._require_evaluation()
         self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
         self._next = 0
-        self._logits = model.lm_head.weight.new_zeros(0, model.config.vocab_size)
+        self._logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
         # The batch, and after it sequences that have yet to be joined to it: once, however many they are.
         self._caches: list[StreamingCache] = []
 

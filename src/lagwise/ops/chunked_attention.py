@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import transformed
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
@@ -45,8 +46,8 @@ def chunked_attention(
     _check(query, key, value, chunk, function, bias, mask)
     shift = None
     if mask is not None:
-        # What padding there is is looked at only outside of graphs, where a branch on values cannot be.
-        eager = not torch.compiler.is_compiling()
+        # Padding is looked at only outside of graphs and `torch.vmap`, where there can be no branch on values.
+        eager = not (torch.compiler.is_compiling() or transformed())
         mask, shift = mask.bool(), first_real(mask)
         if eager and not shift.any():
             shift = None

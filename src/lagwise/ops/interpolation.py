@@ -104,7 +104,7 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
         each = weights.repeat(len(z), 1, 1) if weights.dim() == 3 else weights.flatten(0, 1)
-        into.view(-1, size, z.shape[2]).baddbmm_(each, values.flatten(0, 1))
+        into.unflatten(1, (count, size)).flatten(0, 1).baddbmm_(each, values.flatten(0, 1))
         return into
 
 

@@ -9,12 +9,13 @@ exactly, and a long part that is zero at lags that interpolation could turn arou
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
 from lagwise.ops.block import toeplitz_matrix
 from lagwise.ops.interpolation import (
     BlockWeights,
@@ -100,7 +101,7 @@ def _ski_product(
         dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
     middle = coefficients.shape[-1] // 2
-    return _SparsePlusSmooth.apply(x, taps, origin, coefficients.to(dtype), middle, grid, blocks).to(x.dtype)
+    return _sparse_plus_smooth(x, taps, origin, coefficients.to(dtype), middle, grid, blocks).to(x.dtype)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -183,7 +184,29 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    return _SparsePlusSmooth.apply(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
+    return _sparse_plus_smooth(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
+
+
+def _sparse_plus_smooth(*arguments: Any) -> Tensor:
+    return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
+
+
+def _added(
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    coarse: Tensor,
+    coarse_origin: int,
+    grid: NodeGrid,
+    blocks: BlockWeights | None,
+) -> Tensor:
+    """`_SparsePlusSmooth` term by term, of operations that differentiate and transform by themselves."""
+    signal = x.to(coarse.dtype)
+    blocks = block_weights(grid, signal) if blocks is None else blocks
+    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
+    z = restrict(signal, grid, blocks)
+    y = prolong(_as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z), grid, blocks)
+    return y if taps is None else y + direct_product(signal, taps, origin)
 
 
 class _SparsePlusSmooth(torch.autograd.Function):
@@ -218,10 +241,12 @@ class _SparsePlusSmooth(torch.autograd.Function):
         return owned(prolong(smooth, grid, blocks, into=near))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         x, taps, coarse, z, *weights = ctx.saved_tensors
         blocks, dx, dtaps = BlockWeights(*weights), None, None
+        if differentiable():
+            inputs = (x, taps, ctx.origin, coarse, ctx.coarse_origin, ctx.grid, blocks)
+            return tuple(differentiable_gradients(_added, inputs, ctx.needs_input_grad, [grad]))
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[3])
         dz = dcoarse = None
         if any(wanted):
