@@ -172,6 +172,7 @@ OBJECT = "the body must be a JSON object, sent with Content-Type: application/js
         ("POST", "/v1/completions", b"[1]", JSON, 400, OBJECT),
         ("POST", "/v1/completions", b"", JSON, 400, OBJECT),
         ("POST", "/v1/completions", json.dumps(ASK).encode(), {"content-type": "text/plain"}, 400, OBJECT),
+        ("POST", "/v1/completions", json.dumps(ASK).encode(), {}, 400, OBJECT),  # as a page of another site can send
         ("POST", "/v1/completions", b"[" * 9_000, JSON, 400, "error parsing the body"),
         ("POST", "/v1/completions", b'{"seed": ' + b"9" * 9_000 + b"}", JSON, 400, "error parsing the body"),
         ("POST", "/v1/completions", b'"\xff"', JSON, 400, "error parsing the body"),
