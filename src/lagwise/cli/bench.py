@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lagwise.cli.bench_serve import serve
 from lagwise.cli.drafts import drafts
 from lagwise.cli.glue import glue
 from lagwise.cli.lra import lra
@@ -27,6 +28,7 @@ bench = typer.Typer(help="Measure speed and memory beside peers, in one run, che
 bench.command()(glue)
 bench.command()(drafts)
 bench.command()(lra)
+bench.command()(serve)
 
 
 @bench.callback()

@@ -20,6 +20,7 @@ from lagwise.cli.importing import import_model
 from lagwise.cli.parsing import at_least, not_empty, path, whole_numbers, within
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
+from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, write
 from lagwise.process import keep_freed_memory, share_cores
 
@@ -37,6 +38,7 @@ app.command()(plot)
 app.command("data")(write_data)
 app.command()(export)
 app.command()(generate)
+app.command()(serve)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")]
 

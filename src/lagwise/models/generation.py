@@ -59,10 +59,10 @@ def generate_text(
         raise ValueError(f"stop must be a list of texts that are not empty, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
-    parts = _encoded(tokenizer, prompt)
+    parts = encode_prompt(tokenizer, prompt)
     ids = torch.cat(parts)[None]
     check_prompt_length(model.length_limit, ids.shape[1], max_new_tokens)
-    writer = _Writer(tokenizer, parts, stop, echo, write)
+    writer = TextWriter(tokenizer, parts, stop, echo, write)
     try:
         for token in sampled(model, ids, max_new_tokens, temperature, top_p):
             if writer.take(token):
@@ -104,7 +104,7 @@ def sampled(
             logits = model.next_logits(token, cache)
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
     """Ids of a prompt, or of the beginning of a document, in parts that begin and end with whole characters."""
     parts = []
     for piece in pieces(prompt, _PIECE):
@@ -128,7 +128,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-class _Writer:
+class TextWriter:
     """Makes text of tokens as they come, hands it on, and says when a stop text has come.
 
     A piece is held back while it may change: while its last character lacks bytes, or it may begin a stop text.
@@ -163,7 +163,7 @@ class _Writer:
             self._take(text)
         return self.stopped
 
-    def end(self, report: Callable[[str], None] | None) -> None:
+    def end(self, report: Callable[[str], None] | None = None) -> None:
         """Hand on what is held back, and report."""
         self._take(self._new_text())
         if not self.stopped:

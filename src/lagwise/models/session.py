@@ -15,6 +15,14 @@ from lagwise.models.offload import require_loaded
 from lagwise.tables import whole_number
 
 
+class Prompt:
+    """A prompt on its way into a session; ``left`` of its tokens have yet to be processed."""
+
+    def __init__(self, ids: Tensor, cache: StreamingCache):
+        self.ids, self.cache, self.left = ids, cache, len(ids)
+        self.logits: Tensor | None = None
+
+
 class StreamingSession:
     """A running batch of sequences of any lengths, which join and leave it at any time.
 
@@ -72,15 +80,39 @@ class StreamingSession:
 
         ValueError if it is empty, longer than the model's limit, or has ids that are not in ``[0, vocab_size)``.
         """
+        prompt = self.begin(input_ids)
+        while prompt.left:
+            self.advance(prompt)
+        return self.join(prompt)
+
+    def begin(self, input_ids: Tensor | Sequence[int]) -> Prompt:
+        """`add` in parts, for a server that has others to step in between: `advance` what is returned until it has no
+        tokens left, and `join` it. ValueError as for `add`."""
         self._require_evaluation()
         ids = self._checked(input_ids).to(self.model.device)
-        cache, logits = StreamingCache(len(self.model.model.layers)), self._logits
-        for chunk in ids.split(self.prefill_chunk):
-            logits = self._forward(chunk[None], cache)
-        self._logits = torch.cat([self._logits, logits])
-        self._caches.append(cache)
+        return Prompt(ids, StreamingCache(len(self.model.model.layers)))
+
+    @torch.inference_mode()
+    def advance(self, prompt: Prompt) -> None:
+        """Process the next ``prefill_chunk`` tokens of a prompt. After a call that raises it is of no more use."""
+        self._require_evaluation()
+        chunk = prompt.ids[len(prompt.ids) - prompt.left :][: self.prefill_chunk]
+        if len(chunk):
+            prompt.logits = self._forward(chunk[None], prompt.cache)
+            prompt.left -= len(chunk)
+
+    @torch.inference_mode()
+    def join(self, prompt: Prompt) -> int:
+        """Let a prompt that has been processed join the batch, as the last row. Returns its handle.
+
+        ValueError if some of it has not been processed.
+        """
+        if prompt.left or prompt.logits is None:
+            raise ValueError(f"the prompt has {prompt.left} tokens that have not been processed; advance it")
+        self._logits = torch.cat([self._logits, prompt.logits])
+        self._caches.append(prompt.cache)
         handle, self._next = self._next, self._next + 1
-        self._seen[handle] = len(ids)
+        self._seen[handle] = len(prompt.ids)
         return handle
 
     @torch.inference_mode()

@@ -1,0 +1,209 @@
+"""Tokens a second and waiting times of `lagwise serve` under load, beside `transformers serve` with a Transformer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from lagwise.models import LagwiseForCausalLM
+from lagwise.progress import progress_bar
+
+_PATIENCE = 300  # seconds for a server to start, and for an answer
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that listens: what it is called here, its port, and the name of its model."""
+
+    name: str
+    port: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One server under a number of clients that each ask again as soon as they are answered. Seconds: medians and 99th
+    percentiles over all requests of all turns, from sending a request to the first text and to the end. Tokens a
+    second: of all clients together, the median over the turns."""
+
+    server: str
+    clients: int
+    requests: int
+    tokens_per_second: float
+    first_median: float
+    first_p99: float
+    whole_median: float
+    whole_p99: float
+
+
+def measure(
+    servers: Sequence[Server],
+    prompts: Sequence[str],
+    *,
+    clients: Sequence[int] = (1, 8, 64),
+    new_tokens: int = 64,
+    repeats: int = 3,
+    progress: bool = True,
+) -> list[Row]:
+    """Load servers in turn, A B A B ..., with each number of clients. A turn asks all ``prompts``, or as many as there
+    are clients if that is more. RuntimeError if an answer fails or does not have as many tokens as were asked for."""
+    turns = progress_bar([(n, turn) for n in clients for turn in range(repeats)], desc="load", show=progress)
+    found: dict[tuple[str, int], list[tuple[float, list[tuple[float, float]]]]] = {}
+    for server in servers:  # what is made at the first request is not timed
+        _ask(server, prompts[0], new_tokens)
+    for count, _ in turns:
+        asked = [prompts[number % len(prompts)] for number in range(max(count, len(prompts)))]
+        for server in servers:
+            start = time.perf_counter()
+            with ThreadPoolExecutor(count) as pool:
+                waited = list(pool.map(lambda prompt, server=server: _ask(server, prompt, new_tokens), asked))
+            found.setdefault((server.name, count), []).append((time.perf_counter() - start, waited))
+    rows = []
+    for (name, count), results in found.items():
+        first, whole = zip(*(pair for _, waited in results for pair in waited), strict=True)
+        speed = statistics.median(len(waited) * new_tokens / seconds for seconds, waited in results)
+        figures = (statistics.median(first), _p99(first), statistics.median(whole), _p99(whole))
+        rows.append(Row(name, count, len(first), speed, *figures))
+    return rows
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[-1]
+
+
+def _ask(server: Server, prompt: str, new_tokens: int) -> tuple[float, float]:
+    """Seconds to the first text, and to the end, of a streamed greedy answer."""
+    ask: dict[str, Any] = {"model": server.model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0}
+    body = json.dumps({**ask, "stream": True, "stream_options": {"include_usage": True}})
+    start, first, tokens = time.perf_counter(), None, None
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=_PATIENCE)
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"{server.name} answered {response.status}: {response.read()[:500]!r}")
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        piece = json.loads(line.removeprefix(b"data: "))
+        if "error" in piece:
+            raise RuntimeError(f"{server.name} failed: {piece['error']}")
+        if first is None and any(choice.get("text") for choice in piece["choices"]):
+            first = time.perf_counter() - start
+        tokens = piece["usage"]["completion_tokens"] if piece.get("usage") else tokens
+    whole = time.perf_counter() - start
+    connection.close()
+    if tokens != new_tokens:
+        raise RuntimeError(f"{server.name} added {tokens} tokens, not {new_tokens}; choose prompts that go on")
+    return whole if first is None else first, whole
+
+
+def make_transformer(like: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """A Llama with as many channels and layers as a model, and about as many parameters, of random weights. It never
+    says a token that is no printable ASCII, for whose bytes a server would wait."""
+    config = like.config
+    channels, layers = config.hidden_size, config.num_hidden_layers
+    total = sum(parameter.numel() for parameter in like.parameters())
+    rest = (total - 2 * config.vocab_size * channels) / layers - 4 * channels**2
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=channels,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, channels // 64),
+            intermediate_size=max(8, round(rest / (3 * channels))),
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    texts = tokenizer.batch_decode([[token] for token in range(config.vocab_size)], skip_special_tokens=True)
+    silent = [token for token, text in enumerate(texts) if not (text.isascii() and text.isprintable() and text)]
+    with torch.no_grad():
+        model.lm_head.weight[silent] = 0  # the largest of the other logits is above 0
+    return model
+
+
+@contextmanager
+def started(run: Path, clients: int, threads: int, *, peer: LlamaForCausalLM | None, tokenizer: Any, batched: bool):
+    """`lagwise serve` of a run, and of ``peer`` `transformers serve`, one request at a time and, if ``batched``, with
+    its continuous batching."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        own = ("lagwise", "serve", str(run), "--queue", str(clients), "--rows", str(min(clients, 64)))
+        servers = [stack.enter_context(_running("lagwise", own, run.resolve().name, threads))]
+        if peer is not None:
+            peer.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            command = ("transformers.cli.transformers", "serve", folder, "--device", "cpu", "--dtype", "float32")
+            servers.append(stack.enter_context(_running("transformers", command, folder, threads)))
+            if batched:
+                batches = (*command, "--continuous-batching", "--attn-implementation", "sdpa")
+                servers.append(stack.enter_context(_running("transformers, batched", batches, folder, threads)))
+        yield servers
+
+
+@contextmanager
+def _running(name: str, command: Sequence[str], model: str, threads: int) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--port", str(port)], env=environment, stdout=log, stderr=log
+        )
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not _answers(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise RuntimeError(f"{name} did not start: {log.read()[-1000:].decode(errors='replace')}")
+                time.sleep(0.2)
+            yield Server(name, port, model)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            process.wait()
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """(server, clients, tokens/s, ours over that, seconds to the first text: p50, p99; to the end: p50, p99)."""
+    own = {row.clients: row.tokens_per_second for row in rows if row.server == "lagwise"}
+    return [
+        (
+            row.server,
+            row.clients,
+            f"{row.tokens_per_second:,.0f}",
+            f"{own[row.clients] / row.tokens_per_second:.2f}x",
+            *(f"{each:.3f}" for each in (row.first_median, row.first_p99, row.whole_median, row.whole_p99)),
+        )
+        for row in rows
+    ]

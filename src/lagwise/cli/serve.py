@@ -1,0 +1,56 @@
+"""``lagwise serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import at_least, not_empty, path, within
+from lagwise.cli.terminal import plain
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
+    host: Annotated[
+        str, typer.Option(callback=not_empty, help="Address to listen at; 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(callback=within(1, 65535, brackets="[]"), help="Port to listen at.")] = 8000,
+    rows: Annotated[int, typer.Option(callback=at_least(1), help="Requests that are answered at once.")] = 32,
+    queue: Annotated[
+        int, typer.Option(callback=at_least(0), help="Further requests that may wait; beyond them it answers 429.")
+    ] = 128,
+    max_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Most tokens of an answer.")] = 4096,
+    timeout: Annotated[float, typer.Option(callback=at_least(0.001), help="Seconds for an answer.")] = 300,
+    max_body: Annotated[int, typer.Option(callback=at_least(1), help="Most bytes of a request.")] = 2**20,
+    api_key: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, envvar="LAGWISE_API_KEY", help="Key that clients must send, if any."),
+    ] = None,
+) -> None:
+    """Serve a language model to OpenAI's clients: completions, chat and streams, many clients in one batch.
+
+    lagwise serve runs/tnn-lm
+
+    curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "tnn-lm", "prompt":
+    "def "}'
+
+    The model is known by the name of its folder. Ctrl-C ends the server.
+    """
+    try:
+        import uvicorn
+        from fastapi import FastAPI  # noqa: F401 (both, before the model is loaded)
+    except ImportError as error:
+        raise ImportError(f"serving needs FastAPI and uvicorn ({error}): pip install 'lagwise[serve]'") from error
+    from lagwise.models.loading import load_language_model
+    from lagwise.serving.app import make_app
+    from lagwise.serving.scheduler import Scheduler
+
+    model, tokenizer = load_language_model(run)
+    scheduler = Scheduler(model, tokenizer, rows=rows, queue=queue, max_tokens=max_tokens, timeout=timeout)
+    name = run.resolve().name
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(plain(f"Serving {name!r} at http://{shown}:{port}/v1 (Ctrl-C ends it)"))
+    app = make_app(scheduler, name, max_body=max_body, api_key=api_key)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)

@@ -1,0 +1,257 @@
+"""The HTTP application: OpenAI's completions and conversations over a `Scheduler`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lagwise.models.generation import encode_prompt
+from lagwise.serving.protocol import Bodies, ChatRequest, CompletionRequest, described, error_body, usage
+from lagwise.serving.sampling import Sampling
+from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
+
+_GRACE = 10  # seconds beyond an answer's time, to read the rest of it
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
+
+
+def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key: str | None = None) -> FastAPI:
+    """The application that serves a model under a name. It starts and stops the scheduler.
+
+    max_body: most bytes of a request. api_key: what ``Authorization: Bearer`` must say for ``/v1``; None: anybody may
+    ask.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        scheduler.start()
+        yield
+        await run_in_threadpool(scheduler.stop)
+
+    app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)  # those pages load scripts
+    app.add_middleware(_Guard, max_body=max_body, timeout=scheduler.timeout + _GRACE, api_key=api_key)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(StarletteHTTPException, _refused)
+    app.add_exception_handler(Exception, _failed)
+
+    async def reply(body: CompletionRequest | ChatRequest, prompt: str | list[int], rule: Sampling) -> Response:
+        scheduler.require_room()  # rather than encode prompts that are refused then
+        if isinstance(prompt, str):
+            parts = await run_in_threadpool(encode_prompt, scheduler.tokenizer, prompt)
+            prompt = [token for part in parts for token in part.tolist()]
+        bodies = Bodies(name, chat=isinstance(body, ChatRequest))
+        options = body.stream_options
+        return _Reply(
+            lambda wake: scheduler.submit(prompt, rule, wake),
+            bodies,
+            stream=bool(body.stream),
+            with_usage=options is not None and options.include_usage,
+        )
+
+    def check_model(asked: str) -> None:
+        if asked != name:
+            raise HTTPException(404, f"there is no model {asked!r:.200} here; this server has {name!r}")
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest) -> Response:
+        check_model(body.model)
+        with _as_http():
+            return await reply(body, body.text(), body.rule())
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest) -> Response:
+        check_model(body.model)
+        with _as_http():
+            text = await run_in_threadpool(body.text, scheduler.tokenizer)
+            return await reply(body, text, body.rule(scheduler.tokenizer))
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "lagwise", "created": 0}]})
+
+    @app.get("/health")
+    async def health() -> Response:
+        status = 200 if scheduler.alive else 503
+        return _json({"status": "ok" if scheduler.alive else "stopped", **scheduler.counts}, status)
+
+    return app
+
+
+class _Reply(Response):
+    """Sends an answer, whole or as a stream of server-sent events, and closes it when that is done, fails, or the
+    client has gone."""
+
+    def __init__(self, submit: Callable[[Callable[[], None]], Answer], bodies: Bodies, stream: bool, with_usage: bool):
+        super().__init__()
+        self.submit, self.bodies, self.stream, self.with_usage = submit, bodies, stream, with_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop, self.ready = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed, and with it every connection
+                loop.call_soon_threadsafe(self.ready.set)
+
+        with _as_http():
+            self.answer = self.submit(wake)
+        with self.answer:
+            sent = self._send_stream(send) if self.stream else self._send_whole(scope, receive, send)
+            tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_gone(receive))]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+            if isinstance(results[0], Exception):
+                raise results[0]
+
+    async def _pieces(self) -> AsyncIterator[str]:
+        """Text as it comes, in whatever pieces the client can keep up with."""
+        while True:
+            await self.ready.wait()
+            self.ready.clear()
+            finish = self.answer.finish  # before the text is taken, which then is complete
+            if text := self.answer.take():
+                yield text
+            if finish is not None:
+                return
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        text = "".join([piece async for piece in self._pieces()])
+        if self.answer.error is None:
+            reply = _json(self.bodies.whole(text, str(self.answer.finish), self._usage()))
+        else:
+            reply = _error(*_failure(self.answer.error))
+        await reply(scope, receive, send)
+
+    async def _send_stream(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        first = True
+        async for text in self._pieces():
+            await _event(send, self.bodies.piece(text, first=first))
+            first = False
+        if self.answer.error is None:
+            await _event(send, self.bodies.piece("", first=first, finish=self.answer.finish))
+            if self.with_usage:
+                await _event(send, self.bodies.usage(self._usage()))
+            await _send_line(send, "[DONE]")
+        else:
+            status, message = _failure(self.answer.error)
+            await _event(send, error_body(message, _kind(status), str(status)))
+        await send({"type": "http.response.body", "body": b""})
+
+    def _usage(self) -> dict[str, int]:
+        return usage(len(self.answer.prompt.ids), self.answer.tokens)
+
+
+class _Guard:
+    """Refuses requests without the key or with too many bytes, and ends those that take too long to be sent or read."""
+
+    def __init__(self, app: ASGIApp, max_body: int, timeout: float, api_key: str | None):
+        self.app, self.max_body, self.timeout = app, max_body, timeout
+        self.expected = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        key = dict(scope["headers"]).get(b"authorization", b"")
+        if self.expected is not None and scope["path"] != "/health" and not hmac.compare_digest(key, self.expected):
+            message = "this server asks for its key: Authorization: Bearer KEY"
+            return await _error(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
+        size, started = 0, False
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.max_body:
+                raise HTTPException(413, f"a request may have at most {self.max_body} bytes")
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self.timeout):
+                await self.app(scope, counted, noted)
+        except TimeoutError:
+            if not started:  # or else the server closes the connection
+                await _error(408, f"the request took more than {self.timeout:g} seconds")(scope, receive, send)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _event(send: Send, body: Mapping[str, Any]) -> None:
+    await _send_line(send, json.dumps(body))
+
+
+async def _send_line(send: Send, data: str) -> None:
+    await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+
+
+def _json(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # In ASCII: what a client sent, and a message quotes, may be no valid Unicode.
+    return Response(json.dumps(body), status, headers, "application/json")
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None, param: str | None = None) -> Response:
+    # Clients of OpenAI try again after any 5xx; what took too long once takes too long again.
+    never_again = {"x-should-retry": "false"} if status == 504 else {}
+    return _json(error_body(message, _kind(status), str(status), param), status, {**never_again, **(headers or {})})
+
+
+def _kind(status: int) -> str:
+    return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def _failure(error: Exception) -> tuple[int, str]:
+    """The status and message of an answer that failed."""
+    if isinstance(error, TimeoutError):
+        return 504, str(error)
+    if isinstance(error, Stopped):
+        return 503, str(error)
+    return 500, "the model failed; the server's log says why"
+
+
+@contextmanager
+def _as_http() -> Iterator[None]:
+    """What a scheduler refuses, as the statuses of HTTP."""
+    try:
+        yield
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error
+    except Busy as error:
+        raise HTTPException(429, str(error), {"retry-after": "1"}) from error
+    except Stopped as error:
+        raise HTTPException(503, str(error)) from error
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    message, param = described(error.errors())
+    return _error(400, message, param=param)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    return _error(error.status_code, str(error.detail), error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _error(500, "the server failed; its log says why")

@@ -1,0 +1,175 @@
+"""OpenAI's formats: what requests may say, prompts of conversations, and the bodies of answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from transformers import PreTrainedTokenizerBase
+
+from lagwise.serving.sampling import Sampling
+from lagwise.tables import shown
+
+# Where the folder's tokenizer has no chat template: lines of "role: text".
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+_PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations goes on with the user's part
+_DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's interface
+# What this server has not, by the value at which it changes nothing; and what does not concern the text.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of"), (1,)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+    **dict.fromkeys(("echo", "logprobs"), (False,)),
+    **dict.fromkeys(("logit_bias", "suffix", "tools", "functions", "modalities"), ({}, [], "", ["text"])),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+}
+_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class Request(BaseModel):
+    """What both kinds of requests may say."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_changes_nothing(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        for name, neutral in _NEUTRAL.items():
+            value = values.get(name)
+            same = (value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
+            if value is not None and not any(same):
+                raise ValueError(f"{name} is not supported by this server; leave it out")
+        return {name: value for name, value in values.items() if name not in _NEUTRAL and name not in _IGNORED}
+
+    def sampling(self, default_tokens: int | None, stop: tuple[str, ...] = ()) -> Sampling:
+        own = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Sampling(
+            max_tokens=default_tokens if self.max_tokens is None else self.max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=self.seed,
+            stop=own + stop,
+        )
+
+
+class CompletionRequest(Request):
+    """``prompt``: a text, or the ids of its tokens."""
+
+    prompt: str | list[int] | Annotated[list[str], Field(max_length=1)]
+
+    def rule(self) -> Sampling:
+        return self.sampling(_DEFAULT_TOKENS)
+
+    def text(self) -> str | list[int]:
+        if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], str):
+            return self.prompt[0]
+        return self.prompt  # type: ignore[return-value]
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """Fields of other servers' answers that come back in a conversation are passed over."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return {"role": self.role, "content": "".join(parts)}
+
+
+class ChatRequest(Request):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    def rule(self, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+        return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else _PLAIN_STOP)
+
+    def text(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The conversation by the tokenizer's template, or the plain one. ValueError if the template refuses it."""
+        messages: Any = [message.plain() for message in self.messages]
+        template: Any = tokenizer.chat_template or PLAIN_TEMPLATE
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, chat_template=template, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except ImportError:
+            raise
+        except Exception as error:  # whatever a template raises
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
+
+
+class Bodies:
+    """The bodies of one answer: whole, or in the pieces of a stream."""
+
+    def __init__(self, model: str, *, chat: bool):
+        self.chat = chat
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.head = {"id": self.id, "created": int(time.time()), "model": model}
+
+    def whole(self, text: str, finish: str, usage: dict[str, int]) -> dict[str, Any]:
+        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        return {**self.head, "object": self._kind(""), "choices": [choice], "usage": usage}
+
+    def piece(self, text: str, *, first: bool = False, finish: str | None = None) -> dict[str, Any]:
+        delta = {**({"role": "assistant"} if first else {}), **({"content": text} if text or first else {})}
+        said = {"delta": delta} if self.chat else {"text": text}
+        return self._piece([{"index": 0, **said, "logprobs": None, "finish_reason": finish}])
+
+    def usage(self, usage: dict[str, int]) -> dict[str, Any]:
+        """The last piece, if it was asked for."""
+        return {**self._piece([]), "usage": usage}
+
+    def _piece(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.head, "object": self._kind(".chunk"), "choices": choices}
+
+    def _kind(self, chunk: str) -> str:
+        return f"chat.completion{chunk}" if self.chat else "text_completion"
+
+
+def usage(prompt: int, tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def described(errors: Any) -> tuple[str, str | None]:
+    """The first of pydantic's errors in words, and the parameter that it is about."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "json_invalid" or (not place and first["type"] != "value_error"):
+        return "the body must be a JSON object, sent with Content-Type: application/json", None
+    if first["type"] == "extra_forbidden":
+        message = f"{shown(place[-1])} is not a parameter that this server knows"
+    elif place:
+        message = f"{'.'.join(place)}: {message}"
+    return message, place[0] if place else None

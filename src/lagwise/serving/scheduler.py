@@ -1,0 +1,273 @@
+"""Many texts at once from one model: a running batch that requests join and leave at any token."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.generation import TextWriter
+from lagwise.models.inputs import check_prompt_length
+from lagwise.models.session import Prompt, StreamingSession
+from lagwise.serving.sampling import Sampling, draw
+from lagwise.tables import whole_number
+
+_CONTEXT = 8  # tokens of a prompt that decide how the text after it is spelt
+_log = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """The server has as many requests as it takes."""
+
+
+class Stopped(Exception):
+    """The server is shutting down."""
+
+
+class Answer:
+    """The text of one request, written by the scheduler and taken by one reader, who closes it in any case.
+
+    ``finish`` is None until the text has ended: then "stop" (a stop text, or the end of the document) or "length", or
+    "error", with the exception in ``error``. What is not taken is held as text, so a slow reader holds up nobody; it is
+    bounded by the most tokens of an answer.
+    """
+
+    def __init__(self, prompt: Prompt, sampling: Sampling, most: int, deadline: float, close: Callable[[Answer], None]):
+        self.prompt, self.sampling, self.most, self.deadline = prompt, sampling, most, deadline
+        self.numbers = random.Random(sampling.seed)
+        self.tokens = 0
+        self.finish: Literal["stop", "length", "error"] | None = None
+        self.error: Exception | None = None
+        self.wake: Callable[[], None] = lambda: None  # called by the scheduler's thread when there is something new
+        self.closed = False
+        self._close, self._pieces = close, deque[str]()
+
+    def take(self) -> str:
+        """The text since the last call. What precedes ``finish`` is there before it."""
+        return "".join(self._pieces.popleft() for _ in range(len(self._pieces)))
+
+    def close(self) -> None:
+        """Leave: the scheduler frees what the request holds before its next step."""
+        self._close(self)
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, text: str) -> None:
+        self._pieces.append(text)
+        self.wake()
+
+    def end(self, finish: Literal["stop", "length", "error"], error: Exception | None = None) -> None:
+        self.error, self.finish = error, finish
+        self.wake()
+
+
+class Scheduler:
+    """Continues the texts of many requests in one batch, each as it would be alone, to rounding.
+
+    rows: requests in the batch. queue: further ones that may be open, waiting or not read to the end. max_tokens: most
+    tokens of an answer. timeout: seconds for a request from `submit` to its last token. prefill_chunk: tokens of
+    prompts that are processed between two steps of the batch, shared by the prompts there are.
+
+    `start` runs it in a thread; tests call `turn` themselves. Requests may be submitted and closed from any thread.
+    """
+
+    def __init__(
+        self,
+        model: LagwiseForCausalLM,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        rows: int = 32,
+        queue: int = 128,
+        max_tokens: int = 4096,
+        timeout: float = 300.0,
+        prefill_chunk: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.session = StreamingSession(model, prefill_chunk=prefill_chunk)
+        self.tokenizer = tokenizer
+        self.rows, self.queue = whole_number("rows", rows), whole_number("queue", queue, 0)
+        self.max_tokens, self.timeout, self.clock = whole_number("max_tokens", max_tokens), timeout, clock
+        ends = None if model.generation_config is None else model.generation_config.eos_token_id
+        self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        self._open: set[Answer] = set()
+        self._waiting: deque[Answer] = deque()
+        self._prompts: deque[Answer] = deque()
+        self._running: dict[int, tuple[Answer, TextWriter]] = {}
+        self._changed = threading.Condition()  # guards _open, _waiting and _stopped
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, wake: Callable[[], None] = lambda: None) -> Answer:
+        """Queue a request; ``wake`` is called from another thread whenever its answer has something new.
+
+        ValueError for a prompt or a number of tokens that the model or the server does not take; `Busy` if the server
+        has as many open requests as it takes; `Stopped` if it is shutting down.
+        """
+        limit, most = self.session.model.length_limit, sampling.max_tokens
+        if most is not None and most > self.max_tokens:
+            raise ValueError(f"this server adds at most {self.max_tokens} tokens; max_tokens is {most}")
+        if most is None:
+            most = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
+        check_prompt_length(limit, len(prompt), most)
+        answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._leave)
+        answer.wake = wake
+        with self._changed:
+            self.require_room()
+            self._open.add(answer)
+            self._waiting.append(answer)
+            self._changed.notify()
+        return answer
+
+    def require_room(self) -> None:
+        """`Busy` or `Stopped` if a request would be refused now: to be asked before work for it."""
+        if self._stopped:
+            raise Stopped("the server is shutting down")
+        if len(self._open) >= self.rows + self.queue:
+            raise Busy(f"the server has {len(self._open)} requests, as many as it takes; try again later")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests that are open, that wait for a place in the batch, and that have one."""
+        waiting = len(self._waiting)
+        return {"open": len(self._open), "waiting": waiting, "running": len(self._prompts) + len(self._running)}
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Run in a thread of its own until `stop`."""
+        self._thread = threading.Thread(target=self._run, name="lagwise-scheduler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and every request with `Stopped`."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._end_all(Stopped("the server is shutting down"))
+
+    def turn(self) -> bool:
+        """Let go of requests that were closed or are out of time, process a chunk of prompts, and add a token to every
+        text in the batch. Returns whether there is more to do."""
+        self._let_go()
+        self._read()
+        self._step()
+        return bool(self._waiting or self._prompts or self._running)
+
+    def _run(self) -> None:
+        busy = False
+        while True:
+            with self._changed:
+                if not busy:
+                    self._changed.wait_for(lambda: self._waiting or self._stopped)
+                if self._stopped:
+                    return
+            try:
+                busy = self.turn()
+            except Exception as error:  # nobody may wait for an answer that never comes
+                _log.exception("the batch failed")
+                self._end_all(error)
+                busy = False
+
+    def _leave(self, answer: Answer) -> None:
+        with self._changed:
+            answer.closed = True
+            self._open.discard(answer)
+
+    def _let_go(self) -> None:
+        now = self.clock()
+
+        def keep(answer: Answer) -> bool:
+            if not answer.closed and now >= answer.deadline:
+                answer.end("error", TimeoutError(f"the answer was not complete after {self.timeout:g} seconds"))
+            return not answer.closed and answer.finish is None
+
+        self._prompts = deque(filter(keep, self._prompts))
+        self._drop([handle for handle, (answer, _) in self._running.items() if not keep(answer)])
+        with self._changed:
+            self._waiting = deque(filter(keep, self._waiting))
+            while self._waiting and len(self._prompts) + len(self._running) < self.rows:
+                self._prompts.append(self._waiting.popleft())
+
+    def _read(self) -> None:
+        """Process prompts in turns, so that a short one does not wait for a long one."""
+        left = self.session.prefill_chunk
+        while self._prompts:
+            answer = self._prompts[0]
+            prompt = answer.prompt
+            left -= min(prompt.left, self.session.prefill_chunk)
+            if left < 0:
+                return
+            self._prompts.popleft()
+            try:
+                self.session.advance(prompt)
+                if prompt.left:
+                    self._prompts.append(answer)
+                    continue
+                writer = TextWriter(self.tokenizer, [prompt.ids[-_CONTEXT:]], answer.sampling.stop, False, answer.write)
+                self._running[self.session.join(prompt)] = answer, writer
+            except Exception as error:
+                _log.exception("a prompt failed")
+                answer.end("error", error)
+
+    def _step(self) -> None:
+        """Choose the next token of every text, end those that it ends, and continue the others."""
+        handles = self.session.handles
+        if not handles:
+            return
+        try:
+            answers = [self._running[handle][0] for handle in handles]
+            tokens = draw(self.session.logits, [(answer.sampling, answer.numbers) for answer in answers])
+            chosen = dict(zip(handles, tokens, strict=True))
+            self._drop([handle for handle, token in chosen.items() if self._take(handle, token)])
+            self.session.step({handle: chosen[handle] for handle in self.session.handles})
+        except Exception as error:  # such as a lack of memory: the session is as it was
+            _log.exception("a step of the batch failed")
+            for answer, _ in self._running.values():
+                answer.end("error", error)
+            self._drop(list(self._running))
+
+    def _take(self, handle: int, token: int) -> bool:
+        """Add a token to a text; whether it ends there."""
+        answer, writer = self._running[handle]
+        try:
+            answer.tokens += 1
+            ended = token in self._ends or writer.take(token)
+            if ended or answer.tokens == answer.most:
+                writer.end()
+                answer.end("stop" if ended or writer.stopped else "length")
+        except Exception as error:
+            _log.exception("a text failed")
+            answer.end("error", error)
+        return answer.finish is not None
+
+    def _drop(self, handles: Sequence[int]) -> None:
+        if handles:
+            self.session.drop(*handles)
+            for handle in handles:
+                del self._running[handle]
+
+    def _end_all(self, error: Exception) -> None:
+        with self._changed:
+            self._waiting.clear()
+            for answer in self._open:
+                if answer.finish is None:
+                    answer.end("error", error)
+        self._prompts.clear()
+        self._running.clear()
+        self.session.drop(*self.session.handles)

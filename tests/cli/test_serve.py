@@ -1,0 +1,83 @@
+"""``lagwise serve`` from the command line."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lagwise.cli.main import app
+from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.loading import save_tokenizer
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = tmp_path / "tiny"
+    LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).save_pretrained(run)
+    save_tokenizer(load_tokenizer("bytes"), run, None)
+    return run
+
+
+def test_what_is_missing_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(app, ["serve", str(run)])
+    assert isinstance(result.exception, ImportError)
+    assert "pip install 'lagwise[serve]'" in str(result.exception)
+
+
+def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    uvicorn = pytest.importorskip("uvicorn")
+    from fastapi.testclient import TestClient
+
+    started: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: started.append((app, options)))
+    options = ["--max-tokens", "5", "--max-body", "200", "--api-key", "sesame"]
+    result = CliRunner().invoke(app, ["serve", str(run), *options])
+    assert result.output == "Serving 'tiny' at http://127.0.0.1:8000/v1 (Ctrl-C ends it)\n"
+    [(served, settings)] = started
+    assert (settings["host"], settings["port"]) == ("127.0.0.1", 8000)
+    with TestClient(served, headers={"authorization": "Bearer sesame"}) as client:
+        ask = {"model": "tiny", "prompt": "a", "max_tokens": 5}
+        assert client.post("/v1/completions", json=ask).json()["usage"]["prompt_tokens"] == 1
+        assert client.post("/v1/completions", json={**ask, "max_tokens": 6}).status_code == 400
+        assert client.post("/v1/completions", json={**ask, "prompt": "a" * 200}).status_code == 413
+        assert client.get("/v1/models", headers={"authorization": ""}).status_code == 401
+
+
+@pytest.mark.slow
+def test_a_folder_is_served_on_this_machine_alone_and_ctrl_c_ends_it(run: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "lagwise", "serve", str(run), "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        answer = None
+        while answer is None:
+            assert server.poll() is None, server.stderr and server.stderr.read()
+            time.sleep(0.1)
+            with suppress(OSError):
+                answer = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models"))
+        assert answer["data"][0]["id"] == "tiny"
+        with pytest.raises(OSError):  # noqa: PT011 (refused, or no such address)
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+        server.send_signal(2)
+        out, errors = server.communicate(timeout=60)
+        assert f"Serving 'tiny' at http://127.0.0.1:{port}/v1" in out
+        assert errors == ""
+        assert server.returncode in (0, 130)
+    finally:
+        server.kill()

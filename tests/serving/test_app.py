@@ -1,0 +1,249 @@
+"""The server as a client meets it, without a network."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from served_model import PROMPT, WORDS
+from transformers import PreTrainedTokenizerBase
+
+from lagwise.models import LagwiseForCausalLM
+from lagwise.serving.sampling import Sampling
+from lagwise.serving.scheduler import Scheduler
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+from fastapi.testclient import TestClient
+
+from lagwise.serving.app import make_app
+from lagwise.serving.protocol import PLAIN_TEMPLATE
+
+ASK: dict[str, Any] = {"model": "small", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "w1"}], "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def scheduler(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Scheduler:
+    return Scheduler(model, tokenizer, rows=4, queue=4, max_tokens=500)
+
+
+@pytest.fixture(scope="module")
+def client(scheduler: Scheduler) -> Iterator[TestClient]:
+    with TestClient(make_app(scheduler, "small", max_body=10_000), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def talkative(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> PreTrainedTokenizerBase:
+    """A tokenizer whose chat template has only words that it knows."""
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    return tokenizer
+
+
+def events(response: Any) -> list[Any]:
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def error(response: Any) -> str:
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    return response.json()["error"]["message"]
+
+
+def test_a_completion_whole_and_streamed(client: TestClient, scheduler: Scheduler) -> None:
+    whole = client.post("/v1/completions", json=ASK).json()
+    choice = whole["choices"][0]
+    assert whole["object"] == "text_completion"
+    assert choice["finish_reason"] == "length"
+    assert len(choice["text"].split()) == 6
+    assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    response = client.post("/v1/completions", json={**ASK, "stream": True, "stream_options": {"include_usage": True}})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *pieces, last = events(response)
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == choice["text"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces][-1] == "length"
+    assert last["usage"] == whole["usage"]
+    assert last["choices"] == []
+    ids = [WORDS.index(word) for word in PROMPT.split()]
+    for prompt in (ids, [PROMPT]):
+        assert client.post("/v1/completions", json={**ASK, "prompt": prompt}).json()["choices"] == [choice]
+    assert scheduler.counts["open"] == 0
+
+
+def test_stop_seed_and_defaults(client: TestClient) -> None:
+    text = client.post("/v1/completions", json=ASK).json()["choices"][0]["text"]
+    stop = text.split()[3]
+    choice = client.post("/v1/completions", json={**ASK, "stop": stop}).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["text"] == text[: text.index(stop)]
+    sampled = {"model": "small", "prompt": PROMPT, "temperature": 2, "seed": 4}
+    texts = {client.post("/v1/completions", json=sampled).json()["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) == 1
+    assert len(texts.pop().split()) <= 16
+    neutral = {"n": 1, "echo": False, "logprobs": None, "presence_penalty": 0.0, "user": "me", "seed": None}
+    assert client.post("/v1/completions", json={**ASK, **neutral}).json()["choices"][0]["text"] == text
+
+
+def test_a_conversation(client: TestClient, talkative: PreTrainedTokenizerBase) -> None:
+    parts = [{"type": "text", "text": "w1 "}, {"type": "text", "text": "w2"}]
+    messages = [{"role": "system", "content": "w3"}, {"role": "user", "content": parts}]
+    ask = {"model": "small", "messages": messages, "max_completion_tokens": 5, "temperature": 0}
+    whole = client.post("/v1/chat/completions", json=ask).json()
+    message = whole["choices"][0]["message"]
+    assert whole["object"] == "chat.completion"
+    assert message["role"] == "assistant"
+    assert whole["usage"]["prompt_tokens"] == 3
+    same = client.post("/v1/completions", json={**ASK, "prompt": "w3 w1 w2", "max_tokens": 5}).json()
+    assert message["content"] == same["choices"][0]["text"]
+    pieces = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
+    deltas = [piece["choices"][0]["delta"] for piece in pieces]
+    assert deltas[0]["role"] == "assistant"
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+
+
+def test_the_plain_template(client: TestClient, model: LagwiseForCausalLM) -> None:
+    """Of a tokenizer without one; a tokenizer that does not know its words says so."""
+    from lagwise.data import load_tokenizer
+    from lagwise.serving.protocol import ChatRequest
+
+    request = ChatRequest(**{**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "w2"}]})
+    tokenizer = load_tokenizer("bytes")
+    assert request.text(tokenizer) == "user: w1\nassistant: w2\nassistant:"
+    assert request.rule(tokenizer).stop == ("\nuser:",)
+    assert "assistant:" in PLAIN_TEMPLATE
+    response = client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 400
+    assert "cannot be encoded" in error(response)
+
+
+def test_a_template_that_refuses(
+    client: TestClient, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('the first must be of the system') }}")
+    response = client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 400
+    assert "refuses these messages: the first must be of the system" in error(response)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"model": "other"}, 404, "there is no model 'other' here; this server has 'small'"),
+        ({"prompt": "unknown"}, 400, "cannot be encoded"),
+        ({"prompt": "\ud800"}, 400, "cannot be encoded"),
+        ({"prompt": []}, 400, "input_ids must be"),
+        ({"prompt": [1, 999]}, 400, "input_ids must be in"),
+        ({"prompt": ["w1", "w2"]}, 400, "prompt"),
+        ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
+        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
+        ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
+        ({"top_p": 0}, 400, "top_p: Input should be greater than 0"),
+        ({"stop": ""}, 400, "stop"),
+        ({"stop": ["a"] * 17}, 400, "stop"),
+        ({"n": 2}, 400, "n is not supported by this server"),
+        ({"logprobs": 0}, 400, "logprobs is not supported by this server"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),
+        ({"temprature": 1}, 400, "'temprature' is not a parameter that this server knows"),
+    ],
+)
+def test_what_is_refused(client: TestClient, change: dict[str, Any], status: int, message: str) -> None:
+    response = client.post("/v1/completions", content=json.dumps({**ASK, **change}), headers=JSON)
+    assert response.status_code == status
+    assert message in error(response)
+
+
+JSON = {"content-type": "application/json"}
+
+
+OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "headers", "status", "message"),
+    [
+        ("POST", "/v1/completions", b"{", JSON, 400, OBJECT),
+        ("POST", "/v1/completions", b"[1]", JSON, 400, OBJECT),
+        ("POST", "/v1/completions", b"", JSON, 400, OBJECT),
+        ("POST", "/v1/completions", json.dumps(ASK).encode(), {"content-type": "text/plain"}, 400, OBJECT),
+        ("POST", "/v1/completions", json.dumps(ASK).encode(), {}, 400, OBJECT),  # as a page of another site can send
+        ("POST", "/v1/completions", b"[" * 9_000, JSON, 400, "error parsing the body"),
+        ("POST", "/v1/completions", b'{"seed": ' + b"9" * 9_000 + b"}", JSON, 400, "error parsing the body"),
+        ("POST", "/v1/completions", b'"\xff"', JSON, 400, "error parsing the body"),
+        ("POST", "/v1/completions", b"x" * 10_001, JSON, 413, "at most 10000 bytes"),
+        ("GET", "/v1/completions", b"", {}, 405, "Method Not Allowed"),
+        ("GET", "/v2", b"", {}, 404, "Not Found"),
+    ],
+)
+def test_what_is_no_request(
+    client: TestClient, method: str, path: str, content: bytes, headers: dict[str, str], status: int, message: str
+) -> None:
+    response = client.request(method, path, content=content, headers=headers)
+    assert response.status_code == status
+    assert message in error(response)
+
+
+def test_a_body_without_a_length_is_counted(client: TestClient) -> None:
+    response = client.post("/v1/completions", content=(b" " * 1000 for _ in range(11)), headers=JSON)
+    assert response.status_code == 413
+    assert error(response) == "a request may have at most 10000 bytes"
+
+
+def test_models_and_health(client: TestClient) -> None:
+    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["small"]
+    assert client.get("/health").json() == {"status": "ok", "open": 0, "waiting": 0, "running": 0}
+
+
+def test_a_full_server(client: TestClient, scheduler: Scheduler) -> None:
+    held = [scheduler.submit([1], Sampling(1)) for _ in range(8)]
+    response = client.post("/v1/completions", json=ASK)
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "1"
+    assert "has 8 requests" in error(response)
+    assert client.post("/v1/completions", json={**ASK, "prompt": "unknown"}).status_code == 429  # not even encoded
+    for answer in held:
+        answer.close()
+    assert client.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_a_failure_of_the_model(client: TestClient, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(prompt: object) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(scheduler.session, "advance", fail)
+    response = client.post("/v1/completions", json=ASK)
+    assert response.status_code == 500
+    assert "secret" not in error(response)
+    streamed = client.post("/v1/completions", json={**ASK, "stream": True})
+    assert json.loads(streamed.text.removeprefix("data: "))["error"]["type"] == "server_error"
+    assert scheduler.counts["open"] == 0
+
+
+def test_the_key(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    with TestClient(make_app(Scheduler(model, tokenizer), "small", api_key="sesame")) as client:
+        for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "Bearer \u00e9".encode()}):
+            response = client.get("/v1/models", headers=headers)
+            assert response.status_code == 401
+            assert "asks for its key" in error(response)
+        assert client.get("/v1/models", headers={"authorization": "Bearer sesame"}).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_time(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler(model, tokenizer, timeout=0.05)
+    monkeypatch.setattr(scheduler, "_step", lambda: time.sleep(0.01))  # no token ever comes
+    with TestClient(make_app(scheduler, "small")) as client:
+        response = client.post("/v1/completions", json=ASK)
+        assert response.status_code == 504
+        assert "after 0.05 seconds" in error(response)
+        assert response.headers["x-should-retry"] == "false"
+    assert scheduler.counts["open"] == 0
+    assert not scheduler.alive
+    assert client.get("/health").status_code == 503
+    assert client.post("/v1/completions", json=ASK).status_code == 503

@@ -1,0 +1,243 @@
+"""A real server on a port of its own, with OpenAI's own client and with clients that behave badly."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from served_model import PROMPT
+from transformers import PreTrainedTokenizerBase
+
+from lagwise.models import LagwiseForCausalLM
+from lagwise.serving.scheduler import Scheduler
+
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+import openai
+import uvicorn
+
+from lagwise.serving.app import make_app
+
+LONG = 20_000  # tokens: none of these tests waits for so many
+
+
+class Served:
+    """A running server and how to talk to it."""
+
+    def __init__(self, scheduler: Scheduler, name: str = "small"):
+        self.scheduler, self.name = scheduler, name
+        config = uvicorn.Config(make_app(scheduler, name), log_level="error", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that who does not read is soon noticed
+        self.port = listening.getsockname()[1]
+        self.thread = threading.Thread(target=self.server.run, args=([listening],))
+        self.thread.start()
+        wait_for(lambda: self.server.started)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+
+    def client(self, **options: Any) -> Any:
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", **options)
+
+    def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, content
+
+    def open_stream(self, **body: Any) -> socket.socket:
+        """A connection on which a stream has begun, of which nothing has been read."""
+        ask = json.dumps({"model": self.name, "prompt": PROMPT, "stream": True, "temperature": 0, **body}).encode()
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", self.port))
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(ask)}"
+        )
+        connection.sendall(head.encode() + b"\r\n\r\n" + ask)
+        return connection
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    while not condition():  # a test that waits in vain is ended by its time limit
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def served(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Iterator[Served]:
+    served = Served(Scheduler(model, tokenizer, rows=8, queue=8, max_tokens=LONG))
+    yield served
+    served.close()
+
+
+def test_openais_client(served: Served) -> None:
+    client = served.client()
+    assert [model.id for model in client.models.list()] == ["small"]
+    ask: dict[str, Any] = {"model": "small", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    whole = client.completions.create(**ask)
+    streamed = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(piece.choices[0].text for piece in streamed[:-1]) == whole.choices[0].text
+    assert streamed[-1].usage == whole.usage
+    with pytest.raises(openai.BadRequestError, match="adds at most 20000 tokens"):
+        client.completions.create(**{**ask, "max_tokens": LONG + 1})
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.completions.create(**{**ask, "model": "other"})
+
+
+def test_openais_client_in_a_conversation(
+    served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} {% endfor %}")
+    client = served.client()
+    ask: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5}
+    whole = client.chat.completions.create(**ask, temperature=0.7, seed=3)
+    pieces = list(client.chat.completions.create(**ask, temperature=0.7, seed=3, stream=True))
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
+    assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_many_clients_get_what_each_gets_alone(served: Served) -> None:
+    def text(number: int) -> str:
+        prompt = " ".join(f"w{(number * 7 + k) % 48}" for k in range(number % 5 + 1))
+        count = 5 + number % 11
+        return client.completions.create(model="small", prompt=prompt, max_tokens=count, temperature=0).choices[0].text
+
+    client = served.client(max_retries=20)  # there are more clients than the server takes
+    alone = [text(number) for number in range(24)]
+    with ThreadPoolExecutor(24) as pool:
+        assert list(pool.map(text, range(24))) == alone
+    assert len(set(alone)) > 10
+    assert served.scheduler.counts["open"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_frees_the_row(served: Served, stream: bool) -> None:
+    connection = served.open_stream(max_tokens=LONG, stream=stream)
+    wait_for(lambda: len(served.scheduler.session) == 1)
+    connection.close()
+    wait_for(lambda: served.scheduler.counts["open"] == 0)
+    wait_for(lambda: len(served.scheduler.session) == 0)
+
+
+def test_a_slow_reader_holds_up_nobody(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Others get their answers while it does not read, and in the end it gets all of its own."""
+    served = Served(Scheduler(model, tokenizer), "small" * 200)  # a kilobyte, which every piece says
+    try:
+        ask: dict[str, Any] = {"model": served.name, "max_tokens": 150, "temperature": 0}
+        expected = served.client().completions.create(prompt=PROMPT, **ask)
+        connection = served.open_stream(max_tokens=150)
+        wait_for(lambda: len(served.scheduler.session) == 1)
+        served.client().completions.create(prompt="w5", **{**ask, "max_tokens": 20})
+        wait_for(lambda: len(served.scheduler.session) == 0)  # generated, whether it is read or not
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        lines = [line.removeprefix("data: ") for line in response.read().decode().split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        assert len(lines) < 140  # what it did not read came in larger pieces
+        assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == expected.choices[0].text
+        connection.close()
+        wait_for(lambda: served.scheduler.counts["open"] == 0)
+    finally:
+        served.close()
+
+
+def test_who_does_not_read_at_all_is_cut_off(
+    model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lagwise.serving.app._GRACE", 0)
+    served = Served(Scheduler(model, tokenizer, max_tokens=LONG, timeout=1), "small" * 1000)  # which every piece says
+    try:
+        half = socket.create_connection(("127.0.0.1", served.port))  # begins a request, and never ends it
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        half.sendall(b"Content-Length: 100\r\n\r\n{")
+        stalled = served.open_stream(max_tokens=LONG)
+        wait_for(lambda: served.scheduler.counts["open"] == 1)
+        assert b" 408 " in half.recv(1000)
+        wait_for(lambda: served.scheduler.counts["open"] == 0)
+        received = b"".join(iter(lambda: stalled.recv(2**16), b""))
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"timeout_error" not in received  # there was no room to say it
+        half.close()
+        stalled.close()
+    finally:
+        served.close()
+
+
+def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
+    """A request that is wrong somewhere, or odd."""
+    junk: list[Any] = [None, -1, 1e400, "", "\ud800", [], [[]], {}, True, 2**70, [None], {"a": 1}, "w1" * 999, 0.5]
+    fields = ["model", "prompt", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "x"]
+    body: Any = {"model": "small", "prompt": PROMPT, "messages": [{"role": "user", "content": "w1"}], "max_tokens": 2}
+    path = source.choice(["/v1/completions", "/v1/chat/completions"])
+    body.pop("prompt" if "chat" in path else "messages")
+    for _ in range(source.randint(1, 3)):
+        body[source.choice(fields)] = source.choice(junk)
+    content = json.dumps(source.choice([body, body, body, source.choice(junk)])).encode()
+    kind = source.randint(0, 9)
+    if kind == 0:
+        content = content[: source.randint(0, len(content))]
+    elif kind == 1:
+        content = source.randbytes(source.randint(0, 300))
+    elif kind == 2:
+        content = b'{"a":' * source.randint(1, 5000)
+    headers = {"Content-Type": source.choice(["application/json"] * 8 + ["text/plain", "multipart/form-data", ""])}
+    method = source.choice(["POST"] * 12 + ["GET", "PUT", "DELETE"])
+    return method, source.choice([path] * 12 + ["/", "/v1/" + "x" * 2000, "/v1/models/../health"]), content, headers
+
+
+def test_a_thousand_malformed_requests_harm_nobody(served: Served) -> None:
+    source, count = random.Random(1), 1000
+    expected = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)
+
+    def others() -> list[str]:
+        """Ordinary clients, meanwhile."""
+        texts = []
+        while not over.is_set() or not texts:
+            answer = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)
+            texts.append(answer.choices[0].text)
+        return texts
+
+    over = threading.Event()
+    statuses: set[int] = set()
+    with ThreadPoolExecutor(1) as pool:
+        texts = pool.submit(others)
+        try:
+            for _ in range(count):
+                status, content = served.request(*malformed(source))
+                statuses.add(status)
+                assert status < 500, content
+                if status >= 400:
+                    assert json.loads(content)["error"]["message"]
+            for _ in range(count // 20):  # not even HTTP
+                with socket.create_connection(("127.0.0.1", served.port)) as connection:
+                    connection.sendall(source.randbytes(source.randint(1, 200)))
+        finally:
+            over.set()
+        assert set(texts.result()) == {expected.choices[0].text}
+    assert {200, 400, 404, 405} <= statuses
+    wait_for(lambda: served.scheduler.counts == {"open": 0, "waiting": 0, "running": 0})
+    assert served.scheduler.alive
+
+
+def test_the_end_of_the_server_ends_its_answers(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    served = Served(Scheduler(model, tokenizer, max_tokens=LONG))
+    connection = served.open_stream(max_tokens=LONG)
+    wait_for(lambda: len(served.scheduler.session) == 1)
+    served.close()
+    assert served.scheduler.counts["open"] == 0
+    assert not served.scheduler.alive
+    connection.close()
