@@ -30,7 +30,7 @@ class _Draws:
     """Draws of the options of everything in the tables, by name."""
 
     def __init__(self, rng: random.Random, channels: int, causal: bool, length: int, double: bool):
-        self.rng, self.channels, self.causal, self.double = rng, channels, causal, double
+        self.rng, self.channels, self.causal, self.length, self.double = rng, channels, causal, length, double
         quadratic = () if length <= _QUADRATIC else ("dense", "direct")
         self.engines = [engine for engine in EXACT_ENGINES if engine not in quadratic]
         self.activations = ("relu", "silu", "gelu") if double else ("silu", "gelu")
@@ -43,6 +43,11 @@ class _Draws:
             "chunked_attention": self.chunked_attention,
             "grid": lambda: {"rows": self.axis(), "columns": self.axis()},
             "gtu2d": lambda: {"expansion": rng.choice((1, 2)), **self.toeplitz()},
+            "hyena": lambda: {"order": rng.randint(1, 3), "short": self.centred(), **self.toeplitz()},
+            "short_conv": lambda: {"kernel_size": self.centred()},
+            "linear_attention": self.linear_attention,
+            "lru": lambda: {"states": rng.randint(1, 6), "most_angle": rng.choice((0.1, 6.0))},
+            "s5": lambda: {"modes": rng.randint(1, 4)},
         }
         self.kernels: dict[str, Callable[[], Options]] = {
             "rpe": self.rpe,
@@ -139,6 +144,21 @@ class _Draws:
             "function": self.rng.choice(ATTENTION_FUNCTIONS),
             "position": self.rng.choice(("none", "simple", *(("rope", "rotary") if even else ()))),
         }
+
+    def linear_attention(self) -> Options:
+        # In float32 it is rounding that decides the sign of what relu takes.
+        maps = ("elu", "favor", *(("cosformer",) if self.double else ()))
+        return {
+            "heads": self.divisor(),
+            "feature_map": self.rng.choice(maps),
+            "span": self.length + self.skewed(600),
+            "count": self.skewed(30),
+        }
+
+    def centred(self) -> int:
+        """Taps of a short convolution."""
+        size = self.rng.randint(1, 5)
+        return size if self.causal else size | 1
 
     def divisor(self) -> int:
         return self.rng.choice([n for n in range(1, self.channels + 1) if self.channels % n == 0])

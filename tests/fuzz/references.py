@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from family_references import FAMILY
 from kernel_references import ACTIVATIONS, affine, kernel_at, smooth_at
 from torch import Tensor
 
@@ -160,6 +162,7 @@ REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunked_attention": chunked_attention,
     "grid": grid,
     "gtu2d": gtu2d,
+    **{name: partial(of_paper, toeplitz=toeplitz) for name, of_paper in FAMILY.items()},
 }
 
 

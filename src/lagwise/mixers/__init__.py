@@ -10,6 +10,11 @@ from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionM
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
 from lagwise.mixers.gtu import GTU
+from lagwise.mixers.hyena import HyenaMixer
+from lagwise.mixers.linear_attention import LinearAttentionMixer
+from lagwise.mixers.lru import LRUMixer
+from lagwise.mixers.s5 import S5Mixer
+from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 
@@ -22,6 +27,11 @@ MIXERS: dict[str, type[Mixer]] = {
     "chunked_attention": ChunkedAttentionMixer,
     "grid": GridMixer,
     "gtu2d": GTU2d,
+    "hyena": HyenaMixer,
+    "short_conv": ShortConvMixer,
+    "linear_attention": LinearAttentionMixer,
+    "lru": LRUMixer,
+    "s5": S5Mixer,
 }
 
 _OWN = frozenset(MIXERS)
@@ -63,7 +73,12 @@ __all__ = [
     "EMAMixer",
     "GTU2d",
     "GridMixer",
+    "HyenaMixer",
+    "LRUMixer",
+    "LinearAttentionMixer",
     "Mixer",
+    "S5Mixer",
+    "ShortConvMixer",
     "TCNMixer",
     "ToeplitzMixer",
     "register_mixer",

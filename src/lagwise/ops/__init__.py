@@ -20,6 +20,7 @@ from lagwise.ops.convolution import (
     toeplitz_reference,
     truncation_length,
 )
+from lagwise.ops.diagonal_scan import diagonal_scan
 from lagwise.ops.dilated_conv import (
     StackShape,
     centre_tap,
@@ -40,6 +41,7 @@ from lagwise.ops.interpolation import (
     row_spacing,
     spaced_grid,
 )
+from lagwise.ops.linear_attention import linear_attention
 from lagwise.ops.local import direct_product
 from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
 from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
@@ -90,6 +92,7 @@ __all__ = [
     "chunked_attention",
     "chunked_attention_reference",
     "covering_shapes",
+    "diagonal_scan",
     "dilated_convolution",
     "dilated_prefill",
     "dilated_stack",
@@ -105,6 +108,7 @@ __all__ = [
     "inducing_grid",
     "interpolation_matrix",
     "lag_matrix",
+    "linear_attention",
     "modal_poles",
     "modal_prefill",
     "modal_step",
