@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Toeplitz = Callable[[Any, Tensor], Tensor]
@@ -89,10 +90,115 @@ def s5(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     return recurrent(poles, into, 2 * torch.view_as_complex(mixer.output), mixer.direct, x)
 
 
+def gss(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    mixed = toeplitz(mixer.toeplitz, F.gelu(affine(mixer.value, x)))
+    return affine(mixer.out, F.gelu(affine(mixer.gate, x)) * affine(mixer.widen, mixed))
+
+
+def layer_norm(norm: Any, x: Tensor) -> Tensor:
+    centred = x - x.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def gmlp(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    n, lag = len(x), lags(len(x))
+    first, second = F.gelu(affine(mixer.input, x)).chunk(2, 1)
+    if mixer.matrix == "dense":
+        matrix = mixer.mixing[:n, :n]
+    else:
+        matrix = mixer.mixing[0, lag.clamp(min=0) if mixer.causal else lag + mixer.max_length - 1]
+    if mixer.causal:
+        matrix = matrix * (lag >= 0)
+    return affine(mixer.out, first * (matrix @ layer_norm(mixer.norm, second) + mixer.bias[:n, None]))
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(1, (heads, -1)).transpose(0, 1)
+
+
+def synthesizer(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    n = len(x)
+    if mixer.form == "random":
+        scores = mixer.scores[:, :n, :n]
+    else:
+        scores = heads_of(affine(mixer.hidden, x).relu(), mixer.heads) @ mixer.scores[:, :, :n]
+    if mixer.causal:
+        scores = scores.masked_fill(lags(n) < 0, float("-inf"))
+    value = heads_of(affine(mixer.value, x), mixer.heads)
+    return affine(mixer.out, (scores.softmax(2) @ value).transpose(0, 1).flatten(1))
+
+
+def flash(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    n, size = len(x), mixer.chunk
+    gate, value, base = F.silu(affine(mixer.input, x)).split([mixer.width, mixer.width, mixer.scale.shape[1]], 1)
+    query, key, far_query, far_key = (base * a + b for a, b in zip(mixer.scale, mixer.shift, strict=True))
+    d = base.shape[1]
+    angle = torch.arange(n)[:, None] * torch.tensor([10000.0 ** (-k / d) for k in range(0, d, 2)], dtype=x.dtype)
+    turn = torch.polar(torch.ones_like(angle), angle)
+    query, key = (torch.complex(t[:, ::2], t[:, 1::2]) * turn for t in (query, key))
+    home = torch.arange(n) // size
+    near = ((query @ key.conj().t()).real / size).relu() ** 2 * (home[:, None] == home)
+    far = far_query @ far_key.t()
+    if mixer.causal:
+        near = near * (lags(n) >= 0)
+        far = far * (home < home[:, None]) / (home * size).clamp(min=1)[:, None]
+    else:
+        far = far / n
+    return affine(mixer.out, gate * ((near + far) @ value))
+
+
+def long_short(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    n, size, heads = len(x), mixer.window, mixer.heads
+    query, key, value = affine(mixer.qkv, x).chunk(3, 1)
+    pieces = list(torch.arange(n).split(size if mixer.causal else n))
+    far = []
+    for t in (key, value):
+        rows = []
+        for piece in pieces:
+            share = heads_of(affine(mixer.project, x[piece]), heads).softmax(1)
+            rows.append(layer_norm(mixer.far_norm, (share.mT @ heads_of(t[piece], heads)).transpose(0, 1).flatten(1)))
+        far.append(torch.cat(rows))
+    keys, values = (
+        heads_of(torch.cat([layer_norm(mixer.near_norm, t), f]), heads) for t, f in zip((key, value), far, strict=True)
+    )
+    place, home = torch.arange(n), torch.arange(n) // size
+    begin, end = home * size, (home + 1) * size
+    if mixer.causal:
+        near = (lags(n) >= 0) & (place >= (begin - size)[:, None])
+        distant = torch.arange(len(pieces)) < home[:, None]
+    else:
+        near = (place >= (begin - size // 2)[:, None]) & (place < (end + size // 2)[:, None])
+        distant = torch.ones(n, 1, dtype=torch.bool)
+    seen = torch.cat([near, distant.repeat_interleave(mixer.rank, 1)], 1)
+    scores = heads_of(query, heads) @ keys.mT / math.sqrt(keys.shape[2])
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(2)
+    return affine(mixer.out, (weights @ values).transpose(0, 1).flatten(1))
+
+
+def relative_attention(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    n, c = x.shape
+    query, key, value = (heads_of(t, mixer.heads) for t in affine(mixer.qkv, x).chunk(3, 1))
+    lag = lags(n)
+    rate = torch.tensor([10000.0 ** (-k / c) for k in range(0, c, 2)], dtype=x.dtype)
+    angle = torch.arange(n)[:, None] * rate
+    waves = heads_of(affine(mixer.relative, torch.cat([angle.sin(), angle.cos()], 1)[:, :c]), mixer.heads)
+    by_lag = (query + mixer.place[:, None]) @ waves.mT  # (heads, n, lags)
+    scores = (query + mixer.content[:, None]) @ key.mT
+    scores = scores + by_lag.gather(2, lag.clamp(min=0).expand(mixer.heads, -1, -1))
+    scores = (scores / math.sqrt(query.shape[2])).masked_fill((lag < 0) | (lag > mixer.memory), float("-inf"))
+    return affine(mixer.out, (scores.softmax(2) @ value).transpose(0, 1).flatten(1))
+
+
 FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
     "hyena": hyena,
     "short_conv": short_conv,
     "linear_attention": linear_attention,
     "lru": lru,
     "s5": s5,
+    "gss": gss,
+    "flash": flash,
+    "gmlp": gmlp,
+    "synthesizer": synthesizer,
+    "long_short": long_short,
+    "relative_attention": relative_attention,
 }

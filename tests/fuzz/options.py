@@ -13,7 +13,8 @@ from lagwise.ops import ATTENTION_FUNCTIONS, EXACT_ENGINES
 DECAYS = (0.01, 0.3, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 _QUADRATIC = 1000  # tokens of a row for engines of quadratic cost
 
-SEQUENCE_MIXERS = [name for name, mixer in MIXERS.items() if not mixer.needs_grid]
+TWO_SIDED_MIXERS = [name for name, mixer in MIXERS.items() if not mixer.needs_grid and False in mixer.directions]
+STREAMING_MIXERS = [name for name, mixer in MIXERS.items() if mixer.streams and True in mixer.directions]
 
 Options = dict[str, Any]
 
@@ -48,6 +49,24 @@ class _Draws:
             "linear_attention": self.linear_attention,
             "lru": lambda: {"states": rng.randint(1, 6), "most_angle": rng.choice((0.1, 6.0))},
             "s5": lambda: {"modes": rng.randint(1, 4)},
+            "gss": lambda: {"expansion": rng.choice((1, 2)), "contraction": rng.choice((0.6, 1)), **self.toeplitz()},
+            "flash": lambda: {"chunk": self.skewed(300), "query_size": 2 * rng.randint(1, 3)},
+            "gmlp": lambda: {
+                **self.longest(),
+                "expansion": rng.choice((6, 8)),
+                "matrix": "toeplitz" if length > _QUADRATIC else rng.choice(("toeplitz", "dense")),
+            },
+            "synthesizer": lambda: {
+                **self.longest(),
+                "heads": 1 if length > _QUADRATIC else self.divisor(),
+                "form": rng.choice(("dense", "random")) if double and length <= _QUADRATIC else "random",
+            },
+            "long_short": lambda: {
+                "heads": self.divisor(),
+                "window": max(length // 50 + 1, self.skewed(300)),
+                "rank": rng.randint(1, 3),
+            },
+            "relative_attention": lambda: {"heads": self.divisor(), "memory": self.skewed(300)},
         }
         self.kernels: dict[str, Callable[[], Options]] = {
             "rpe": self.rpe,
@@ -88,7 +107,7 @@ class _Draws:
         return {"kernel": kernel, "engine": engine}
 
     def axis(self) -> Options:
-        name = self.rng.choice(SEQUENCE_MIXERS)
+        name = self.rng.choice(TWO_SIDED_MIXERS)
         return {"name": name, **self.mixers[name]()}
 
     def causal_ski(self) -> Options:
@@ -154,6 +173,9 @@ class _Draws:
             "span": self.length + self.skewed(600),
             "count": self.skewed(30),
         }
+
+    def longest(self) -> Options:
+        return {"max_length": self.length + self.skewed(100)}
 
     def centred(self) -> int:
         """Taps of a short convolution."""

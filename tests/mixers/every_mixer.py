@@ -52,6 +52,11 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("tcn", {"kernel_size": 17, "dilation": 5, "depth": 2, "activation": "none", "residual": False}),
     ("linear_attention", {"feature_map": "cosformer", "heads": 1, "span": 1100}),
     ("linear_attention", {"feature_map": "favor", "heads": 2, "count": 20}),
+    ("flash", {"chunk": 7, "query_size": 4}),
+    ("gmlp", {"matrix": "dense", "max_length": 1100}),
+    ("synthesizer", {"form": "random", "heads": 1, "max_length": 1100}),
+    ("relative_attention", {"heads": 2, "memory": 5}),
+    ("long_short", {"heads": 2, "window": 6, "rank": 2}),
 ]
 
 

@@ -19,6 +19,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("hyena", {"order": 3, "short": 1, "kernel": {"name": "rpe"}}),
     ("short_conv", {"kernel_size": 1}),
     ("lru", {"states": 5, "least_radius": 0.9}),
+    ("gss", {"kernel": {"name": "modal"}, "contraction": 1, "expansion": 1}),
 ]
 CASES = [
     (name, options, causal)
@@ -80,6 +81,18 @@ def test_cosformer_refuses_texts_beyond_its_span() -> None:
         mixer.step(noise(1, 1)[:, 0], state)
 
 
+@pytest.mark.parametrize("name", ["gmlp", "synthesizer"])
+def test_what_has_one_length_refuses_longer_texts(name: str) -> None:
+    """Padding does not count."""
+    mixer = make(name, {"max_length": 20})
+    mask = torch.arange(25)[None] >= 5
+    torch.testing.assert_close(mixer(noise(1, 25), mask=mask).shape, (1, 25, 16))
+    with pytest.raises(ValueError, match=r"20 .*got 21.*set option max_length"):
+        mixer(noise(1, 21))
+    with pytest.raises(ValueError, match="does not stream: it has no state; run it on whole sequences"):
+        mixer.init_state(1)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -90,6 +103,15 @@ def test_cosformer_refuses_texts_beyond_its_span() -> None:
         ("linear_attention", {"feature_map": "relu"}, "unknown feature_map: 'relu'"),
         ("lru", {"least_radius": 1.0}, "least_radius < most_radius must be in"),
         ("lru", {"most_angle": 7.0}, "most_angle must be in"),
+        ("gss", {"contraction": 0.01}, "contraction must give at least one channel, got 0.01"),
+        ("flash", {"query_size": 3}, "query_size must be even, got 3"),
+        ("flash", {"chunk": 0}, "chunk must be a whole number of at least 1, got 0"),
+        ("gmlp", {"matrix": "circulant"}, "unknown matrix: 'circulant'"),
+        ("gmlp", {"expansion": 0.01}, "expansion must give at least two channels"),
+        ("synthesizer", {"form": "factored"}, "unknown form: 'factored'"),
+        ("long_short", {"rank": 0}, "rank must be a whole number of at least 1, got 0"),
+        ("relative_attention", {"memory": 0}, "memory must be a whole number of at least 1, got 0"),
+        ("relative_attention", {"causal": False}, "RelativeAttentionMixer has no two-sided form"),
         ("s5", {"modes": 0}, "modes must be a whole number of at least 1, got 0"),
     ],
 )

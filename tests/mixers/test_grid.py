@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ EVERY: list[tuple[str, dict[str, Any]]] = [
     *(
         ("grid", {"rows": {"name": name}})
         for name, mixer in MIXERS.items()
-        if not mixer.needs_grid and name != "attention"
+        if not mixer.needs_grid and False in mixer.directions and name != "attention"
     ),
     ("grid", {"rows": {"name": "attention", "heads": 2}, "columns": {"name": "tcn", "depth": 2}}),
     ("grid", {"rows": {"name": "toeplitz", **OPERATORS[-1]}, "columns": {"name": "gtu", "expansion": 1}}),
@@ -44,7 +45,8 @@ every_mixer = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda v: 
 def make(name: str, options: dict[str, Any]) -> Mixer:
     if name == "grid":  # heads must divide the channels
         options = {
-            axis: {**spec, "heads": 2} if spec["name"].endswith("attention") else spec for axis, spec in options.items()
+            axis: {**spec, "heads": 2} if "heads" in signature(MIXERS[spec["name"]]).parameters else spec
+            for axis, spec in options.items()
         }
     return MIXERS[name](CHANNELS, causal=False, **options).double()
 

@@ -170,6 +170,9 @@ CONSTANT: list[tuple[str, dict[str, Any]]] = [
     ("linear_attention", {}),
     ("lru", {}),
     ("s5", {}),
+    ("gss", {}),
+    ("flash", {}),
+    ("relative_attention", {}),
 ]
 
 

@@ -67,6 +67,7 @@ class Mixer(nn.Module):
             raise ValueError(f"{type(self).__name__} has no {have} form: build it with causal={not causal}, {other}")
         self.channels = channels
         self.causal = causal
+        self.max_length: int | None = None  # of a document, in tokens; None for any
 
     def forward(
         self,

@@ -48,6 +48,7 @@ from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
 from lagwise.ops.packing import (
     Layout,
     document_starts,
+    from_first_token,
     move_rows,
     per_document,
     row_extents,
@@ -105,6 +106,7 @@ __all__ = [
     "ema_taps",
     "fast_length",
     "first_real",
+    "from_first_token",
     "inducing_grid",
     "interpolation_matrix",
     "lag_matrix",

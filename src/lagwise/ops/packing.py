@@ -160,6 +160,23 @@ def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
     return _MoveRows.apply(x, shift, length)
 
 
+def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    """Apply what counts places from the start to rows whose text starts anywhere.
+
+    Formula: every row is moved so that its first real token is at place 0, mixed, and moved back; places after the
+    longest text are left out, and zero in the result.
+
+    Shapes: x ``(batch, length, channels)``, zero at padding; mask ``(batch, length)``, boolean; ``mix(moved,
+    its_mask)`` gives as many tokens, with any number of channels, which the result has too.
+    """
+    if mask is None:
+        return mix(x, None)
+    first, lengths = row_extents(mask)
+    longest = int(lengths.max())
+    moved = move_rows(mask[..., None].to(x.dtype), -first, longest)[..., 0] > 0
+    return move_rows(mix(move_rows(x, -first, longest), moved), first, x.shape[1])
+
+
 class _MoveRows(torch.autograd.Function):
     """`move_rows`: its gradient moves back, which is faster than to scatter it."""
 
