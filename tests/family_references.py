@@ -189,6 +189,31 @@ def relative_attention(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     return affine(mixer.out, (scores.softmax(2) @ value).transpose(0, 1).flatten(1))
 
 
+def fourier(n: int) -> Tensor:
+    """``exp(-2 pi i j k / n)``."""
+    turn = -2 * math.pi / n * (torch.arange(n)[:, None] * torch.arange(n) % n).double()
+    return torch.complex(turn.cos(), turn.sin())
+
+
+def fnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    return (fourier(len(x)) @ x.to(torch.complex128) @ fourier(x.shape[1])).real
+
+
+def gfnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    """Of a picture ``(height, width, channels)``. A frequency of the half that is kept stands for its conjugate too."""
+    (height, width), shape = mixer.size, x.shape
+    x = F.pad(x, (0, 0, 0, width - shape[1], 0, height - shape[0]))
+    down, across = fourier(height), fourier(width)[: width // 2 + 1]
+    spectrum = torch.einsum("ih,kw,hwc->ikc", down, across, x.to(down.dtype)) * torch.view_as_complex(mixer.filter)
+    times = torch.full((len(across), 1), 2.0, dtype=x.dtype)
+    times[0] = 1
+    if width % 2 == 0:
+        times[-1] = 1
+    half = torch.einsum("ih,ikc->hkc", down.conj(), spectrum) * times
+    y = torch.einsum("kw,hkc->hwc", across.conj(), half).real / (height * width)
+    return y[: shape[0], : shape[1]]
+
+
 FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
     "hyena": hyena,
     "short_conv": short_conv,
@@ -201,4 +226,6 @@ FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
     "synthesizer": synthesizer,
     "long_short": long_short,
     "relative_attention": relative_attention,
+    "fnet": fnet,
+    "gfnet": gfnet,
 }

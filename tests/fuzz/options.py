@@ -67,6 +67,8 @@ class _Draws:
                 "rank": rng.randint(1, 3),
             },
             "relative_attention": lambda: {"heads": self.divisor(), "memory": self.skewed(300)},
+            "fnet": dict,
+            "gfnet": lambda: {"height": length + rng.randint(0, 3), "width": length + rng.randint(0, 3)},
         }
         self.kernels: dict[str, Callable[[], Options]] = {
             "rpe": self.rpe,
@@ -151,6 +153,7 @@ class _Draws:
             # The norm of one channel is its sign.
             "norm": self.rng.choice(("none", "rms") if (residual and self.channels > 1) or self.double else ("none",)),
             "residual": residual,
+            "circular": not self.causal and self.rng.random() < 0.5,
         }
 
     def chunked_attention(self) -> Options:

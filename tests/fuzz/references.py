@@ -78,9 +78,12 @@ def tcn(mixer: Any, x: Tensor) -> Tensor:
             if mixer.norm == "rms":
                 h = h / (h.square().mean(1, keepdim=True) + 1e-6).sqrt()
             taps, dilation = mixer.taps[number], mixer.dilations[number]
-            wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
             lags = range(before - size + 1, before + 1)
-            shifted = [wide[(before - lag) * dilation :][:n] for lag in lags]
+            if mixer.circular:
+                shifted = [h[(torch.arange(n) - lag * dilation) % n] for lag in lags]
+            else:
+                wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
+                shifted = [wide[(before - lag) * dilation :][:n] for lag in lags]
             h = activation(sum(x_l * t for x_l, t in zip(shifted, taps.unbind(1), strict=True)))
         x = x + h if mixer.residual else h
     return x

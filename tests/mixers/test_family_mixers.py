@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_mixer import OPTIONS, make, noise
+import torch.nn.functional as F
+from every_mixer import CHANNELS, OPTIONS, make, noise
 from family_references import FAMILY
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, ToeplitzMixer
-from lagwise.ops import diagonal_scan, toeplitz_matrix
+from lagwise.mixers import MIXERS, GFNetMixer, ToeplitzMixer
+from lagwise.ops import Layout, diagonal_scan, toeplitz_matrix
 
 # Besides those that the contract is tested with.
 MORE: list[tuple[str, dict[str, Any]]] = [
@@ -49,6 +50,35 @@ def test_a_mixer_is_its_papers_formula(name: str, options: dict[str, Any], causa
         *(torch.autograd.grad(y, inputs, weight, materialize_grads=True) for y in (ours, wanted)), strict=True
     ):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (6, 4), (3, 8)])
+def test_a_global_filter_is_its_formula(size: tuple[int, int]) -> None:
+    mixer = GFNetMixer(CHANNELS, height=6, width=8).double()
+    picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
+    y = mixer(picture.flatten(1, 2), layout=Layout(grid=size))
+    torch.testing.assert_close(y[0], FAMILY["gfnet"](mixer, picture[0], dense).flatten(0, 1), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="grid is 6 x 8, got 7 x 2; set options height and width"):
+        mixer(noise(1, 14), layout=Layout(grid=(7, 2)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 40])
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_circular_stack_is_the_frameworks(length: int, left: int) -> None:
+    """Circular padding of a convolution, by as much as the dilation needs; on padded rows by their own lengths."""
+    mixer = make("tcn", {"circular": True, "depth": 3, "dilation": 2, "kernel_size": 3}, causal=False)
+    x = noise(1, length)
+    h = x.transpose(1, 2)
+    for taps, dilation in zip(mixer.taps, mixer.dilations, strict=True):
+        around = h[..., torch.arange(-dilation, length + dilation) % length]
+        h = h + F.silu(F.conv1d(around, taps.flip(1)[:, None], dilation=dilation, groups=CHANNELS))
+    padded = torch.cat([noise(1, left), x, noise(1, left)], 1)
+    place = torch.arange(length + 2 * left)[None]
+    mask = (place >= left) & (place < left + length) if left else None
+    y = mixer(padded, mask=mask)[:, left : left + length]
+    torch.testing.assert_close(y, h.transpose(1, 2), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="circular=True needs causal=False"):
+        make("tcn", {"circular": True})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -21,7 +21,7 @@ def test_a_model_trains_is_saved_and_generates(name: str, tmp_path: Path) -> Non
     mixer = {"name": name, **OPTIONS.get(name, {})}
     causal = True in MIXERS[name].directions
     kind = LagwiseForCausalLM if causal else LagwiseForMaskedLM
-    fields = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "pad_token_id": 1}
+    fields = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "pad_token_id": 1, "causal": causal}
     model = kind(LagwiseConfig(block={"name": "prenorm", "token_mixer": mixer}, **fields))
     ids = torch.randint(2, 11, (2, 20))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

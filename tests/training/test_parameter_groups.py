@@ -48,6 +48,8 @@ DECAYED: dict[str, set[str]] = {
     "mixer synthesizer": {"weight", "scores"},
     "mixer long_short": {"weight"},
     "mixer relative_attention": {"weight"},
+    "mixer fnet": set(),
+    "mixer gfnet": {"filter"},
     "block prenorm": {"weight"},
     "block mega": {"weight", "beta", "gamma"},
     "block chain": {"weight"},

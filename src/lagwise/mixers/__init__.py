@@ -9,6 +9,8 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.flash import FlashMixer
+from lagwise.mixers.fnet import FNetMixer
+from lagwise.mixers.gfnet import GFNetMixer
 from lagwise.mixers.gmlp import GMLPMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
 from lagwise.mixers.gss import GSSMixer
@@ -44,6 +46,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "synthesizer": SynthesizerMixer,
     "long_short": LongShortMixer,
     "relative_attention": RelativeAttentionMixer,
+    "fnet": FNetMixer,
+    "gfnet": GFNetMixer,
 }
 
 _OWN = frozenset(MIXERS)
@@ -83,7 +87,9 @@ __all__ = [
     "ChunkedAttention",
     "ChunkedAttentionMixer",
     "EMAMixer",
+    "FNetMixer",
     "FlashMixer",
+    "GFNetMixer",
     "GMLPMixer",
     "GSSMixer",
     "GTU2d",

@@ -54,7 +54,7 @@ class GMLPMixer(Mixer):
 
     def reset_parameters(self) -> None:
         """M uniform within 0.001 / max_length, b one."""
-        nn.init.uniform_(self.mixing, -1e-3 / self.max_length, 1e-3 / self.max_length)
+        nn.init.uniform_(self.mixing, -1e-3 / len(self.bias), 1e-3 / len(self.bias))
         nn.init.ones_(self.bias)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
@@ -63,14 +63,14 @@ class GMLPMixer(Mixer):
         return self.out((first * spread).to(first.dtype))
 
     def _spread(self, z: Tensor, mask: Tensor | None) -> Tensor:
-        n = z.shape[1]
-        if n > self.max_length:
-            raise ValueError(f"gMLP's matrix is for at most {self.max_length} tokens, got {n}; set option max_length")
+        n, longest = z.shape[1], len(self.bias)
+        if n > longest:
+            raise ValueError(f"gMLP's matrix is for at most {longest} tokens, got {n}; set option max_length")
         if self.matrix == "dense":
             matrix = self.mixing[:n, :n]
             mixed = (matrix.tril() if self.causal else matrix) @ z
         else:
-            furthest = self.max_length - n
+            furthest = longest - n
             taps = self.mixing[:, :n] if self.causal else self.mixing[:, furthest : furthest + 2 * n - 1]
             mixed = toeplitz_product(z, taps.expand(z.shape[2], -1), causal=self.causal)
         return mixed + self.bias[:n, None]

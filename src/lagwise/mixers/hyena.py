@@ -63,13 +63,15 @@ class HyenaMixer(Mixer):
     def init_state(self, batch_size: int) -> StateTuple:
         self.require_causal()
         window = Window.empty(batch_size, *self.taps.shape, like=self.taps)
-        return StateTuple((window, *(long.init_state(batch_size) for long in self.filters)))
+        filters: Any = self.filters
+        return StateTuple((window, *(long.init_state(batch_size) for long in filters)))
 
     def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
         window, *states = state.parts
         short, window = dilated_prefill(masked(self.input(x), mask), self.taps, 1, window)
         value, *gates = short.chunk(len(self.filters) + 1, 2)
-        for index, (gate, long) in enumerate(zip(gates, self.filters, strict=True)):
+        filters: Any = self.filters
+        for index, (gate, long) in enumerate(zip(gates, filters, strict=True)):
             value, states[index] = long.prefill(value, states[index], mask=mask)
             value = gate * value
         return self.out(value), StateTuple((window, *states))

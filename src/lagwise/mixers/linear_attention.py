@@ -85,9 +85,9 @@ class LinearAttentionMixer(Mixer):
         return self._attend(x, state, mask)
 
     def _attend(self, x: Tensor, state: StateTuple | None, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        sums, seen = (None, 0) if state is None else state.parts
+        sums, seen = (None, None) if state is None else state.parts
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
-        place = real.cumsum(1) + (seen if state is None else seen[:, None])
+        place = real.cumsum(1) + (0 if seen is None else seen[:, None])
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key = self._features(query, place, is_query=True), self._features(key, place)
         key = key * real[:, None, :, None]

@@ -50,9 +50,9 @@ class SynthesizerMixer(Mixer):
         return self.out(from_first_token(self._attend, x, layout.mask))
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        n = x.shape[1]
-        if n > self.max_length:
-            raise ValueError(f"the synthesizer scores {self.max_length} places, got {n} tokens; set option max_length")
+        n, longest = x.shape[1], self.scores.shape[2]
+        if n > longest:
+            raise ValueError(f"the synthesizer scores {longest} places, got {n} tokens; set option max_length")
         if self.hidden is None:
             scores = self.scores[None, :, :n, :n]
         else:

@@ -24,6 +24,7 @@ from lagwise.ops.diagonal_scan import diagonal_scan
 from lagwise.ops.dilated_conv import (
     StackShape,
     centre_tap,
+    circular_convolution,
     covering_shapes,
     dilated_convolution,
     dilated_prefill,
@@ -54,6 +55,7 @@ from lagwise.ops.packing import (
     row_extents,
     seq_idx_from_cu_seqlens,
 )
+from lagwise.ops.ragged_dft import ragged_dft
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
@@ -92,6 +94,7 @@ __all__ = [
     "centre_tap",
     "chunked_attention",
     "chunked_attention_reference",
+    "circular_convolution",
     "covering_shapes",
     "diagonal_scan",
     "dilated_convolution",
@@ -121,6 +124,7 @@ __all__ = [
     "per_document",
     "plan_from_tolerance",
     "prolong",
+    "ragged_dft",
     "ragged_ski_product",
     "receptive_field",
     "reduce_taps",

@@ -44,6 +44,15 @@ class Layout:
         if self.grid is not None and self.grid[0] * self.grid[1] != length:
             raise ValueError(f"a grid of {self.grid[0]} x {self.grid[1]} does not hold {length} tokens")
 
+    def require_grid(self, who: str) -> tuple[int, int]:
+        """The grid. ValueError if there is none, in the name of who mixes over it."""
+        if self.grid is None:
+            raise ValueError(
+                f"{who} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), one in each "
+                "row, or a Layout with a grid"
+            )
+        return self.grid
+
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The documents of packed rows, those of like length together; documents of padding alone are left out.
