@@ -41,8 +41,9 @@ lint: $(INSTALLED)  ## style and types
 bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
 
-docs: $(INSTALLED)  ## regenerate docs/equations.md
+docs: $(INSTALLED)  ## regenerate docs/equations.md and docs/family.md
 	$(BIN)/python docs/equations.py
+	$(BIN)/python docs/family.py
 
 clean:
 	rm -rf $(VENV) build dist runs

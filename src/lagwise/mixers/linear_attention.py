@@ -20,18 +20,21 @@ class LinearAttentionMixer(Mixer):
 
     Options: heads; feature_map:
 
-    - ``elu``: ``f(u) = 1 + elu(u)`` (Katharopoulos et al. 2020);
-    - ``cosformer``: ``relu(u)``, the product weighted by ``cos(pi (i - j) / (2 span))`` (Qin et al. 2022). The
+    - ``elu``: ``f(u) = 1 + elu(u)``;
+    - ``cosformer``: ``relu(u)``, the product weighted by ``cos(pi (i - j) / (2 span))``. The
       published span is the length of each input; here it is an option, so that the weights do not depend on what
       follows, and no text may be longer than it: further weights would be negative;
     - ``favor``: ``exp(w_m·u - |u|^2 / 2) / sqrt(count)`` with u scaled by ``d**(-1/4)`` and ``count`` random w_m,
-      orthogonal in blocks of d: FAVOR+, whose mean is softmax attention (Choromanski et al. 2021). The features are
+      orthogonal in blocks of d: FAVOR+, whose mean is softmax attention. The features are
       drawn from a fixed seed, saved with the weights, and never drawn again.
 
     span is read by ``cosformer`` and count by ``favor`` alone. Places count from a row's first real token. ValueError
     for options out of range, heads that do not divide the channels, or a text beyond the span.
 
     Streams in constant memory and time: ``d * (d + 1)`` numbers a head, or ``2 d`` or ``count`` for the first d.
+
+    Source: Katharopoulos et al. 2020, "Transformers are RNNs", §3; Qin et al. 2022, "cosFormer"; Choromanski et al.
+    2021, "Rethinking Attention with Performers" (FAVOR+, lemma 1).
     """
 
     def __init__(

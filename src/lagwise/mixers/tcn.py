@@ -56,10 +56,10 @@ class TCNMixer(Mixer):
     run on longer texts see no further than it was trained on.
 
     Causal, or centred for classification (then K is odd). ValueError for options out of range. Streams in O(K D) a
-    token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open).
+    token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open). Convolutions
+    have no bias, so that silence stays silence.
 
-    Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular. Convolutions have no bias, so that silence
-    stays silence.
+    Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular.
     """
 
     def __init__(
