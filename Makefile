@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu fuzz lint bench docs clean
+.PHONY: demo test test-slow test-gpu fuzz lint bench docs wheel-check release-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,6 +44,20 @@ bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 docs: $(INSTALLED)  ## regenerate docs/equations.md and docs/family.md
 	$(BIN)/python docs/equations.py
 	$(BIN)/python docs/family.py
+
+wheel-check:  ## build the wheel, install it alone into an empty environment, and use it there
+	rm -rf dist build/wheel && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check build $$(grep '^torch==' constraints.txt)
+	build/wheel/bin/python -m build --wheel --outdir dist .
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[train]" \
+	  --constraint constraints.txt
+	cd build && wheel/bin/lagwise --version && wheel/bin/lagwise recipes > /dev/null && rm -rf wheel-run && \
+	  wheel/bin/lagwise train --data stdlib --out wheel-run training.steps=3 model.hidden_size=16 && \
+	  wheel/bin/lagwise generate wheel-run --tokens 5
+
+release-check: lint test test-slow wheel-check  ## all that a release must pass
+	grep -q "^## $$($(BIN)/lagwise --version | sed 's/.* //')" CHANGELOG.md
+	git diff --quiet || { echo "there are changes that are not committed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist runs

@@ -103,7 +103,7 @@ def score(run: Path) -> dict[str, Any]:
         "with_positions": found["known_positions"],
         "valid": found["valid"],  # without positions
         "task": recipe.task,
-        "model": recipe.model,
+        "model": {key: value for key, value in recipe.model.items() if key != "init_from"},  # the first part
         "curve": {name: [line for line in lines if "eval_macro_f1" in line] for name, lines in parts.items()},
     }
 

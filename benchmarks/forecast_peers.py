@@ -3,10 +3,11 @@
     python benchmarks/forecast_peers.py FOLDER --out benchmarks/results/forecast-peers-cpu.json
 
 FOLDER holds ETTh1.csv or ETTm1.csv (also .xz), as for ``lagwise bench forecast``. Each method runs in a process of its
-own: read the data, then fit to the training part with look-back 720, one map for all series; time and memory are those
-of the fit. The errors on the test part are those of the same protocol, so that only forecasters that forecast equally
-well are compared. DLinear is trained as published (Zeng et al. 2023): a moving average of 25 splits trend and season,
-a linear map for each; Adam, 10 epochs at most, the rate halved after each, stopped after 3 without progress.
+own: read the data, then fit to the training part with look-back 720, one map for all series. Time, of a processor, and
+memory are those of the fit on one thread (set OMP_NUM_THREADS=1). The errors on the test part are those of the same
+protocol, so that only forecasters that forecast equally well are compared. DLinear is trained as published (Zeng et al.
+2023): a moving average of 25 splits trend and season, a linear map for each; Adam, 10 epochs at most, the rate halved
+after each, stopped after 3 without progress.
 """
 
 from __future__ import annotations
@@ -122,13 +123,13 @@ METHODS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def measure(folder: str, name: str, horizon: int, method: str) -> dict[str, Any]:
-    """Seconds and bytes of a fit, and its error on the test part. Runs in a process of its own."""
+    """Processor seconds and bytes of a fit, and its error on the test part. Runs in a process of its own."""
     train, valid, test = parts(read_benchmark(Path(folder), name), name)
     fit, arguments = METHODS[method]
     fit(train[: LOOK_BACK + horizon + 50], valid[: LOOK_BACK + horizon + 50], horizon, *arguments)  # imports, buffers
-    before, began = process_bytes("VmRSS"), time.perf_counter()
+    before, began = process_bytes("VmRSS"), time.process_time()
     predict = fit(train, valid, horizon, *arguments)
-    seconds, peak = time.perf_counter() - began, process_bytes("VmHWM") - before
+    seconds, peak = time.process_time() - began, process_bytes("VmHWM") - before
     error, count = 0.0, 0
     for series in test.T:
         made = sliding_window_view(series, LOOK_BACK + horizon)

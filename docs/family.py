@@ -37,8 +37,8 @@ _LEFT_OUT = """
 | model | why, and what there is |
 |---|---|
 | AFNO | its network acts on frequencies of each picture's own size; batches of several sizes are not done; `gfnet` |
-| Linformer, Nyströmformer, Reformer, BigBird, Informer, Skyformer | approximate attention, by weights that depend on the \
-tokens; packages exist for some (`linformer`, `nystrom-attention`, `reformer-pytorch`, transformers) |
+| Linformer, Nyströmformer, Reformer, BigBird, Informer, Skyformer | they approximate attention; packages: \
+(`linformer`, `nystrom-attention`, `reformer-pytorch`, transformers) |
 """
 
 

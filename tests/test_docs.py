@@ -237,11 +237,28 @@ def test_the_figures_of_signals_are_those_of_the_results_files() -> None:
         assert f"{run['parameters']:,}" in page
         for how in ("without", "with"):
             scores = run[f"{how}_positions"]
-            pairs = (scores["classes"][kind] for kind in "SV")
+            pairs = (scores["classes"][kind] for kind in "NSVFQ")
             cells = [f"{scores['accuracy']:.3f}", *(f"{p['recall']:.3f} / {p['precision']:.3f}" for p in pairs)]
             cells += [f"{scores['found']:.3f}", f"{scores['precision']:.3f}"] if how == "without" else []
             assert re.search(rf"\| {name}[^|]*\| {how} \| {re.escape(' | '.join(cells))} \|", page)
+        assert not run["causal"] or f"at most {run['delay_seconds']:.3f} s late" in page
     for speed in json.loads((results / "ecg-stream-cpu.json").read_text())["results"]:
         digits = 3 if speed["chunk"] == 1 else 1
         times = f"{1e3 * speed['median']:.{digits}f} | {1e3 * speed['late']:.1f} | {speed['real_time']:.0f}"
         assert speed["chunk"] == 12 or re.search(rf"\| {speed['chunk']} \| [\d.]+ \| {re.escape(times)} \|", page)
+
+
+def test_the_figures_of_forecasting_are_those_of_the_results_files() -> None:
+    from lagwise.bench.forecasting import coverage_rows, table_rows
+
+    page = (ROOT / "docs" / "forecasting.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    cells = json.loads((results / "forecast-cpu.json").read_text())["results"]["cells"]
+    lines = table_rows(cells)[1] + (coverage_rows(cells)[1] if "coverage" in cells[0] else [])
+    for line in lines:
+        assert f"| {' | '.join(line)} |" in page
+    ridge = next(line for line in lines if line[0] == "ridge")
+    assert f"reaches a mean squared error of {ridge[-2]} (the mean of the 16 ETT cells" in page
+    for row in json.loads((results / "forecast-peers-cpu.json").read_text())["results"]["rows"]:
+        figures = f"{row['seconds']:.1f} | {row['bytes'] / 2**20:,.0f} | {row['mse']:.4f}"
+        assert f"| {row['method']} | {row['data']} | {figures} |" in page

@@ -120,10 +120,14 @@ def _run(command: Sequence[str], folder: Path) -> None:
 
 def _name(source: Path, command: Sequence[str]) -> str:
     compiler = os.stat(command[0])
+    made_of = [source.read_text(), *command, f"{compiler.st_size} {compiler.st_mtime_ns}", *processor()]
+    return hashlib.sha256("\n".join(made_of).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def processor() -> list[str]:
+    """What this machine's processor is, and can do: code that is compiled for it may not run on another."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    made_of = [source.read_text(), *command, f"{compiler.st_size} {compiler.st_mtime_ns}", platform.machine()]
-    return hashlib.sha256("\n".join([*made_of, *processor]).encode(errors="surrogateescape")).hexdigest()[:32]
+    return [platform.machine(), *sorted({x for x in lines if x.startswith(("flags", "Features", "model name"))})]
 
 
 def _absolute_path() -> str:

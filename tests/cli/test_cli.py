@@ -150,7 +150,7 @@ class TestGenerate:
             if len(written) == 3:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(sys.modules["lagwise.cli.main"], "write", write)
+        monkeypatch.setattr(sys.modules["lagwise.cli.generate"], "write", write)
         result = runner.invoke(app, ["generate", str(run), "--prompt", "the ", "--tokens", "50", "--temperature", "2"])
         assert result.exit_code == 130
         assert result.stdout == "".join(written) + "\n"

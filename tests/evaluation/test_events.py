@@ -10,6 +10,7 @@ from lagwise.evaluation.events import (
     event_scores,
     expected_events,
     find_events,
+    latest_report,
     lookahead,
     match_events,
     paired_classes,
@@ -67,6 +68,38 @@ def test_a_stream_finds_the_same_events_no_later_than_stated(tolerance: int, see
         assert len(stream._recent) <= 2 * lookahead(tolerance) + 12
         found += zip(*(each.tolist() for each in events), strict=True)
     assert found == list(zip(*(each.tolist() for each in offline), strict=True))
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, 4, 7])
+def test_the_end_of_a_recording_gives_the_events_that_are_left(tolerance: int) -> None:
+    p, stream = probabilities(200), EventStream(tolerance, 0.3)
+    p[-1, 1:] = 0.33  # the last step is one
+    offline = find_events(p, tolerance, 0.3)
+    for _ in range(2):  # afterwards another recording begins
+        parts = [*(stream.push(part) for part in np.array_split(p, 9)), stream.finish()]
+        streamed = [np.concatenate(each).tolist() for each in zip(*parts, strict=True)]
+        assert streamed == [each.tolist() for each in offline]
+    assert (len(parts[-1].steps) > 0) == (lookahead(tolerance) > 0)
+    assert len(EventStream(tolerance).finish().steps) == 0
+
+
+@pytest.mark.parametrize(("stride", "tolerance"), [(12, 54), (4, 8), (1, 0), (5, 3)])
+def test_a_true_event_is_reported_within_the_stated_samples(stride: int, tolerance: int) -> None:
+    """An event whose middle is certain, and a true one as early as it may be to count: sample by sample, the report is
+    just as late as stated."""
+    latest, reach = 0, tolerance // stride // 2
+    for step in range(20, 24):
+        p = np.tile([1.0, 0.0], (60, 1))
+        p[step - reach : step + reach + 1, 1] = 0.9 / (2 * reach + 1)
+        stream = EventStream(tolerance // stride)
+        position = step * stride + stride // 2
+        true = position - tolerance
+        assert match_events(np.array([position]), np.array([true]), tolerance).tolist() == [0]
+        for sample in range(60 * stride):
+            whole = (sample + 1) % stride == 0
+            if whole and len(stream.push(p[sample // stride][None]).steps):
+                latest = max(latest, sample - true)
+    assert latest == latest_report(stride, tolerance)
 
 
 def test_matches_are_the_closest_pairs_within_the_tolerance() -> None:

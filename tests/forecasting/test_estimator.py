@@ -118,6 +118,7 @@ def test_toeplitz_has_few_parameters_and_forecasts_waves() -> None:
         {"name": "rpe", "inputs": "sincos", "layers": 1, "hidden": 16, "decay": 1.0},
         {"name": "frequency", "inputs": "omega", "layers": 2, "hidden": 16, "grid": 64},
         "modal",
+        "s4d",
     ],
 )
 def test_learned_kernels_approach_the_free_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

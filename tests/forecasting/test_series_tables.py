@@ -70,6 +70,25 @@ def test_columns_are_chosen(tmp_path: Path) -> None:
         read_series(path, columns=["prise"])
 
 
+def test_tables_that_pandas_wrote_with_their_index(tmp_path: Path) -> None:
+    frame = hours()
+    frame.set_index("date").rename_axis(None).to_csv(tmp_path / "times.csv")
+    assert read_series(tmp_path / "times.csv").frame.index.name == "time"
+    frame.to_csv(tmp_path / "numbers.csv")
+    assert list(read_series(tmp_path / "numbers.csv", "date").frame) == ["load"]
+    frame.set_index("date").to_parquet(tmp_path / "times.parquet")
+    assert list(read_series(tmp_path / "times.parquet").frame) == ["load"]
+    frame[["load"]].assign(more=1.5).to_csv(tmp_path / "bare.csv", header=False)
+    with pytest.raises(ValueError, match=r"the first row of .* has numbers, .*; it must have names of columns"):
+        read_series(tmp_path / "bare.csv")
+
+
+@pytest.mark.parametrize(("mark", "point"), [(";", ","), (";", "."), ("\t", ".")])
+def test_other_marks_between_columns(tmp_path: Path, mark: str, point: str) -> None:
+    hours().to_csv(tmp_path / "data.csv", sep=mark, decimal=point, index=False)
+    assert read_series(tmp_path / "data.csv").frame["load"].tolist() == hours()["load"].tolist()
+
+
 def changed(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFrame:
     frame = frame.astype({column: object})
     frame.loc[row, column] = value

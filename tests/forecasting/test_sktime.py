@@ -14,8 +14,8 @@ from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.sktime import SktimeLagForecaster
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # of sktime, some hundred
+@pytest.mark.timeout(600)
 def test_sktimes_own_checks() -> None:
     results = check_estimator(SktimeLagForecaster, raise_exceptions=False, verbose=False)
     assert len(results) > 500
@@ -32,5 +32,12 @@ def test_forecasts_are_ours_and_updates_stream() -> None:
     assert list(made.index) == [pd.Timestamp("2024-03-21"), pd.Timestamp("2024-03-25")]
     adapter.update(y[80:], update_params=False)
     np.testing.assert_allclose(adapter.predict(), ours.predict(X=x)[[0, 4]])
+    interval, quantiles = adapter.predict_interval(coverage=[0.5, 0.9]), adapter.predict_quantiles(alpha=[0.25, 0.5])
+    for share in (0.5, 0.9):
+        ends = np.stack(ours.predict_interval(X=x, coverage=share), axis=1)[[0, 4]]
+        np.testing.assert_allclose(interval[0][share], ends)
+        assert (ends[:, 0] < ends[:, 1]).all()
+    np.testing.assert_allclose(quantiles[0][0.25], interval[0][0.5]["lower"])
+    np.testing.assert_allclose(quantiles[0][0.5], adapter.predict())
     with pytest.raises(NotImplementedError, match="in-sample"):
         SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])

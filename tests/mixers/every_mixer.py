@@ -72,9 +72,11 @@ def _id(value: Any) -> str:
 every_mixer = _among(lambda mixer: True)
 every_causal_mixer = _among(lambda mixer: True in mixer.directions)
 every_stream = _among(lambda mixer: True in mixer.directions and mixer.streams)
-every_direction = pytest.mark.parametrize(
+_DIRECTIONS = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]
+every_direction = pytest.mark.parametrize(("name", "options", "causal"), _DIRECTIONS, ids=_id)
+every_trained_direction = pytest.mark.parametrize(  # of those that have parameters
     ("name", "options", "causal"),
-    [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions],
+    [case for case in _DIRECTIONS if list(MIXERS[case[0]](CHANNELS, causal=case[2]).parameters())],
     ids=_id,
 )
 

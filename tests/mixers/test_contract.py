@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_mixer, make, noise
 from poison import check_poisoned_padding
+from torch import Tensor
 
 from lagwise.mixers import Mixer
 
@@ -109,6 +112,31 @@ def test_export_runs(name: str, options: dict) -> None:
     x = noise(1, 48, torch.float32)
     exported = torch.export.export(mixer, (x,))
     torch.testing.assert_close(exported.module()(x), mixer(x), rtol=1e-5, atol=1e-5)
+
+
+@every_direction
+def test_views_may_be_copies(name: str, options: dict, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporters replace `view` and `reshape` by copies where a tensor is not contiguous: nothing may be written there,
+    or it is lost."""
+    mixer = make(name, options, causal=causal)
+    x = noise(2, 48)
+
+    def results() -> list[Tensor]:
+        with torch.no_grad():
+            y = mixer(x)
+            return [y, mixer.prefill(x, mixer.init_state(2))[0]] if causal and mixer.streams else [y]
+
+    expected = results()
+    for method in ("view", "reshape"):
+        monkeypatch.setattr(torch.Tensor, method, _copying(getattr(torch.Tensor, method)))
+    torch.testing.assert_close(results(), expected, rtol=1e-12, atol=1e-12)
+
+
+def _copying(method: Any) -> Any:
+    def copied(x: Tensor, *args: Any) -> Tensor:
+        return method(x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format), *args)
+
+    return copied
 
 
 @every_direction

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS, GridMixer, GTU2d, Mixer, ToeplitzMixer
@@ -170,6 +171,16 @@ def test_gradcheck_and_state(name: str, options: dict) -> None:
     assert not list(mixer.parameters()) or not torch.equal(mixer(x, layout=layout), other(x, layout=layout))
     other.load_state_dict(mixer.state_dict())
     assert torch.equal(mixer(x, layout=layout), other(x, layout=layout))
+
+
+@every_mixer
+def test_second_derivatives_and_vmap(name: str, options: dict) -> None:
+    mixer, layout = make(name, options), Layout(grid=(2, 3))
+    x = noise(2, 2, 3).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(lambda a: mixer(a, layout=layout), x[:1], fast_mode=True, atol=1e-4)
+        rows = torch.vmap(lambda a: mixer(a[None], layout=layout)[0])(x)
+    torch.testing.assert_close(rows, mixer(x, layout=layout), rtol=1e-9, atol=1e-9)
 
 
 @every_mixer

@@ -44,6 +44,19 @@ def test_forecasts_move_with_level_and_scale_and_channels_are_apart() -> None:
     torch.testing.assert_close(model(past_values=x[:, :, 1:2]).prediction_outputs, plain[:, :, 1:2])
 
 
+def test_series_far_from_zero_lose_no_precision() -> None:
+    """In float32 a million has 4 bits after the point: sixteenths are exact, sums of them are not."""
+    model, x = tiny(), (past(length=64) * 16).round() / 16
+    future = torch.zeros(2, 3, 3)
+    near, far = model(past_values=x, future_values=future), model(past_values=x + 1e6, future_values=future + 1e6)
+    torch.testing.assert_close(far.scale, near.scale)
+    torch.testing.assert_close(far.loss, near.loss)
+    torch.testing.assert_close(far.prediction_outputs - 1e6, near.prediction_outputs, rtol=0, atol=0.04)
+    wide = model(past_values=x.double() + 1e6).prediction_outputs
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close((wide - 1e6).float(), near.prediction_outputs)
+
+
 def test_missing_values_do_not_count_whatever_they_are() -> None:
     model, x = tiny(), past()
     mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.7

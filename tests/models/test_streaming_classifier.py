@@ -62,6 +62,17 @@ def test_a_sequence_classifier_says_the_class_so_far(pooling: str) -> None:
     torch.testing.assert_close(streamed(model, x), torch.stack(whole), rtol=0, atol=1e-9)
 
 
+def test_a_mean_of_many_steps_does_not_drift() -> None:
+    """A sum of a million of them in float32 would be off by thousandths."""
+    model = make("tcn", LagwiseForSequenceClassification, pooling="mean").float()
+    stream = StreamingClassifier(model)
+    hidden = torch.full((1000, 8), 0.1)
+    for _ in range(1000):
+        pooled = stream._pool(hidden)
+        stream._steps += len(hidden)
+    torch.testing.assert_close(pooled, hidden, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("mixer", ["tcn", "ema", "toeplitz that ends"])
 def test_memory_does_not_grow(mixer: str) -> None:
     stream = StreamingClassifier(make(mixer))

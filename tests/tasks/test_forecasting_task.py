@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from every_task import recipe
 
 from lagwise.data.options import DataOptions
+from lagwise.runs import predict_run
 from lagwise.tasks.forecasting import Forecasting, Windows
+from lagwise.training import train
 
 
 def opened(folder: Path, rows: int = 100, **options: object) -> Forecasting:
@@ -47,3 +51,25 @@ def test_tables_that_are_too_short(tmp_path: Path) -> None:
         opened(tmp_path, horizon=40)
     with pytest.raises(ValueError, match="forecasting needs series to learn from"):
         Forecasting(DataOptions())
+
+
+def test_a_run_forecasts_what_follows_a_table(tmp_path: Path) -> None:
+    """On the scale of the table, far from 0, with what `predict` says of its last values; a gap at the end is none."""
+    (tmp_path / "data").mkdir()
+    run = train(recipe("forecasts", tmp_path / "data"), tmp_path / "run", progress=False)
+    times = pd.date_range("2024-01-01", periods=40, freq="h")
+    table = pd.DataFrame({"time": times, "load": np.sin(np.arange(40) / 2) + 1e6, "price": np.cos(np.arange(40.0))})
+    table.loc[38, "price"] = np.nan
+    table.to_csv(tmp_path / "new.csv", index=False)
+    made = predict_run(run, source=str(tmp_path / "new.csv"), progress=False)
+    assert [row["time"] for row in made] == list(pd.date_range(times[-1], periods=7, freq="h")[1:])
+    assert [list(row) for row in made] == [["time", "load", "price"]] * 6
+    for name in ("load", "price"):
+        (alone,) = predict_run(run, [{"past_values": table[name].tolist()}], progress=False)
+        np.testing.assert_allclose([row[name] for row in made], alone["forecast"], rtol=0, atol=1e-5)
+    near = predict_run(run, [{"past_values": (table["load"] - 1e6).tolist()}], progress=False)[0]["forecast"]
+    np.testing.assert_allclose([row["load"] - 1e6 for row in made], near, atol=1e-5)
+    table.loc[20:, "price"] = np.nan
+    table.to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(ValueError, match=r"column 'price' of .* has no value in the last 16 rows"):
+        predict_run(run, source=str(tmp_path / "new.csv"))

@@ -56,7 +56,7 @@ def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
     whole = task._probabilities(model, samples)
     np.testing.assert_allclose(whole[: len(pushed)], pushed.numpy(), atol=1e-5)
     assert len(whole) * task.stride >= len(samples) + task.delay
-    assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1)
+    assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1) - 1 - 2 + 8
 
 
 def test_every_event_is_scored_where_it_stands(tmp_path: Path) -> None:
@@ -144,8 +144,9 @@ def test_the_data_are_read_once(tmp_path: Path) -> None:
     assert again.folder.stat().st_mtime_ns == before
 
 
-def test_a_folder_of_sounds_is_learnt_by_the_recipe_for_signals(tmp_path: Path) -> None:
-    """Low and high tones; a model knows the sampling rate it was trained at."""
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_folder_of_sounds_is_learnt_by_the_recipe_for_signals(tmp_path: Path, causal: bool) -> None:
+    """Low and high tones; a model knows the sampling rate it was trained at, and a causal one streams."""
     random = np.random.default_rng(0)
     for name, pitch in (("low", 0.05), ("high", 0.8)):
         (tmp_path / "sounds" / name).mkdir(parents=True)
@@ -155,12 +156,17 @@ def test_a_folder_of_sounds_is_learnt_by_the_recipe_for_signals(tmp_path: Path) 
             wavfile.write(tmp_path / "sounds" / name / f"{i}.wav", 8000, x.astype(np.int16))
     made = load_recipe("signal", ["training.steps=25", "training.batch_size=8", "training.precision=float32"])
     made.data.source = str(tmp_path / "sounds")
-    made.model |= {"hidden_size": 16, "num_hidden_layers": 1}
+    made.model |= {"hidden_size": 16, "num_hidden_layers": 1, "causal": causal}
     run = train(made, tmp_path / "run", progress=False)
     assert evaluate_run(run, progress=False)["test"]["accuracy"] == 1
     assert "rate: 8000" in (run / "recipe.yaml").read_text()
     predicted = predict_run(run, source=str(tmp_path / "sounds" / "low"), progress=False)
     assert {row["predicted"] for row in predicted} == {"low"}
+    if causal:
+        samples = np.asarray(predicted[0]["input_values"], dtype=np.float32)
+        model, _ = load_model(run)
+        said = StreamingClassifier(model).push(samples[: len(samples) // 16 * 16])[-1]
+        assert said[model.config.label2id["low"]] == pytest.approx(predicted[0]["p(low)"], abs=0.02)
     wavfile.write(tmp_path / "other.wav", 16000, np.ones(400, np.int16))
     with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
         predict_run(run, source=str(tmp_path / "other.wav"), progress=False)

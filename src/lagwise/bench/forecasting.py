@@ -99,6 +99,7 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
     return {
         "mse": scores.mse,
         "mae": scores.mae,
+        "coverage": scores.coverage,
         "windows": scores.windows,
         "validation_mse": forecaster.validation_error_,
         "parameters": forecaster.n_parameters_,
@@ -149,6 +150,17 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
             cells.append(f"{np.mean([figures[n] for n in ett]):.4f}")
         lines.append([label, *cells, f"{sizes[label]:,}" if label in sizes else ""])
     return head, lines
+
+
+def coverage_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The share of test values within the intervals, the mean over horizons of each model and data set, as text."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        shares = [np.mean([row["coverage"] for row in own if row["data"] == name]) for name in names]
+        lines.append([model, *(f"{share:.3f}" for share in shares)])
+    return ["", *names], lines
 
 
 def _labelled(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence[Mapping[str, Any]]]]:

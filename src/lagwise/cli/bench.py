@@ -290,12 +290,13 @@ def forecast(
 
     lagwise bench forecast data/ --data ETTh1,ETTm1 --out forecast.json
     """
-    from lagwise.bench.forecasting import run_benchmarks, table_rows
+    from lagwise.bench.forecasting import coverage_rows, run_benchmarks, table_rows
     from lagwise.bench.harness import save_results
     from lagwise.cli.terminal import print_table
 
     rows = run_benchmarks(folder, data.split(","))
     print_table("Mean squared error, mean of the horizons", *table_rows(rows))
+    print_table("Share of test values within 90% intervals, mean of the horizons", *coverage_rows(rows))
     if out:
         save_results(out, f"lagwise bench forecast FOLDER --data {data}", {"cells": rows})
         typer.echo(f"written: {out}")

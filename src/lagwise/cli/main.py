@@ -13,7 +13,9 @@ import typer
 from lagwise.cli import failures
 from lagwise.cli.bench import bench
 from lagwise.cli.data import data as write_data
+from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
+from lagwise.cli.generate import generate
 from lagwise.cli.importing import import_model
 from lagwise.cli.parsing import at_least, not_empty, path, whole_numbers, within
 from lagwise.cli.plot import plot
@@ -33,6 +35,8 @@ app.command()(forecast)
 app.command("import")(import_model)
 app.command()(plot)
 app.command("data")(write_data)
+app.command()(export)
+app.command()(generate)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")]
 
@@ -171,66 +175,6 @@ def evaluate(
 
 
 @app.command()
-def generate(
-    run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to continue; without one, a new document.")] = "",
-    prompt_file: Annotated[
-        typer.FileText | None,
-        typer.Option(encoding="utf-8", help="The same from a file (`-`: standard input), which is not repeated."),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(callback=not_empty, help="End before this text. May be given several times.", show_default=False),
-    ] = None,
-    tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add at most.")] = 500,
-    temperature: Annotated[float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is wilder.")] = 0.8,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            callback=within(0, 1, brackets="(]"), help="Sample from the likeliest tokens of this total probability."
-        ),
-    ] = 0.95,
-    seed: Annotated[
-        int | None, typer.Option(callback=within(0, 2**32 - 1, brackets="[]"), help="For the same sample again.")
-    ] = None,
-) -> None:
-    """Continue a prompt, streamed as it is made. Speeds go to standard error; Ctrl-C ends the text where it is.
-
-    lagwise generate runs/tnn-lm --prompt "def " --stop "class "
-
-    lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
-    """
-    from lagwise.models import generate_text
-    from lagwise.models.loading import load_language_model
-
-    if prompt and prompt_file is not None:
-        raise typer.BadParameter("--prompt and --prompt-file are two ways to say the same; give one")
-    text = prompt if prompt_file is None else _read(prompt_file)
-    model, tokenizer = load_language_model(run)
-    lines: list[str] = []
-    try:
-        generate_text(
-            model,
-            tokenizer,
-            text,
-            max_new_tokens=tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop or (),
-            echo=prompt_file is None,
-            write=write,
-            report=lines.append,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None  # as a shell reports it
-    finally:
-        if lines:
-            typer.echo()
-            typer.echo(lines[0], err=True)
-
-
-@app.command()
 def convert(
     run: Run,
     tolerance: Annotated[
@@ -305,15 +249,6 @@ def _options(
     ] = False,
 ) -> None:
     """Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure."""
-
-
-def _read(file: typer.FileText) -> str:
-    try:
-        return file.read()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file.name} is not UTF-8 (byte {error.start}); convert it, for example with iconv"
-        ) from error
 
 
 def main() -> None:

@@ -26,9 +26,12 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the classes or numbers of new rows: each row again, with the predicted class and the probability of every
-    class beside it, or the predicted number. Of a language model, how well it predicts each text, in bits per byte.
+    class beside it, or the predicted number. Of a language model, how well it predicts each text, in bits per byte. Of
+    a forecaster, the rows that follow a table of series over time.
 
     lagwise predict runs/classify --data new.csv --out predicted.csv
+
+    lagwise predict runs/forecast-tnn --data my.csv --out next.csv
 
     lagwise predict runs/classify --text "I would see it again."
 

@@ -53,6 +53,16 @@ def lookahead(tolerance: int) -> int:
     return tolerance + tolerance // 2
 
 
+def latest_report(stride: int, tolerance: int) -> int:
+    """Samples, at most, between a true event and the report of one that counts as it, for steps of ``stride`` samples
+    and a ``tolerance`` in samples.
+
+    An event found at step t is at the step's middle, the sample ``t stride + stride // 2``, and is certain with the
+    last sample of step ``t + lookahead``; the true one may be ``tolerance`` samples before the one that is found.
+    """
+    return stride * (1 + lookahead(tolerance // stride)) - 1 - stride // 2 + tolerance
+
+
 def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.ndarray:
     """Which found event each true one is, -1 for a missed one: ``(true,)`` places in ``found``.
 
@@ -125,10 +135,14 @@ def event_scores(
 
 class EventStream:
     """`find_events` while the probabilities of steps arrive, as of `StreamingClassifier.push`: the same events, each
-    reported as soon as it is certain, `lookahead` steps after it. Keeps a fixed number of steps."""
+    reported as soon as it is certain, `lookahead` steps after it, the last ones by `finish`. Keeps a fixed number of
+    steps."""
 
     def __init__(self, tolerance: int, threshold: float = 0.5):
         self.tolerance, self.threshold = tolerance, threshold
+        self._reset()
+
+    def _reset(self) -> None:
         self._recent: np.ndarray | None = None
         self._before = 0  # steps that are no longer kept
         self._decided = 0  # steps whose events have been reported
@@ -136,11 +150,23 @@ class EventStream:
     def push(self, probabilities: np.ndarray) -> Events:
         """The next steps ``(steps, classes)``, perhaps none; returns the events that are certain now."""
         recent = probabilities if self._recent is None else np.concatenate([self._recent, probabilities])
-        found = find_events(recent, self.tolerance, self.threshold)
-        steps = found.steps + self._before
         certain = max(self._decided, self._before + len(recent) - lookahead(self.tolerance))
-        chosen = (steps >= self._decided) & (steps < certain)
+        events = self._undecided(recent, certain)
         self._decided = certain
         kept = max(0, certain - lookahead(self.tolerance) - self._before)  # what later decisions look back at
         self._recent, self._before = recent[kept:], self._before + kept
+        return events
+
+    def finish(self) -> Events:
+        """The recording has ended: the events that were not certain yet. The next push begins another recording."""
+        recent = np.zeros((0, 2)) if self._recent is None else self._recent
+        events = self._undecided(recent, self._before + len(recent))
+        self._reset()
+        return events
+
+    def _undecided(self, recent: np.ndarray, stop: int) -> Events:
+        """Events from the first step that is undecided, before ``stop``."""
+        found = find_events(recent, self.tolerance, self.threshold)
+        steps = found.steps + self._before
+        chosen = (steps >= self._decided) & (steps < stop)
         return Events(steps[chosen], found.classes[chosen], found.scores[chosen])

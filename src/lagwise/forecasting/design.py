@@ -15,11 +15,12 @@ from lagwise.forecasting.solving import PENALTIES, parameter_count
 from lagwise.tables import known, shown, whole_number
 
 CLOSED_FORM = ("ridge", "toeplitz")
-LEARNED = ("rpe", "frequency", "modal")
+LEARNED = ("rpe", "frequency", "modal", "s4d")
 _OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, where only the name is given
     "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
     "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
     "modal": {"modes": 128},
+    "s4d": {"modes": 128, "start": "lin"},
 }
 
 
@@ -88,7 +89,7 @@ def make_design(forecaster: Any) -> Design:
         normalize=forecaster.normalize,
         kernels=kernels,
         rank=rank,
-        penalties=PENALTIES if penalty is None else (float(penalty),),
+        penalties=(PENALTIES if name in CLOSED_FORM else (0.0,)) if penalty is None else (float(penalty),),
         seed=forecaster.random_state,
     )
 
@@ -106,6 +107,6 @@ def held_out_rows(design: Design, validation: float, rows: int) -> int:
         validation = max(design.horizon, round(validation * rows)) if validation else 0
     if validation != 0 and whole_number("validation", validation) < design.horizon:
         raise ValueError(f"validation must be at least the horizon of {design.horizon} rows, got {validation}")
-    if validation == 0 and len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM:
+    if validation == 0 and len(design.penalties) > 1:
         raise ValueError("penalty=None is chosen on held-out rows; give a penalty, or validation above 0")
     return validation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,13 +10,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from lagwise.forecasting.moments import window_count
 
 _CHUNK = 2048  # windows forecast at a time
-_MOST = 500  # windows at most that quantiles are taken from
+_MOST = 500  # windows at most that quantiles are taken from; fewer than _CHUNK
 
 
 def forecast_errors(
     maps: Sequence[np.ndarray] | np.ndarray, filled: np.ndarray, targets: np.ndarray, chosen: np.ndarray
-) -> Iterator[np.ndarray]:
-    """Errors ``(windows, horizon)`` of the chosen windows, series by series, some thousand windows at a time.
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Series by series its place and its errors ``(windows, horizon)``, some thousand of the chosen windows at a time.
 
     Shapes: maps, one ``(look_back, horizon)`` for all series or one for each; filled and targets ``(rows, series)``,
     the latter NaN where missing, and so are errors there; chosen, the first rows of windows.
@@ -28,22 +27,24 @@ def forecast_errors(
         outputs = sliding_window_view(targets[look_back:, series], horizon)
         for start in range(0, len(chosen), _CHUNK):
             part = chosen[start : start + _CHUNK]
-            yield inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
+            yield series, inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
 
 
-def error_quantiles(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray, coverage: float) -> np.ndarray:
-    """Quantiles ``(horizon, series)`` of the absolute errors on at most 500 windows, spread evenly.
-
-    The quantile is that of rank ``ceil((n + 1) coverage)`` of n, or the largest; infinity where nothing is observed.
-    """
+def error_sizes(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Absolute errors ``(windows, horizon, series)`` on at most 500 windows, spread evenly: sorted, NaN last."""
     windows = window_count(len(filled), *maps[0].shape)
     chosen = np.unique(np.linspace(0, windows - 1, min(windows, _MOST)).round().astype(int))
-    level = min(1.0, math.ceil((len(chosen) + 1) * coverage) / len(chosen))
-    found = []
-    for series in range(filled.shape[1]):
-        part = slice(series, series + 1)
-        own = maps if len(maps) == 1 else maps[part]
-        sizes = np.abs(next(forecast_errors(own, filled[:, part], targets[:, part], chosen)))
-        sizes[:, np.isnan(sizes).all(0)] = np.inf
-        found.append(np.nanquantile(sizes, level, axis=0, method="higher"))
-    return np.stack(found, axis=1)
+    found = [np.sort(np.abs(errors), axis=0) for _, errors in forecast_errors(maps, filled, targets, chosen)]
+    return np.stack(found, axis=2)
+
+
+def error_quantiles(sizes: np.ndarray, coverage: float) -> np.ndarray:
+    """Quantiles ``(horizon, series)`` of `error_sizes`.
+
+    The quantile is that of rank ``ceil((n + 1) coverage)`` of the n errors of a horizon and series whose target was
+    observed, or the largest; 0 of rank 0, and infinity where nothing is observed.
+    """
+    count = np.count_nonzero(~np.isnan(sizes), axis=0)
+    rank = np.minimum(count, np.ceil((count + 1) * coverage).astype(int))
+    found = np.take_along_axis(sizes, np.maximum(0, rank - 1)[None], axis=0)[0]
+    return np.where(count == 0, np.inf, np.where(rank == 0, 0.0, found))

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from lagwise.forecasting.design import Design, held_out_rows, make_design
-from lagwise.forecasting.errors import error_quantiles, forecast_errors
-from lagwise.forecasting.fitting import Fit, fit_maps, usable_rows
+from lagwise.forecasting.errors import error_quantiles, error_sizes, forecast_errors
+from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.forecasting.moments import window_count
+from lagwise.forecasting.unobserved import Stretch
 from lagwise.tables import shown, whole_number
 
 try:
@@ -23,11 +24,13 @@ except ImportError as error:
 
 
 class Scores(NamedTuple):
-    """Mean squared and mean absolute error on the standardised scale, and the windows of each series scored."""
+    """Mean squared and mean absolute error on the standardised scale, the windows of each series scored, and the share
+    of values within the intervals (None without intervals)."""
 
     mse: float
     mae: float
     windows: int
+    coverage: float | None = None
 
 
 class LagForecaster(BaseEstimator):
@@ -40,8 +43,8 @@ class LagForecaster(BaseEstimator):
     - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank``: of that rank at most.
     - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
       ``kernels`` of them, each for as many consecutive horizons.
-    - ``rpe``, ``frequency``, ``modal``: the same with k a kernel of `lagwise.kernels`, trained by gradients on the
-      normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
+    - ``rpe``, ``frequency``, ``modal``, ``s4d``: the same with k a kernel of `lagwise.kernels`, trained by gradients on
+      the normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
 
     Parameters:
         horizon: rows forecast.
@@ -53,7 +56,8 @@ class LagForecaster(BaseEstimator):
             changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
             (None).
-        penalty: relative to the variance of a standardised series; None for the best on held-out rows. With infinity
+        penalty: relative to the variance of a standardised series; None for the best on held-out rows (of learned
+            kernels: 0, and the number of steps is chosen on held-out rows). With infinity
             the map is 0, and the level is forecast: the last value with ``level="last"``.
         validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
             errors become the intervals. At least one horizon; 0 for none.
@@ -61,17 +65,19 @@ class LagForecaster(BaseEstimator):
         coverage: of the intervals.
         random_state: seed of kernels that are trained.
 
-    Missing values (NaN) are filled with the last observed one, in training, forecasting and streaming alike. Windows
-    with a run of missing rows longer than a tenth of the look-back are not trained on, and missing targets are neither
-    scored nor counted in the intervals.
+    Missing values (NaN) among the inputs are filled with the last observed one, in training, forecasting and streaming
+    alike. Missing targets count nowhere: not in the fit, the choices on held-out rows, scores, or intervals. Windows
+    with a run of missing rows longer than a tenth of the look-back are not trained on.
 
     Cost: with S series of T rows, look-back L and horizon H, closed forms take O(S T log T + S L (L + H)) for the
     moments of all windows, then O(L^3) for one eigendecomposition from which every penalty follows, and O(L^2 H) for
     each penalty (S times the latter two where each series has its own map). No window is made explicit, except with
-    ``normalize``, which costs O(S T L (L + H)). Memory is O(L (L + H) + S T). Forecasts cost O(S L H).
+    ``normalize``, which costs O(S T L (L + H)). M missing targets add O(M (L + H) H) to each penalty, some times over.
+    Memory is O(L (L + H) + S T). Forecasts cost O(S L H).
 
     Attributes after `fit`: maps_ (1 or series, look_back, horizon); mean_, scale_ (series,); penalty_, of each map and
-    look-back; validation_error_, mean squared error on the held-out rows; n_parameters_; n_features_in_.
+    look-back; validation_error_, mean squared error on the held-out rows; errors_, absolute errors of at most 500
+    held-out windows (windows, horizon, series), sorted, None without; n_parameters_; n_features_in_.
 
     ValueError names an option or a value that does not serve, also data too short for one window of look_back + horizon
     rows. Source: Toner and Darlow 2024 (linear forecasters); the moments are those of the covariance method (Makhoul
@@ -123,21 +129,22 @@ class LagForecaster(BaseEstimator):
         held = held_out_rows(design, self.validation, len(x))
         cut = len(x) - held
         window_count(cut, design.look_back, design.horizon)
-        self.mean_, self.scale_ = scales(x[:cut])
+        later = np.isnan(x[:cut]).all(0)  # series that begin in the held-out rows
+        self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = carry_forward(z), np.isnan(z)
         self.shared_, fits = self._fits(design, filled, missing, cut)
-        self.validation_error_ = None if not held else float(np.mean([fit.error for fit in fits]))
-        self.interval_ = None
+        self.validation_error_ = _error(fits) if held else None
+        self.errors_ = None
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            self.interval_ = error_quantiles([fit.maps for fit in fits], filled[begin:], targets, self.coverage)
-        self.penalty_ = [fit.penalties for fit in fits]
+            self.errors_ = error_sizes([fit.maps for fit in fits], filled[begin:], targets)
+        self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [
-                self._fit_series(design, filled, missing, columns, len(x), penalties)
-                for columns, penalties in zip(self._groups(self.shared_), self.penalty_, strict=True)
+                self._fit_series(design, filled, missing, columns, len(x), fit.choices)
+                for columns, fit in zip(self._groups(self.shared_), fits, strict=True)
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
         self.n_parameters_ = len(fits) * design.parameters
@@ -163,8 +170,10 @@ class LagForecaster(BaseEstimator):
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
         return self._shaped(z * self.scale_ + self.mean_)
 
-    def predict_interval(self, horizon: int | None = None, *, X: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of intervals around `predict`, shaped as its result.
+    def predict_interval(
+        self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of intervals around `predict`, shaped as its result. coverage: by default its own.
 
         For each horizon and series, half the width is the ``coverage`` quantile of absolute errors on held-out windows,
         at most 500 of them spread evenly, with the finite-sample rank ``ceil((n + 1) coverage)`` of split conformal
@@ -172,9 +181,13 @@ class LagForecaster(BaseEstimator):
         a series that changes are not, so coverage is approximate.
         """
         centre = self.predict(horizon, X=X)
-        if self.interval_ is None:
+        if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
-        half = self._shaped(self.interval_[: self._steps(horizon)] * self.scale_)
+        coverage = self.coverage if coverage is None else coverage
+        if not 0 <= coverage < 1:
+            raise ValueError(f"coverage must be in [0, 1), got {coverage!r}")
+        half = error_quantiles(self.errors_[:, : self._steps(horizon)], coverage)
+        half = self._shaped(half * self.scale_)
         return centre - half, centre + half
 
     def update(self, row: Any) -> Self:
@@ -194,14 +207,19 @@ class LagForecaster(BaseEstimator):
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
         filled = carry_forward(z)
-        squares = absolutes = count = 0.0
-        for error in forecast_errors(self.maps_, filled, z, np.arange(windows)):
-            squares += np.nansum(error**2)
-            absolutes += np.nansum(np.abs(error))
-            count += np.count_nonzero(~np.isnan(error))
+        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage)
+        squares = absolutes = inside = count = 0.0
+        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows)):
+            sizes = np.abs(errors)
+            squares += np.nansum(sizes**2)
+            absolutes += np.nansum(sizes)
+            count += np.count_nonzero(~np.isnan(sizes))
+            if half is not None:
+                inside += np.count_nonzero(sizes <= half[:, series])
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        return Scores(float(squares / count), float(absolutes / count), windows)
+        coverage = None if half is None else float(inside / count)
+        return Scores(float(squares / count), float(absolutes / count), windows, coverage)
 
     def score(self, X: Any, y: None = None) -> float:
         """Minus the mean squared error of `evaluate`: greater is better."""
@@ -210,15 +228,29 @@ class LagForecaster(BaseEstimator):
     def _fits(self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int) -> tuple[bool, list[Fit]]:
         """The fits for shared maps or those of each series, and which it is."""
         options = [self.shared] if self.shared is not None else [True, False]
+        held = len(filled) - cut
         if filled.shape[1] == 1:
             options = [True]
-        elif len(options) == 2 and cut == len(filled):
+        elif len(options) == 2 and not held:
             raise ValueError("shared=None chooses on held-out rows; give shared, or validation above 0")
-        found = {
-            shared: [self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)]
-            for shared in options
-        }
-        shared = min(found, key=lambda each: 0 if len(found) == 1 else np.mean([fit.error for fit in found[each]]))
+        unknown = np.atleast_1d(missing[cut:].all(0)) if held else np.zeros(1, dtype=bool)
+        if unknown.all() or (unknown.any() and options == [False]):
+            raise ValueError(
+                f"the last {held} rows are held out, and {self._name(unknown)} has no observed value there; give "
+                "shared=True, other held-out rows by validation, or data that end with observed values"
+            )
+        if unknown.any():  # nothing tells how well a map of its own serves such a series
+            options = [True]
+        found = {}
+        for shared in options:
+            try:
+                found[shared] = [
+                    self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)
+                ]
+            except ValueError:  # one of the series has too few rows for a map of its own
+                if shared in options[:1]:
+                    raise
+        shared = min(found, key=lambda each: 0 if len(found) == 1 else _error(found[each]))
         return shared, found[shared]
 
     def _fit_series(
@@ -228,15 +260,14 @@ class LagForecaster(BaseEstimator):
         missing: np.ndarray,
         columns: Sequence[int],
         cut: int,
-        penalties: tuple[float, ...] | None = None,
+        choices: Sequence[Choice] | None = None,
     ) -> Fit:
-        """One map for some series, from the rows before ``cut``; the rows from there on are held out."""
+        """One map for some series, from the rows before ``cut``; the rows from there on are held out, every window of
+        them, so that forecasters of any look-back are compared on the same targets."""
         x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
         train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
-        valid = []
-        if cut < len(x):
-            valid = usable_rows(x[cut - look_back :], gaps[cut - look_back :], design.width, look_back)
-        return fit_maps(design, train, valid, penalties)
+        valid = [Stretch(x[cut - look_back :], gaps[cut - look_back :])] if cut < len(x) else []
+        return fit_maps(design, train, valid, choices)
 
     def _groups(self, shared: bool) -> list[list[int]]:
         series = list(range(self.n_features_in_))
@@ -258,13 +289,22 @@ class LagForecaster(BaseEstimator):
         elif reset:
             self._one_series = False
         x = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
-        if reset and (empty := np.flatnonzero(np.isnan(x).all(0))).size:
-            names = getattr(self, "feature_names_in_", range(x.shape[1]))
-            raise ValueError(f"series {names[empty[0]]!r} has no observed value")
+        if reset and np.isnan(x).all(0).any():
+            raise ValueError(f"{self._name(np.isnan(x).all(0))} has no observed value")
         return x
+
+    def _name(self, flags: np.ndarray) -> str:
+        """The first series of those that a flag is set for, in words."""
+        names = getattr(self, "feature_names_in_", range(len(flags)))
+        return f"series {names[int(flags.argmax())]!r}"
 
     def _standardized(self, x: np.ndarray) -> np.ndarray:
         return (x - self.mean_) / self.scale_
 
     def _shaped(self, x: np.ndarray) -> np.ndarray:
         return x[:, 0] if self._one_series else x
+
+
+def _error(fits: Sequence[Fit]) -> float:
+    """The mean squared error on all observed held-out targets."""
+    return sum(fit.squares for fit in fits) / sum(fit.count for fit in fits)

@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lagwise.forecasting.design import CLOSED_FORM, Design
 from lagwise.forecasting.gaps import stretches
 from lagwise.forecasting.learned import learned_map
-from lagwise.forecasting.moments import Moments, level_weights, normalized_moments, total, window_moments
-from lagwise.forecasting.solving import ridge_path
+from lagwise.forecasting.moments import (
+    Moments,
+    level_weights,
+    normalized_moments,
+    normalized_weights,
+    total,
+    window_moments,
+)
+from lagwise.forecasting.solving import Refill, ridge_path
+from lagwise.forecasting.unobserved import Stretch, Unobserved, held_out_windows
 
 _LONGEST_GAP = 0.1  # of the look-back: windows with longer runs of missing rows are not trained on
 
 
+class Choice(NamedTuple):
+    """What is chosen on held-out windows: the penalty, and the steps of the training of a learned kernel."""
+
+    penalty: float
+    steps: int | None = None
+
+
 @dataclass(frozen=True)
 class Fit:
-    """Maps ``(look_back, horizon)`` from raw inputs to forecasts, their mean squared error on held-out windows (NaN
-    without), and the penalty chosen for each look-back."""
+    """Maps ``(look_back, horizon)`` from raw inputs to forecasts; the sum of their squared errors on held-out windows
+    and the number of observed targets there; and what was chosen for each look-back."""
 
     maps: np.ndarray
-    error: float
-    penalties: tuple[float, ...]
+    squares: float
+    count: float
+    choices: tuple[Choice, ...]
 
 
-def usable_rows(x: np.ndarray, missing: np.ndarray, width: int, look_back: int) -> list[np.ndarray]:
+def usable_rows(x: np.ndarray, missing: np.ndarray, width: int, look_back: int) -> list[Stretch]:
     """The stretches of filled series ``(rows, series)`` that windows may cover: at least ``width`` rows, without a run
     of missing ones of more than a tenth of the look-back. ValueError if there are none."""
     longest = max(1, int(_LONGEST_GAP * look_back))
-    found = [x[a:b, series] for (a, b), series in stretches(missing, longest).items() if b - a >= width]
+    found = [
+        Stretch(x[a:b, series], missing[a:b, series])
+        for (a, b), series in stretches(missing, longest).items()
+        if b - a >= width
+    ]
     if not found:
         raise ValueError(
             f"a window of look_back + horizon = {width} rows without a run of more than {longest} missing values is "
@@ -40,40 +62,76 @@ def usable_rows(x: np.ndarray, missing: np.ndarray, width: int, look_back: int) 
 
 
 def fit_maps(
-    design: Design, train: list[np.ndarray], valid: list[np.ndarray], penalties: Sequence[float] | None = None
+    design: Design, train: Sequence[Stretch], valid: Sequence[Stretch], choices: Sequence[Choice] | None = None
 ) -> Fit:
     """Fit one map for all the series given, from stretches of rows to train on.
 
-    valid: held-out stretches, if any, by which one of ``design.penalties`` is chosen. penalties: those of each
-    look-back, if they have been chosen before. Of several look-backs each has a map, and the maps are averaged.
+    valid: held-out stretches, if any, by whose windows one of ``design.penalties`` is chosen. choices: those of each
+    look-back, if they have been made before. Of several look-backs each has a map, and the maps are averaged.
     """
-    held_out = total(window_moments(x, design.look_back, design.horizon) for x in valid) if valid else None
+    held_out = held_out_windows(valid, design.look_back, design.horizon) if valid else None
     maps = np.zeros((design.look_back, design.horizon))
-    chosen = []
+    made = []
     for i, look_back in enumerate(design.look_backs):
-        inner = None if held_out is None else held_out.latest(look_back).without_level(design.level)
-        if design.normalize:
-            moments = total(normalized_moments(x, look_back, design.horizon, design.level) for x in train)
-        else:
-            moments = total(window_moments(x, look_back, design.horizon) for x in train).without_level(design.level)
-        tried = design.penalties if penalties is None else (penalties[i],)
-        best, best_error, best_penalty = None, np.inf, tried[0]
-        for penalty, candidate in zip(tried, _candidates(design, moments, inner, tried), strict=False):
-            error = -1.0 if inner is None else inner.error(candidate).mean()
-            if best is None or error < best_error:
-                best, best_error, best_penalty = candidate, error, penalty
+        error = None if held_out is None else held_out.error
+        found = _candidates(design, train, look_back, error, None if choices is None else choices[i])
+        best, best_error, choice = None, np.inf, Choice(0.0)
+        for candidate, chosen in found:
+            own = -1.0 if error is None else error(candidate)
+            if best is None or own < best_error:
+                best, best_error, choice = candidate, own, chosen
         assert best is not None
-        chosen.append(best_penalty)
-        level = level_weights(design.level, look_back)
-        maps[-look_back:] += best + np.outer(level, 1 - best.sum(0))
+        made.append(choice)
+        maps[-look_back:] += best
     maps /= len(design.look_backs)
-    return Fit(maps, np.nan if held_out is None else float(held_out.error(maps).mean()), tuple(chosen))
+    return Fit(maps, *(held_out.squares(maps) if held_out else (0.0, 0.0)), tuple(made))
 
 
 def _candidates(
-    design: Design, moments: Moments, held_out: Moments | None, penalties: Sequence[float]
-) -> Iterator[np.ndarray]:
-    if design.spec["name"] in CLOSED_FORM:
-        yield from ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank)
-    else:
-        yield learned_map(design.spec, moments, held_out, kernels=design.kernels, seed=design.seed)
+    design: Design,
+    train: Sequence[Stretch],
+    look_back: int,
+    error: Callable[[np.ndarray], float] | None,
+    choice: Choice | None,
+) -> Iterator[tuple[np.ndarray, Choice]]:
+    """Maps from raw inputs for each penalty."""
+    moments, unobserved = _training_sums(design, train, look_back)
+    level = level_weights(design.level, look_back)
+
+    def raw(maps: np.ndarray) -> np.ndarray:
+        """Maps of inputs less their level with the level put back."""
+        return maps + np.outer(level, 1 - maps.sum(0))
+
+    def refilled(maps: np.ndarray) -> np.ndarray:
+        more = unobserved.cross(raw(maps))
+        return moments.cross + more - level @ more
+
+    refill: Refill | None = refilled if unobserved else None
+    penalties = design.penalties if choice is None else (choice.penalty,)
+    if design.spec["name"] in CLOSED_FORM or penalties == (math.inf,):
+        path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
+        for penalty, maps in zip(penalties, path, strict=True):
+            yield raw(maps), Choice(penalty)
+        return
+    for penalty in penalties:
+        maps, steps = learned_map(
+            design.spec,
+            moments,
+            None if error is None else lambda maps: error(raw(maps)),
+            kernels=design.kernels,
+            penalty=penalty,
+            steps=None if choice is None else choice.steps,
+            refill=refill,
+            seed=design.seed,
+        )
+        yield raw(maps), Choice(penalty, steps)
+
+
+def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:
+    """Moments of the windows to train on, less their level, and their missing targets."""
+    if not design.normalize:
+        moments = total(window_moments(each.filled, look_back, design.horizon) for each in train)
+        return moments.without_level(design.level), Unobserved(train, look_back, design.horizon)
+    moments = total(normalized_moments(each.filled, look_back, design.horizon, design.level) for each in train)
+    weights = [normalized_weights(each.filled, look_back, design.horizon, design.level) for each in train]
+    return moments, Unobserved(train, look_back, design.horizon, weights)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from lagwise.forecasting.moments import Moments
-from lagwise.forecasting.solving import expand, kernel_equations
+from lagwise.forecasting.solving import Refill, expand, kernel_equations, kernel_right
 
 _STEPS = 600
 _EVERY = 20  # steps between looks at the held-out error
@@ -16,16 +16,26 @@ _LEARNING_RATE = 1e-2
 
 
 def learned_map(
-    spec: Mapping[str, Any], moments: Moments, held_out: Moments | None, *, kernels: int, seed: int
-) -> np.ndarray:
-    """The map ``(look_back, horizon)`` of a kernel trained on the exact error of all windows at once.
+    spec: Mapping[str, Any],
+    moments: Moments,
+    error: Callable[[np.ndarray], float] | None,
+    *,
+    kernels: int,
+    penalty: float = 0.0,
+    steps: int | None = None,
+    refill: Refill | None = None,
+    seed: int,
+) -> tuple[np.ndarray, int]:
+    """The map ``(look_back, horizon)`` of a kernel trained on the exact error of all windows at once, and its steps.
 
-    Formula: with N and r of `kernel_equations` the mean squared error is ``k^T N k - 2 r^T k`` plus a constant, so a
-    step costs O(look_back^2) however many windows there are. AdamW's rate falls along a cosine; of the kernels met on
-    the way the best on the held-out windows is kept, the last one without any.
+    Formula: with N and r of `kernel_equations` the mean squared error is ``k^T N k - 2 r^T k`` plus a constant, to
+    which the penalty adds ``penalty k^T k``. So a step costs O(look_back^2) however many windows there are. AdamW's
+    rate falls along a cosine. The training begins with a new kernel, and depends on the arguments alone.
 
     spec: name and options of a kernel, as in models. Lag 0 of the kernel is the shortest that is used: the last value
-    for the first horizon.
+    for the first horizon. error: of a map on held-out windows; of the kernels met on the way the best is kept. steps:
+    stop after so many; by default after 600, where there is no error to choose by. refill: as in `ridge_path`, every 20
+    steps.
     """
     import torch
 
@@ -34,6 +44,7 @@ def learned_map(
 
     matrix, right = (torch.from_numpy(a) for a in kernel_equations(moments, kernels))
     look_back, n = len(moments.inputs), len(matrix)
+    scale = moments.count * (moments.cross.shape[1] // kernels)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         kernel = build(KERNELS, spec, kernels, what="model", causal=True)
@@ -47,24 +58,27 @@ def learned_map(
         made = torch.nn.functional.pad(made, (0, n - made.shape[1]))
         return (made / np.sqrt(n) * gain.exp()[:, None]).flip(1).t()  # in the order of time
 
-    best, best_error = None, np.inf
-    for step in range(_STEPS + 1):
+    last = _STEPS if steps is None else steps
+    best, best_error, best_step = None, np.inf, last
+    for step in range(last + 1):
         k = taps()
-        if step % _EVERY == 0 or step == _STEPS:
+        if step % _EVERY == 0 or step == last:
             maps = expand(k.detach().numpy(), look_back)
-            error = -step if held_out is None else held_out.error(maps).mean()
-            if error < best_error:
-                best, best_error = maps.copy(), error
-        if step == _STEPS:
+            found = -step if error is None else error(maps)
+            if found < best_error:
+                best, best_error, best_step = maps.copy(), found, step
+            if refill is not None:
+                right = torch.from_numpy(kernel_right(refill(maps), kernels) / scale)
+        if step == last:
             break
         optimizer.zero_grad()
-        loss = ((matrix @ k - 2 * right) * k).sum() / kernels
+        loss = ((matrix @ k - 2 * right + penalty * k) * k).sum() / kernels
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
     assert best is not None
-    return best
+    return best, best_step
 
 
 def learned_size(spec: Mapping[str, Any], kernels: int) -> int:

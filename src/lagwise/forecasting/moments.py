@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,20 +107,36 @@ def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) 
     it again leaves a given map as it is: normalisation changes only how much each window counts in the fit. Here
     windows are made, some thousands at a time: O(windows * look_back * (look_back + horizon)).
     """
-    width, weights = look_back + horizon, level_weights(level, look_back)
-    window_count(len(x), look_back, horizon)
+    width = look_back + horizon
     total = np.zeros((width, width))
     count = 0.0
-    for series in np.ascontiguousarray(x, dtype=np.float64).T:
-        windows = sliding_window_view(series, width)
-        for start in range(0, len(windows), _CHUNK):
-            chunk = windows[start : start + _CHUNK]
-            chunk = chunk - chunk[:, :look_back] @ weights[:, None]
-            chunk /= np.sqrt((chunk[:, :look_back] ** 2).mean(1, keepdims=True) + 1e-5)
-            total += chunk.T @ chunk
-            count += len(chunk)
+    for chunk in _levelled(x, look_back, horizon, level):
+        chunk *= np.sqrt(_precision(chunk, look_back))[:, None]
+        total += chunk.T @ chunk
+        count += len(chunk)
     inputs, outputs = slice(look_back), slice(look_back, None)
     return Moments(total[inputs, inputs], total[inputs, outputs], np.diag(total)[outputs], count)
+
+
+def normalized_weights(x: np.ndarray, look_back: int, horizon: int, level: str) -> np.ndarray:
+    """How much each window counts in `normalized_moments`: one over its squared deviation, ``(windows, series)``."""
+    found = [_precision(chunk, look_back) for chunk in _levelled(x, look_back, horizon, level)]
+    return np.concatenate(found).reshape(x.shape[1], -1).T
+
+
+def _levelled(x: np.ndarray, look_back: int, horizon: int, level: str) -> Iterator[np.ndarray]:
+    """Windows ``(windows, look_back + horizon)`` less their level, series by series, some thousands at a time."""
+    window_count(len(x), look_back, horizon)
+    weights = level_weights(level, look_back)
+    for series in np.ascontiguousarray(x, dtype=np.float64).T:
+        windows = sliding_window_view(series, look_back + horizon)
+        for start in range(0, len(windows), _CHUNK):
+            chunk = windows[start : start + _CHUNK]
+            yield chunk - chunk[:, :look_back] @ weights[:, None]
+
+
+def _precision(windows: np.ndarray, look_back: int) -> np.ndarray:
+    return 1 / ((windows[:, :look_back] ** 2).mean(1) + 1e-5)
 
 
 def window_count(rows: int, look_back: int, horizon: int) -> int:

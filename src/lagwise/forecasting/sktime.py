@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +23,8 @@ class SktimeLagForecaster(BaseForecaster):
     ``update(y, update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
     ``update_params=True`` the forecaster is fitted again. Parameters, and errors, are those of `LagForecaster`.
 
+    ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
+
     Examples
     --------
     >>> from sktime.datasets import load_airline
@@ -39,47 +41,60 @@ class SktimeLagForecaster(BaseForecaster):
         "capability:exogenous": False,
         "capability:missing_values": True,
         "capability:insample": False,
+        "capability:pred_int": True,
+        "capability:pred_int:insample": False,
         "capability:update": True,
+        "capability:random_state": True,
+        "property:randomness": "derandomized",
         "requires-fh-in-fit": True,
     }
 
     def __init__(
         self,
         look_back: int | Sequence[int] = 336,
-        model: str = "ridge",
+        model: str | Mapping[str, Any] = "ridge",
         kernels: int = 1,
+        rank: int | None = None,
         level: str = "mean",
+        normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
-        validation: float = 0.2,
+        validation: float | int = 0.2,
+        refit: bool = True,
+        random_state: int = 0,
     ):
         self.look_back = look_back
         self.model = model
         self.kernels = kernels
+        self.rank = rank
         self.level = level
+        self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
         self.validation = validation
+        self.refit = refit
+        self.random_state = random_state
         super().__init__()
 
-    def _fit(self, y: pd.DataFrame, X: Any, fh: Any) -> SktimeLagForecaster:
+    def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
         horizon = int(self._steps(fh).max())
-        self.forecaster_ = LagForecaster(
-            horizon,
-            self.look_back,
-            model=self.model,
-            kernels=self.kernels,
-            level=self.level,
-            shared=self.shared,
-            penalty=self.penalty,
-            validation=self.validation,
-        ).fit(y.to_numpy())
+        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(y.to_numpy())
         self.columns_ = y.columns
         return self
 
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
         made = self.forecaster_.predict()[self._steps(fh) - 1]
         return pd.DataFrame(made, index=fh.to_absolute_index(self.cutoff), columns=self.columns_)
+
+    def _predict_interval(self, fh: Any, X: Any, coverage: Sequence[float]) -> pd.DataFrame:
+        names = [self._get_varnames(), list(coverage), ["lower", "upper"]]
+        ends = np.array([self.forecaster_.predict_interval(coverage=share) for share in coverage])
+        chosen = ends[:, :, self._steps(fh) - 1]  # (coverage, end, steps, series)
+        return pd.DataFrame(
+            chosen.transpose(2, 3, 0, 1).reshape(len(fh), -1),
+            index=fh.to_absolute_index(self.cutoff),
+            columns=pd.MultiIndex.from_product(names),
+        )
 
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
         if update_params:
@@ -95,5 +110,5 @@ class SktimeLagForecaster(BaseForecaster):
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Parameters that suit the short series of sktime's own tests."""
-        options = {"look_back": 3, "shared": True, "validation": 0, "penalty": 0.1}
+        options = {"look_back": 3, "shared": True, "penalty": 0.1}
         return [options, {**options, "model": "toeplitz", "level": "last"}]

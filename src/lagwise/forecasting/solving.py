@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -11,6 +11,10 @@ from lagwise.forecasting.moments import Moments
 
 #: Penalties that are tried, relative to the variance of a standardised series.
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 1, 15))
+_ROUNDS, _CLOSE = 30, 1e-6  # of filling in targets: at most so many, or until a map changes by less, relative to it
+
+#: The cross moments of inputs and targets once missing targets are what a map says.
+Refill = Callable[[np.ndarray], np.ndarray]
 
 
 def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,18 +33,28 @@ def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.nda
     if horizon % kernels:
         raise ValueError(f"kernels must divide the horizon of {horizon}, got {kernels}")
     width = horizon // kernels
+    right = kernel_right(moments.cross, kernels) / (moments.count * width)
     if width == 1:
-        return moments.inputs / moments.count, moments.cross / moments.count
+        return moments.inputs / moments.count, right
     n = look_back + width - 1
     matrix = np.zeros((n, n))
     matrix[:look_back, :look_back] = moments.inputs
     for i in range(1, n):
         matrix[i, 1:] += matrix[i - 1, :-1]
     matrix[width:, width:] -= matrix[:-width, :-width].copy()
-    right = np.zeros((n, kernels))
+    return matrix / (moments.count * width), right
+
+
+def kernel_right(cross: np.ndarray, kernels: int) -> np.ndarray:
+    """The right side of `kernel_equations` as a sum over windows, of their cross moments ``(look_back, horizon)``."""
+    look_back, horizon = cross.shape
+    width = horizon // kernels
+    if width == 1:
+        return cross
+    right = np.zeros((look_back + width - 1, kernels))
     for h in range(width):
-        right[width - 1 - h :][:look_back] += moments.cross[:, h::width]
-    return matrix / (moments.count * width), right / (moments.count * width)
+        right[width - 1 - h :][:look_back] += cross[:, h::width]
+    return right
 
 
 def expand(kernels: np.ndarray, look_back: int) -> np.ndarray:
@@ -50,7 +64,12 @@ def expand(kernels: np.ndarray, look_back: int) -> np.ndarray:
 
 
 def ridge_path(
-    moments: Moments, penalties: Sequence[float], *, kernels: int, rank: int | None = None
+    moments: Moments,
+    penalties: Sequence[float],
+    *,
+    kernels: int,
+    rank: int | None = None,
+    refill: Refill | None = None,
 ) -> Iterator[np.ndarray]:
     """The map ``(look_back, horizon)`` for each penalty p, all from one eigendecomposition.
 
@@ -58,18 +77,35 @@ def ridge_path(
     penalised error, which is ``(N + p I)^(-1/2)`` times the truncated singular value decomposition of
     ``(N + p I)^(-1/2) r`` (reduced-rank regression, Izenman 1975).
 
-    Costs O(n^3) once, and O(n^2 * kernels) for each penalty.
+    refill: where targets are missing, what the map says takes their place and the map is solved for again, until it
+    stays. These targets then have no error, so the map is that of least squares on the observed targets alone. Each
+    round lowers the penalised error, as in the EM algorithm (Dempster et al. 1977).
+
+    Costs O(n^3) once, and O(n^2 * kernels) for each penalty (and round).
     """
     matrix, right = kernel_equations(moments, kernels)
     values, vectors = np.linalg.eigh(matrix)
     values, right = values.clip(min=0), vectors.T @ right
-    for penalty in penalties:
-        root = np.sqrt(values + max(penalty, 1e-12))[:, None]
+    scale = moments.count * (moments.cross.shape[1] // kernels)
+
+    def solved(right: np.ndarray, root: np.ndarray) -> np.ndarray:
         solution = right / root
         if rank is not None and rank < min(solution.shape):
             directions = np.linalg.eigh(solution.T @ solution)[1][:, -rank:]
             solution = solution @ directions @ directions.T
-        yield expand(vectors @ (solution / root), len(moments.inputs))
+        return expand(vectors @ (solution / root), len(moments.inputs))
+
+    for penalty in penalties:
+        root = np.sqrt(values + max(penalty, 1e-12))[:, None]
+        maps = solved(right, root)
+        for _ in range(_ROUNDS):
+            if refill is None:
+                break
+            before, right = maps, vectors.T @ kernel_right(refill(maps), kernels) / scale
+            maps = solved(right, root)
+            if np.linalg.norm(maps - before) <= _CLOSE * np.linalg.norm(maps):
+                break
+        yield maps
 
 
 def parameter_count(look_back: int, horizon: int, *, kernels: int, rank: int | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.files import one_line
+from lagwise.forecasting.times import regular_times
 from lagwise.tables import known, shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_ADDED = 10  # rows filled in for each row that is there; more means that the step is not the table's own
+
+_UNNAMED = "Unnamed: 0"  # pandas' name of a first column without one: the index of a table that pandas wrote
 
 
 @dataclass(frozen=True)
@@ -28,47 +29,58 @@ class SeriesTable:
 
     def next_times(self, count: int) -> Any:
         """The times of the rows that follow."""
+        import pandas as pd
+
         index = self.frame.index
-        if getattr(index, "freq", None) is not None:
-            return index[-1] + index.freq * np.arange(1, count + 1)
-        step = index[-1] - index[-2]
-        return index[-1] + step * np.arange(1, count + 1)
+        if isinstance(index, pd.DatetimeIndex):
+            return pd.date_range(index[-1], periods=count + 1, freq=index.freq)[1:]
+        return index[-1] + (index[-1] - index[-2]) * np.arange(1, count + 1)
 
 
 def read_series(path: str | Path, time: str | None = None, columns: Sequence[str] | None = None) -> SeriesTable:
-    """Read a .csv (also compressed) or .parquet with a column of times and columns of numbers.
+    """Read a .csv (also compressed; commas, tabs, or semicolons with decimal commas or points) or .parquet with a
+    column of times and columns of numbers.
 
     time: the name of the column of times, dates or evenly spaced numbers; by default the first column. columns: the
     series; by default all other columns.
 
-    Rows are sorted by time. Times that are missing from a regular grid become rows of missing values, with a note.
-    ValueError for a table without rows or series, times that cannot be read, occur twice or lie on no regular grid
-    (which also says where), and for text or infinity in a column of numbers.
+    Rows are sorted by time, as `lagwise.forecasting.times.regular_times` reads it. Times that are missing from a
+    regular grid become rows of missing values, with a note. ValueError for a table without rows or series, times that
+    do not serve, and for text or infinity in a column of numbers.
     """
     path = Path(path)
     frame = _read(path)
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
         raise ValueError(f"{str(path)!r} has no rows, or no column beside the times")
     names = [str(name) for name in frame.columns]
+    if all(_is_number(name) for name in names):
+        raise ValueError(f"the first row of {str(path)!r} has numbers, {shown(names)}; it must have names of columns")
     frame.columns = names
-    time = names[0] if time is None else known(time, names, "column of times")
+    if names[0] == _UNNAMED and time in (None, _UNNAMED):
+        frame = frame.rename(columns={_UNNAMED: "time"})
+    elif names[0] == _UNNAMED:  # the number of each row
+        frame = frame.drop(columns=_UNNAMED)
+    names = list(frame.columns)
+    time = names[0] if time in (None, _UNNAMED) else known(time, names, "column of times")
     chosen = [known(name, names, "column") for name in columns or () if name != time]
     if columns is None:
         chosen = [name for name in names if name != time]
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column beside the times in {time!r}")
-    index = _times(frame[time], time)
-    values = {name: _numbers(frame[name], name) for name in chosen}
-    made = type(frame)(values).set_axis(index, axis=0).sort_index()
-    if (again := made.index.duplicated()).any():
-        raise ValueError(
-            f"column {time!r} has {made.index[again][0]} more than once; keep one row for each time, or give one file "
-            "for each series"
-        )
-    return _regular(made, time)
+    times, grid, notes = regular_times(frame[time])
+    values = type(frame)({name: _numbers(frame[name], name) for name in chosen})
+    full, more = _regular(values, times, grid)
+    return SeriesTable(full, (*notes, *more))
 
 
-def _read(path: Path) -> pd.DataFrame:
+def table_columns(path: str | Path) -> list[str] | None:
+    """The names of the columns of a .csv (also compressed) or .parquet; None for other files."""
+    if Path(path).is_file() and {".csv", ".parquet"} & set(Path(path).suffixes):
+        return [str(name) for name in _read(Path(path), rows=0).columns]
+    return None
+
+
+def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError as error:
@@ -76,27 +88,22 @@ def _read(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if path.suffix != ".parquet":
+            head = ",".join(map(str, pd.read_csv(path, nrows=0).columns))
+            mark = max(",;\t", key=head.count)
+            return pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
+        frame = pd.read_parquet(path)
+        return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()  # times are often the index
     except (ValueError, EOFError, OSError) as error:  # the libraries' own errors of parsing are ValueErrors
         raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
 
 
-def _times(column: pd.Series, name: str) -> Any:
-    import pandas as pd
-
-    if pd.api.types.is_numeric_dtype(column):
-        times = column
-    else:
-        times = pd.to_datetime(column, errors="coerce", format=None)
-        if times.isna().all():  # several formats in a column, or time zones
-            times = pd.to_datetime(column, errors="coerce", format="mixed", utc=True)
-    if times.isna().any():
-        row = int(np.flatnonzero(times.isna())[0])
-        raise ValueError(
-            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no time; name the "
-            "column of times with --time"
-        )
-    return pd.Index(times, name=name)
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
@@ -108,66 +115,31 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
         row = int(np.flatnonzero(wrong)[0])
         raise ValueError(
             f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no number; leave "
-            "it empty if it is missing, or choose columns with --columns"
+            "it empty if it is missing, choose columns with --columns, or name the times with --time"
         )
     if numbers.isna().all():
         raise ValueError(f"column {name!r} has no value at all; choose columns with --columns")
     return numbers.to_numpy()
 
 
-def _regular(frame: pd.DataFrame, time: str) -> SeriesTable:
-    """The table on a regular grid of times, rows added where they are missing."""
+def _regular(frame: pd.DataFrame, times: pd.Index, grid: pd.Index) -> tuple[pd.DataFrame, list[str]]:
+    """The rows at their places on the grid, missing values between them, and notes."""
     import pandas as pd
 
-    rows, index = len(frame), frame.index
-    if rows < 3:
-        raise ValueError(f"at least 3 rows are needed, got {rows}")
-    frequency = None
-    if isinstance(index, pd.DatetimeIndex):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that pandas will return another type, which does as well here
-            frequency = pd.infer_freq(index)
-    if frequency is not None:
-        full = frame.asfreq(frequency)
-    elif isinstance(index, pd.DatetimeIndex) and index.day.nunique() == 1 and (np.diff(index) >= _DAYS_28).all():
-        full = frame.asfreq(pd.offsets.DateOffset(months=1))  # months, some of them missing
-        if not index.isin(full.index).all():
-            _irregular(frame, time, np.flatnonzero(~index.isin(full.index))[0])
-    else:
-        steps = np.diff(index)
-        found, counts = np.unique(steps, return_counts=True)
-        step = found[counts.argmax()]
-        multiples = steps / step
-        off = np.abs(multiples - np.round(multiples)) > 1e-6
-        if off.any():
-            _irregular(frame, time, int(np.flatnonzero(off)[0]) + 1, step)
-        places = np.concatenate([[0], np.round(multiples).cumsum()]).astype(int)
-        if places[-1] + 1 > _MOST_ADDED * rows:
-            _irregular(frame, time, int(np.argmax(multiples)) + 1, step)
-        grid = index[0] + step * np.arange(places[-1] + 1)
+    places = times.argsort() if len(grid) == len(times) else None
+    if places is not None:
+        values = frame.to_numpy()[places]
+    else:  # numbers of a grid may differ from those of the table by rounding
         values = np.full((len(grid), frame.shape[1]), np.nan)
-        values[places] = frame.to_numpy()
-        full = pd.DataFrame(values, index=pd.Index(grid, name=time), columns=frame.columns)
+        values[grid.get_indexer(times, method="nearest")] = frame.to_numpy()
+    full = pd.DataFrame(values, index=grid, columns=frame.columns)
     notes = []
-    if len(full) > rows:
-        notes.append(f"{len(full) - rows:,} times are missing from the grid; they count as rows without values")
+    if len(full) > len(frame):
+        notes.append(f"{len(full) - len(frame):,} times are missing from the grid; they count as rows without values")
     if missing := int(full.isna().to_numpy().sum()):
-        notes.append(f"{missing:,} of {full.size:,} values are missing; the last value before each stands in for it")
+        notes.append(
+            f"{missing:,} of {full.size:,} values are missing; as inputs, the last value before each stands in for it"
+        )
     for name in full.columns[(full.max() == full.min()).to_numpy()]:
         notes.append(f"series {name!r} is constant")
-    return SeriesTable(full, tuple(notes))
-
-
-_DAYS_28 = np.timedelta64(28, "D")
-
-
-def _irregular(frame: pd.DataFrame, time: str, row: int, step: Any = None) -> None:
-    expected = "" if step is None else f" (most rows are {step} apart)"
-    if isinstance(step, np.timedelta64):
-        import pandas as pd
-
-        expected = f" (most rows are {pd.Timedelta(step)} apart)"
-    raise ValueError(
-        f"the times in column {time!r} are irregular: {frame.index[row]} follows {frame.index[row - 1]}{expected}; "
-        "resample the data to regular times"
-    )
+    return full, notes

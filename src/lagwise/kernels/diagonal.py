@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_taps
+from lagwise.ops import Modes, modal_taps, modal_taps_of, symbolic
 
 
 class DiagonalKernel(LagKernel):
@@ -24,13 +24,24 @@ class DiagonalKernel(LagKernel):
         """The modes for lags 0 and up, and if the kernel is two-sided those for 0 and down, whose direct is 0."""
         raise NotImplementedError
 
+    def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """`sides` as `modal_taps_of` takes them. Kernels that are made without complex numbers override this: files of
+        ONNX have none."""
+        sides = []
+        for poles, weights, direct in self.sides():
+            rate = (-poles.abs().clamp(min=1e-30).log()).log()
+            sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
+        return sides
+
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        after, *before = self.sides()
-        taps = modal_taps(after, length)
-        if not before:
-            return taps
-        other = modal_taps(before[0], length)
+        if symbolic(length):
+            sides = [modal_taps_of(*side, length) for side in self.real_sides()]
+        else:
+            sides = [modal_taps(modes, length) for modes in self.sides()]
+        if self.causal:
+            return sides[0]
+        taps, other = sides
         return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
 
     def recurrence(self) -> Modes:

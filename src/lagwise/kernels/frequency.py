@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
@@ -67,6 +68,8 @@ class FrequencyKernel(LagKernel):
         The last layer is linear in the features, so the transform to lags is done on the features, which are far fewer
         than the channels.
         """
+        if torch.compiler.is_exporting() and length >= self.horizon():
+            return self._real_taps()
         reach = min(length, self.horizon())
         with self._full_precision():
             features = self._features()
@@ -82,6 +85,23 @@ class FrequencyKernel(LagKernel):
             time = time * weight
             after = time[:, :reach]
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - reach + 1 :], after], dim=1))
+
+    def _real_taps(self) -> Tensor:
+        """All taps, by sums of cosines and sines: for graphs without FFTs."""
+        with self._full_precision():
+            features, matrix, points = self._features(), self._matrix(), 2 * self.grid
+            step = torch.arange(self.grid + 1, device=features.device)
+            place = step[:, None] * step % points
+            waves = [[f(2 * math.pi * i / points) / points for i in range(points)] for f in (math.cos, math.sin)]
+            cos, sin = (features.new_tensor(wave)[place] for wave in waves)
+            inside = self._inside(features)
+            even = features * (1 + inside) @ cos
+            if self.causal:
+                return matrix @ (even * (1 + inside))
+            parts, odd = matrix.chunk(2), features * (-2 * inside) @ sin
+            last = F.pad((1 + inside[1:]) / 2, (1, 0), value=1)  # lag `grid` and its negative are one point
+            even, odd = parts[0] @ (even * last), parts[1] @ (odd * last)
+            return torch.cat([(even - odd).flip(1)[:, :-1], even + odd], dim=1)
 
     def spectrum(self) -> Tensor:
         """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without any transform."""

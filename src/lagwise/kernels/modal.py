@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.ops import Modes, modal_poles
@@ -52,11 +52,16 @@ class ModalKernel(DiagonalKernel):
 
     def sides(self) -> list[Modes]:
         """See `DiagonalKernel.sides`."""
+        return [
+            Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
+            for rate, angle, weight, direct in self.real_sides()
+        ]
+
+    def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """See `DiagonalKernel.real_sides`."""
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
-        poles = modal_poles(rate, angle)
-        weights = torch.view_as_complex(weight.contiguous())
-        return [Modes(p, w, direct * (i == 0)) for i, (p, w) in enumerate(zip(poles, weights, strict=True))]
+        return [(rate[i], angle[i], weight[i], direct * (i == 0)) for i in range(len(rate))]
 
     @torch.no_grad()
     def load_modes(self, modes: Modes) -> None:

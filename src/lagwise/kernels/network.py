@@ -15,12 +15,31 @@ _EPSILON = 1e-20
 ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}
 
 
-class KernelLinear(nn.Linear):
+class KernelLinear(nn.Module):
     """A linear layer of a kernel network: works in its input's precision, starts from PyTorch's own initialisation.
 
     A model's narrow initialisation with zero biases would make every tap of a network of the lag equal: the norm
     after a bias-free map from one number keeps only the sign of the lag.
+
+    Not an `nn.Linear`, though it has the same parameters: adapters and quantizers replace those by layers that know
+    `forward` alone, where kernels also multiply by the weight themselves.
     """
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """PyTorch's: uniform within one over the square root of the number of inputs."""
+        bound = self.in_features**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))

@@ -66,9 +66,10 @@ class AttentionMixer(Mixer):
 
     def init_state(self, batch_size: int) -> AttentionState:
         self.require_causal()
-        weight = self.out.weight
-        key = Window.empty(batch_size * self.heads, self.channels // self.heads, None, like=weight)
-        return AttentionState(key, key, Window(weight.new_zeros((batch_size, 0, 1), dtype=torch.bool), None))
+        weight = next(self.parameters())
+        like = torch.empty(0, dtype=weight.dtype, device=weight.device)  # the weight itself may be a quantized one
+        key = Window.empty(batch_size * self.heads, self.channels // self.heads, None, like=like)
+        return AttentionState(key, key, Window(like.new_zeros((batch_size, 0, 1), dtype=torch.bool), None))
 
     def mix_next(self, x: Tensor, state: AttentionState, mask: Tensor | None) -> tuple[Tensor, AttentionState]:
         query, *new = self._project(x)

@@ -21,6 +21,7 @@ from lagwise.ops import (
     rotary,
     rotary_factors,
     rotate,
+    symbolic,
 )
 from lagwise.tables import known, whole_number
 
@@ -131,7 +132,7 @@ class ChunkedAttention(nn.Module):
             if mask is not None:
                 number = number - first_real(mask)[:, None]
             query, key = _rotated(query, key, number, chunk)
-        bias = self._lag_bias(min(chunk, length))
+        bias = self._lag_bias(chunk if symbolic(length) else min(chunk, length))
         return self._in_chunks(query, key, value, chunk, bias, mask)
 
     def init_state(self, batch_size: int, value_size: int) -> ChunkState:
@@ -204,7 +205,8 @@ class ChunkedAttention(nn.Module):
     ) -> Tensor:
         bias = None
         if lag_bias is not None:
-            bias = lag_matrix(_nearest(lag_bias, min(chunk, query.shape[2])))
+            length = query.shape[2]
+            bias = lag_matrix(_nearest(lag_bias, chunk if symbolic(length) else min(chunk, length)))
         return chunked_attention(
             query, key, value, chunk=chunk, causal=self.causal, function=self.function, bias=bias, mask=mask
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer
-from lagwise.ops import EXACT_ENGINES, Layout, Window, ema_prefill, ema_scan, toeplitz_product
+from lagwise.ops import EXACT_ENGINES, Layout, Window, ema_prefill, ema_scan, symbolic, toeplitz_product
 from lagwise.tables import known
 
 EMA_ENGINES = ("scan", *EXACT_ENGINES)
@@ -74,7 +74,7 @@ class EMAMixer(Mixer):
         nn.init.normal_(self.omega)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if self.engine == "scan":
+        if self.engine == "scan" and not symbolic(x.shape[1]):
             weight, log_decay = self.kernel.exponentials()
             backward = None if self.causal else (weight[1], log_decay[1])
             truncation = self.kernel.truncation

@@ -36,7 +36,7 @@ class LongShortMixer(Mixer):
             raise ValueError(f"heads must divide the {channels} channels, got {heads}")
         self.heads, self.window, self.rank = heads, whole_number("window", window), whole_number("rank", rank)
         self.qkv = nn.Linear(channels, 3 * channels)
-        self.project = nn.Linear(channels, heads * rank)
+        self.project = nn.Linear(channels, heads * rank, bias=False)  # one would cancel in the softmax
         self.near_norm, self.far_norm = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.out = nn.Linear(channels, channels)
 
@@ -54,7 +54,7 @@ class LongShortMixer(Mixer):
         far_key, far_value = self._projected(share, real, key, value)
         left, right = (size, 0) if self.causal else (size // 2, size // 2)
         near = [
-            F.pad(masked(self.near_norm(t), real), (0, 0, left, right)).unfold(1, left + size + right, size)
+            F.pad(masked(_normed(t, self.near_norm), real), (0, 0, left, right)).unfold(1, left + size + right, size)
             for t in (key, value)
         ]  # (batch, segments, channels, keys)
         near_key, near_value = (t.unflatten(2, (self.heads, -1)) for t in near)
@@ -96,7 +96,7 @@ class LongShortMixer(Mixer):
 
 def _normed(t: Tensor, norm: nn.LayerNorm) -> Tensor:
     """The norm written out: a gradient of the fused one that comes transposed has strides that compiled graphs do not
-    expect (torch 2.13)."""
+    expect, and its second derivatives are less exact (torch 2.13)."""
     centred = t - t.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return centred * scale * norm.weight + norm.bias

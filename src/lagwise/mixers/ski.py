@@ -25,6 +25,7 @@ from lagwise.ops import (
     ski_error,
     ski_product,
     split_kernel,
+    symbolic,
     toeplitz_product,
 )
 from lagwise.ops.ski_plans import SAMPLED_LAGS
@@ -137,17 +138,18 @@ class SKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if kernel.max_length is not None and x.shape[1] > kernel.max_length:
+        if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
             kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # says why not
+        graph = torch.compiler.is_compiling()  # which cannot branch on what padding there is
         if not self.causal:
-            if mask is None or (mask[:, 0].all() and mask[:, -1].all()):
+            if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
                 return self._two_sided(kernel, x)
             return self._two_sided_rows(kernel, x, mask)
-        if mask is None or mask[:, 0].all():
+        if mask is None or (not graph and mask[:, 0].all()):
             return self._causal(kernel, x)
         # Nodes count from a row's first token: rows are moved to the start, and back.
         first, lengths = row_extents(mask)
-        moved = self._causal(kernel, move_rows(x, -first, int(lengths.max())))
+        moved = self._causal(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
         return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
@@ -176,7 +178,7 @@ class SKI:
     def init_state(self, kernel: LagKernel, batch_size: int) -> SKIState:
         """`Mixer.init_state` with this kernel."""
         plan = self.plan(kernel)
-        short, coarse = (taps.t().flip(0) for taps in self._split(kernel, plan, _FIRST_NODES))
+        short, coarse = (taps.t().flip(0) for taps in self.split(kernel, plan, _FIRST_NODES))
         count = plan.degree + 1
         return SKIState(
             tail=short.new_zeros(batch_size, plan.width - 1, kernel.channels),
@@ -234,7 +236,7 @@ class SKI:
         y = near + move_rows(prolong(far, grid), -shift, length)
         # The state ends with the nodes of each row's own new cell.
         kept = before + count + most
-        limit = self._most_nodes(kernel, plan)
+        limit = self.most_nodes(kernel, plan)
         # Rows out of step move on at other times, but none needs more nodes than it has seen; if the kernel ends, the
         # last cell's first node still needs as many before it.
         needed = int(seen.max()) // plan.spacing + count
@@ -256,7 +258,7 @@ class SKI:
     def _two_sided_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
         """SKI-TNN alg. 1 for every row by itself, from its first token to its last."""
         first, lengths = row_extents(mask)
-        rank = min(self.rank, int(lengths.max()))
+        rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
         steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
         lags = row_spacing(lengths, rank)[:, None] * steps
         coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
@@ -264,28 +266,31 @@ class SKI:
 
     def _causal(self, kernel: LagKernel, x: Tensor) -> Tensor:
         plan = self.plan(kernel)
-        return causal_ski_product(x, *self._split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
+        return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
 
-    def _split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
+    def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
-        limit = self._most_nodes(kernel, plan)
-        nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
+        limit = self.most_nodes(kernel, plan)
+        if not symbolic(nodes):
+            nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
+        else:  # a few more than enough do no harm
+            nodes = limit or nodes + plan.short_nodes
         device = next(kernel.parameters()).device
         lags = torch.cat([torch.arange(plan.width, device=device), torch.arange(nodes, device=device) * plan.spacing])
         values = kernel.at(lags)
         return split_kernel(values[:, : plan.width], values[:, plan.width :], plan)
 
-    def _most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
+    def most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
         """Coarse taps of the kernel that are not negligible, if it ends."""
         reach = kernel.horizon() or kernel.max_length
         return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, state: SKIState, nodes: int) -> Tensor:
         """The state's coarse taps, or twice as many when the nodes outgrow them."""
-        limit = self._most_nodes(kernel, state.plan)
+        limit = self.most_nodes(kernel, state.plan)
         if nodes <= len(state.coarse) or (limit is not None and limit <= len(state.coarse)):
             return state.coarse
-        return self._split(kernel, state.plan, 2 ** (nodes - 1).bit_length())[1].t().flip(0)
+        return self.split(kernel, state.plan, 2 ** (nodes - 1).bit_length())[1].t().flip(0)
 
     @staticmethod
     def _far(nodes: Tensor, coarse: Tensor, count: int) -> Tensor:

@@ -103,7 +103,7 @@ class TCNMixer(Mixer):
                 return circular_convolution(h, self.taps[index], self.dilations[index], mask=layout.mask)
             return dilated_convolution(h, self.taps[index], self.dilations[index], causal=self.causal)
 
-        return self._blocks(x, layout.mask, convolve)
+        return self.blocks(x, layout.mask, convolve)
 
     def init_state(self, batch_size: int) -> TCNState:
         self.require_causal()
@@ -117,9 +117,9 @@ class TCNMixer(Mixer):
             y, windows[index] = dilated_prefill(h, self.taps[index], self.dilations[index], windows[index])
             return y
 
-        return self._blocks(x, mask, convolve), TCNState(tuple(windows))
+        return self.blocks(x, mask, convolve), TCNState(tuple(windows))
 
-    def _blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given how to convolve. Padding is silenced before every convolution, whose output fills it."""
         for start in range(0, len(self.dilations), self.convolutions):
             h = x

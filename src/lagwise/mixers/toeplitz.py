@@ -21,6 +21,7 @@ from lagwise.ops import (
     modal_prefill,
     online_prefill,
     spectral_product,
+    symbolic,
     toeplitz_product,
 )
 from lagwise.tables import build, known
@@ -76,22 +77,29 @@ class ToeplitzMixer(Mixer):
             return self.ski.mix(self.kernel, x, layout.mask)
         if self._fits_circle(x.shape[1]):
             return spectral_product(x, self.kernel.spectrum())
-        return toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
+        return toeplitz_product(x, self._taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, the layout being that of columns
         ``(batch * width, height)``: for few lags without another copy of the grid."""
         height = x.shape[1] // width
         if self.ski is None and not self._fits_circle(height):
-            taps = self.kernel.taps(height)
+            taps = self._taps(height)
             if layout.mask is not None:
                 x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
             return toeplitz_product(x, taps, causal=self.causal, engine=self.engine, dilation=width)
         return super().mix_columns(x, layout, width)
 
+    def _taps(self, length: int) -> Tensor:
+        """Taps for a signal of this length, or all there are if a graph leaves it open."""
+        reach = self.kernel.horizon() or self.kernel.max_length
+        return self.kernel.taps(reach if symbolic(length) and reach else length)
+
     def _fits_circle(self, length: int) -> bool:
         """Whether the kernel's own spectrum is that of a product of this length."""
-        return self.engine in ("auto", "fft") and self.kernel.circle == fast_length(2 * length - 1)
+        if symbolic(length) or self.engine not in ("auto", "fft"):
+            return False
+        return self.kernel.circle == fast_length(2 * length - 1)
 
     def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
         self.require_causal()

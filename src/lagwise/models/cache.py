@@ -21,8 +21,20 @@ class StateLayer(CacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state: Any = None
         self.seen = 0
+        self._state: Any = None
+        self.stop: Callable[[], None] | None = None  # see `StreamingCache.stream`
+
+    @property
+    def state(self) -> Any:
+        """The mixer's state; None before the first token."""
+        if self.stop is not None:
+            self.stop()
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
 
     def advance(self, state: Any, tokens: int) -> None:
         self.state, self.is_initialized = state, True
@@ -50,6 +62,7 @@ class StateLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # the name before transformers 5.10
 
     def reset(self) -> None:
+        self.stop = None
         self.state, self.seen, self.is_initialized = None, 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -81,7 +94,20 @@ class StreamingCache(Cache):
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
+        self.stream: Any = None  # what carries the states on in compiled code
         self.past: list[StreamingCache] | None = None
+
+    def carry_on(self, stream: Any) -> None:
+        """Let compiled code keep the states, until ``stream.stop()``, which gives them back when one is asked for.
+        None: they are back."""
+        self.stream = stream
+        for layer in self.layers:
+            layer.stop = None if stream is None else stream.stop  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.stream is not None:
+            self.stream.stop()  # compiled code changes its tensors in place: copies need states
+        return self.__dict__
 
     @staticmethod
     def join(caches: Sequence[StreamingCache]) -> StreamingCache:
@@ -193,6 +219,7 @@ class StreamingCache(Cache):
         self._map_rows(lambda t: t[indices.to(t.device)])
 
     def reset(self) -> None:
+        self.carry_on(None)
         super().reset()
         self.real = self.began = self.right_padded = self.rows = self.model = self.behind = self.past = None
 
@@ -223,7 +250,7 @@ def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
     states, seen, *known = parts
     cache = StreamingCache(len(states))
     for layer, state in zip(cache.layers, states, strict=True):
-        vars(layer).update(state=state, seen=seen, is_initialized=state is not None)
+        vars(layer).update(_state=state, seen=seen, is_initialized=state is not None)
     vars(cache).update(zip(_KNOWN, known, strict=True))
     return cache
 

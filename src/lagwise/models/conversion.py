@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.mixers import ToeplitzMixer
+from lagwise.models.offload import require_loaded
 from lagwise.ops import Reduction, reduce_taps
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
@@ -40,6 +41,7 @@ def recurrent_form(
     whole_number("lags", lags)
     if not model.config.causal:
         raise ValueError("only causal models stream; this one has causal=False")
+    require_loaded(model, "conversion")
     mixers = {
         name: module
         for name, module in model.named_modules()

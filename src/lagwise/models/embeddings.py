@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
+from lagwise.ops.bilinear import transformed
 from lagwise.tables import whole_number
 
 
@@ -28,7 +29,7 @@ class TokenInput(nn.Embedding):
                 f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun "
                 "with the end-of-text token"
             )
-        if input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):
             check_vocabulary(input_ids, embedding.num_embeddings)
 
 
@@ -138,7 +139,7 @@ INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches":
 
 def check_finite(name: str, x: Tensor) -> None:
     """ValueError if any value is NaN or infinite."""
-    if not torch.compiler.is_compiling() and not x.isfinite().all():
+    if not (torch.compiler.is_compiling() or transformed() or x.isfinite().all()):
         raise ValueError(f"{name} has NaN or infinite values; one would spread over its whole row")
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase, TemperatureLogitsWarper, TopPLogitsWarper
 
+from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.inputs import check_prompt_length
 from lagwise.tables import whole_number
 from lagwise.text import pieces
 
@@ -41,7 +43,8 @@ def generate_text(
     temperature 0 is greedy. An empty prompt starts a document. The text ends before the first of the ``stop`` texts
     that the continuation contains, at the end of the document, or after max_new_tokens. Long prompts are processed
     4096 tokens at a time. ``report`` receives a line of counts and speeds at the end, also if it is a
-    KeyboardInterrupt, which goes on to the caller after ``write`` has got all there is.
+    KeyboardInterrupt, which goes on to the caller after ``write`` has got all there is. A model with a compiled step
+    (`LagwiseForCausalLM.compile_step`) runs that for the tokens that are added.
 
     Returns prompt (as the tokenizer spells it) and continuation, or without ``echo`` the continuation alone.
     ValueError for options out of range, a prompt that leaves no room below the model's limit, or a word that the
@@ -58,29 +61,47 @@ def generate_text(
         torch.manual_seed(seed)
     parts = _encoded(tokenizer, prompt)
     ids = torch.cat(parts)[None]
-    choice: dict[str, Any] = (
-        {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
-        if temperature > 0
-        else {"do_sample": False}
-    )
+    check_prompt_length(model.length_limit, ids.shape[1], max_new_tokens)
     writer = _Writer(tokenizer, parts, stop, echo, write)
-    generate: Any = model.generate
     try:
-        generate(
-            ids.to(model.device),
-            attention_mask=torch.ones_like(ids, dtype=torch.bool),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=tokenizer.pad_token_id,
-            prefill_chunk_size=PREFILL,
-            use_cache=True,
-            stopping_criteria=StoppingCriteriaList([writer]),
-            **choice,
-        )
+        for token in sampled(model, ids, max_new_tokens, temperature, top_p):
+            if writer.take(token):
+                break
     except KeyboardInterrupt:
         writer.end(report)
         raise
     writer.end(report)
     return "".join(writer.pieces)
+
+
+@torch.inference_mode()
+def sampled(
+    model: LagwiseForCausalLM, ids: Any, count: int, temperature: float = 1.0, top_p: float = 1.0
+) -> Iterator[int]:
+    """Up to ``count`` tokens that continue ``ids`` (1, length), to the end of the document: those that ``generate`` of
+    transformers draws from the same seed, without most of its work between two tokens."""
+    choose = LogitsProcessorList()
+    if temperature not in (0, 1):
+        choose.append(TemperatureLogitsWarper(float(temperature)))
+    if temperature > 0 and top_p < 1:
+        choose.append(TopPLogitsWarper(float(top_p)))
+    ends, config = set(), model.generation_config
+    if config is not None and config.eos_token_id is not None:
+        ends.update([config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id)
+    cache, logits, ids = StreamingCache(model.config.num_hidden_layers), None, ids.to(model.device)
+    for chunk in ids.split(PREFILL, dim=1):
+        logits = model.next_logits(chunk, cache)
+    for number in range(count):
+        assert logits is not None
+        if temperature > 0:
+            token = torch.multinomial(choose(ids, logits.float()).softmax(-1), 1)
+        else:
+            token = logits.argmax(-1, keepdim=True)
+        yield int(token)
+        if int(token) in ends:
+            return
+        if number + 1 < count:
+            logits = model.next_logits(token, cache)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
@@ -107,7 +128,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "..."
 
 
-class _Writer(StoppingCriteria):
+class _Writer:
     """Makes text of tokens as they come, hands it on, and says when a stop text has come.
 
     A piece is held back while it may change: while its last character lacks bytes, or it may begin a stop text.
@@ -129,17 +150,18 @@ class _Writer(StoppingCriteria):
         self.held, self.stopped, self.count = "", False, 0
         self.began = self.first = self.last = time.monotonic()
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def take(self, token: int) -> bool:
+        """Take the next token; whether a stop text has come."""
         self.last = time.monotonic()
         if self.count == 0:  # the prompt was all right
             self.first = self.last
             self._read_prompt()
         self.count += 1
-        self.new.append(int(input_ids[0, -1]))
+        self.new.append(token)
         text = self._new_text()
         if not text.endswith(_INCOMPLETE) or len(self.new) > _LONGEST_CHARACTER:
             self._take(text)
-        return torch.tensor([self.stopped], device=input_ids.device)
+        return self.stopped
 
     def end(self, report: Callable[[str], None] | None) -> None:
         """Hand on what is held back, and report."""

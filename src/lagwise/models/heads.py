@@ -32,6 +32,10 @@ class Head(LagwisePreTrainedModel):
         """The inputs as the backbone gets them."""
         return inputs
 
+    def shortcut(self, inputs: dict[str, Any]) -> Any:
+        """The output for these arguments of forward, if it can be had without the backbone; else None."""
+        return None
+
     @property
     def length_limit(self) -> int | None:
         """As `LagwiseModel.length_limit`."""
@@ -85,6 +89,9 @@ def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
         if twice := positional.keys() & kwargs.keys():
             raise TypeError(f"forward got multiple values for argument {min(twice)!r}")
         kwargs.update(positional)
+        found = self.shortcut(kwargs)
+        if found is not None:
+            return found
         given = {name: value for name, value in kwargs.items() if name in own_names}
         inputs = {name: value for name, value in kwargs.items() if name not in own_names or name in input_names}
         if not self.streams or (inputs.get("use_cache") is None and given.get("labels") is not None):

@@ -22,7 +22,9 @@ from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
-from lagwise.ops import Layout
+from lagwise.models.offload import OffloadProbe, offloaded_weights
+from lagwise.ops import Layout, symbolic
+from lagwise.ops.bilinear import transformed
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that mean nothing to this one.
@@ -50,6 +52,7 @@ class LagwiseLayer(GradientCheckpointingLayer):
         assert config.block is not None
         self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
+        self.offloaded = OffloadProbe(self.block)
 
     def forward(
         self,
@@ -57,6 +60,12 @@ class LagwiseLayer(GradientCheckpointingLayer):
         layout: Layout | None = None,
         cached: StateLayer | None = None,
     ) -> Tensor:
+        if not torch.compiler.is_compiling() and self.offloaded:
+            with offloaded_weights(self.block):
+                return self._run(x, layout, cached)
+        return self._run(x, layout, cached)
+
+    def _run(self, x: Tensor, layout: Layout | None, cached: StateLayer | None) -> Tensor:
         layout = layout or Layout()
         if cached is None:
             y = self.block(x, layout=layout)
@@ -170,6 +179,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.has_state = all(part.streams for part in parts if isinstance(part, Mixer))
         self.post_init()
 
+    @property
+    def number(self) -> int:
+        """By which a cache knows whose it is."""
+        return self._number.value
+
     @can_return_tuple
     def forward(
         self,
@@ -224,7 +238,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             past_key_values.note_padding(mask)
         h = self._with_positions(h, mask, past_key_values, seq_idx)
         if self.embed_types is not None:  # type 0 where none are given, as BERT does
-            h = h + (self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids))
+            h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
         layout, kept = Layout(mask, seq_idx, grid=grid), None
         merges = not (self.training and self.config.stochastic_depth)  # which drops whole rows
@@ -283,15 +297,15 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
         if cache.rows not in (None, batch):
             raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
-        if cache.model not in (None, self._number.value):
+        if cache.model not in (None, self.number):
             raise ValueError("past_key_values was filled by another model; begin a new cache")
-        cache.rows, cache.model = batch, self._number.value
+        cache.rows, cache.model = batch, self.number
 
     def _check_length(
         self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
     ) -> None:
         limit = self.length_limit
-        if limit is None:
+        if limit is None or symbolic(length):
             return
         total = length + (0 if cache is None else cache.seen)
         if seq_idx is not None:  # it is documents that have a length
@@ -308,8 +322,9 @@ def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
 
 
 def _traced() -> bool:
-    """Whether a graph is being recorded, which must hold for other padding than this batch's too."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """Whether a graph is being recorded, which must hold for other padding than this batch's too, or many batches are
+    computed as one (`torch.vmap`)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
 
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)

@@ -38,8 +38,9 @@ class LagwiseForPrediction(Head):
 
     Takes past_values ``(batch, length, channels)``; past_observed_mask of the same shape, 0 where a value is missing
     (NaN counts as missing too); and for the loss, the mean squared error on the scale of the series, future_values
-    ``(batch, prediction_length, channels)``, NaN where they do not count. ValueError for other shapes and for infinite
-    values.
+    ``(batch, prediction_length, channels)``, NaN where they do not count. Normalisation and forecasts
+    are in the precision of past_values, at least float32, whatever that of the weights. ValueError for other shapes
+    and for infinite values.
     """
 
     accepts_loss_kwargs = False
@@ -70,26 +71,34 @@ class LagwiseForPrediction(Head):
         observed = ~past_values.isnan()
         if past_observed_mask is not None:
             observed = observed & past_observed_mask.bool()
-        values = past_values.masked_fill(~observed, 0)
+        kind = torch.promote_types(past_values.dtype, torch.float32)
+        values = past_values.to(kind).masked_fill(~observed, 0)
         count = observed.sum(1, keepdim=True).clamp(min=1)
-        loc = values.sum(1, keepdim=True) / count
-        centred = (values - loc).masked_fill(~observed, 0)
+        # Of series far from 0, float32 has few digits left for a mean or a forecast: what counts are differences from
+        # a rough mean, which are exact.
+        rough = values.sum(1, keepdim=True) / count
+        centred = (values - rough).masked_fill(~observed, 0)
+        rest = centred.sum(1, keepdim=True) / count
+        centred = (centred - rest).masked_fill(~observed, 0)
         scale = (centred.square().sum(1, keepdim=True) / count + 1e-5).sqrt()
-        steps = torch.stack([centred / scale, observed.to(values)]).transpose(2, 3).flatten(1, 2)  # (2, rows, length)
+        steps = torch.stack([centred / scale, observed.to(kind)]).transpose(2, 3).flatten(1, 2)  # (2, rows, length)
         steps = nn.functional.pad(steps, (-steps.shape[2] % self.patch, 0))
         tokens = steps.unflatten(2, (-1, self.patch)).permute(1, 2, 0, 3).flatten(2)
         out = self.model(
-            input_values=tokens, use_cache=False, output_hidden_states=output_hidden_states, return_dict=True
+            input_values=tokens.to(self.head.weight.dtype),
+            use_cache=False,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         made = self.head(self.dropout(pool(out.last_hidden_state, self.config.pooling)))
-        made = made.unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + loc
+        made = made.to(kind).unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + rest
         loss = None
         if future_values is not None:
             known = ~future_values.isnan()
-            errors = (made - future_values).masked_fill(~known, 0).square()
+            errors = (made - (future_values - rough)).masked_fill(~known, 0).square()
             loss = errors.sum() / known.sum().clamp(min=1)
         return LagwisePredictionOutput(
-            loss=loss, prediction_outputs=made, loc=loc, scale=scale, hidden_states=out.hidden_states
+            loss=loss, prediction_outputs=made + rough, loc=rough + rest, scale=scale, hidden_states=out.hidden_states
         )
 
     def _check(self, past: Tensor, mask: Tensor | None, future: Tensor | None) -> None:

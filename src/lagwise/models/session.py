@@ -11,6 +11,7 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
+from lagwise.models.offload import require_loaded
 from lagwise.tables import whole_number
 
 
@@ -37,12 +38,13 @@ class StreamingSession:
     def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):
         if not isinstance(model, LagwiseForCausalLM):
             raise ValueError(f"model must be a LagwiseForCausalLM, which is causal, got {type(model).__name__}")
+        require_loaded(model, "a streaming session")
         self.model = model
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk)
         self._require_evaluation()
         self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
         self._next = 0
-        self._logits = model.lm_head.weight.new_zeros(0, model.config.vocab_size)
+        self._logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
         # The batch, and after it sequences that have yet to be joined to it: once, however many they are.
         self._caches: list[StreamingCache] = []
 
@@ -101,7 +103,9 @@ class StreamingSession:
             raise ValueError(f"{_named(full)} has as many tokens as this model takes, {limit}; drop it")
         ids = [self._token(handle, tokens[handle]) for handle in self._seen]
         if ids:
-            cache = self._joined().copy()  # which is given up if this fails half-way
+            cache = self._joined()
+            if cache.stream is None:  # compiled code does not fail half-way
+                cache = cache.copy()  # which is given up if this does
             self._logits = self._forward(torch.tensor(ids, device=self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
@@ -126,9 +130,7 @@ class StreamingSession:
         self._seen = {handle: seen for handle, seen in self._seen.items() if handle not in handles}
 
     def _forward(self, ids: Tensor, cache: StreamingCache) -> Tensor:
-        logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        assert logits is not None
-        return logits[:, -1]
+        return self.model.next_logits(ids, cache)
 
     def _joined(self) -> StreamingCache:
         if len(self._caches) > 1:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.embeddings import ValueInput
+from lagwise.models.offload import require_loaded
 from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import whole_number
 
@@ -48,6 +49,7 @@ class StreamingClassifier:
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
         if model.config.problem_type == "regression":
             raise ValueError("the model must say classes, this one is of problem_type 'regression'")
+        require_loaded(model, "a streaming classifier")
         if model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
         if model.length_limit is not None:
@@ -64,7 +66,8 @@ class StreamingClassifier:
         self._cache = StreamingCache(len(self.model.model.layers))
         self._waiting = weight.new_zeros(0, self.features)  # samples of the step that is not complete
         self._steps = 0
-        self._pooled = weight.new_zeros(1, weight.shape[1], dtype=torch.promote_types(weight.dtype, torch.float32))
+        wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
+        self._pooled = weight.new_zeros(1, weight.shape[1], dtype=wide)
 
     @property
     def samples(self) -> int:
@@ -106,9 +109,9 @@ class StreamingClassifier:
         if pooling == "last":
             return hidden
         if pooling == "first":
-            self._pooled = hidden[:1] if self._steps == 0 else self._pooled
-            return self._pooled.expand(len(hidden), -1)
+            self._pooled = hidden[:1].to(self._pooled) if self._steps == 0 else self._pooled
+            return self._pooled.to(hidden).expand(len(hidden), -1)
         total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
         self._pooled = total[-1:].clone()
         count = torch.arange(self._steps + 1, self._steps + len(hidden) + 1, device=hidden.device)
-        return (total / count[:, None]).to(hidden.dtype)
+        return (total / count[:, None].to(total)).to(hidden)

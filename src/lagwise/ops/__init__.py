@@ -44,8 +44,8 @@ from lagwise.ops.interpolation import (
 )
 from lagwise.ops.linear_attention import linear_attention
 from lagwise.ops.local import direct_product
-from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps
-from lagwise.ops.online_conv import OnlineState, OnlineTaps, online_prefill
+from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps, modal_taps_of
+from lagwise.ops.online_conv import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, online_prefill
 from lagwise.ops.packing import (
     Layout,
     document_starts,
@@ -56,6 +56,7 @@ from lagwise.ops.packing import (
     seq_idx_from_cu_seqlens,
 )
 from lagwise.ops.ragged_dft import ragged_dft
+from lagwise.ops.ring import ring_lags, ring_of, ring_product, ring_read, ring_tokens, ring_write
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
@@ -69,12 +70,14 @@ from lagwise.ops.ski import (
 from lagwise.ops.ski_plans import best_plan, plan_from_tolerance, ski_error
 from lagwise.ops.spectral import fast_length, spectral_product
 from lagwise.ops.state_space import Reduction, reduce_taps
+from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window
 
 __all__ = [
     "ATTENTION_FUNCTIONS",
     "ENGINES",
     "EXACT_ENGINES",
+    "ONLINE_BLOCK",
     "Layout",
     "Modes",
     "NodeGrid",
@@ -118,7 +121,9 @@ __all__ = [
     "modal_prefill",
     "modal_step",
     "modal_taps",
+    "modal_taps_of",
     "move_rows",
+    "online_follow",
     "online_prefill",
     "pair_attention",
     "per_document",
@@ -129,6 +134,12 @@ __all__ = [
     "receptive_field",
     "reduce_taps",
     "restrict",
+    "ring_lags",
+    "ring_of",
+    "ring_product",
+    "ring_read",
+    "ring_tokens",
+    "ring_write",
     "rotary",
     "rotary_factors",
     "rotate",
@@ -142,6 +153,7 @@ __all__ = [
     "spaced_grid",
     "spectral_product",
     "split_kernel",
+    "symbolic",
     "toeplitz_matrix",
     "toeplitz_product",
     "toeplitz_reference",

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.symbolic import symbolic
+
 _QUERY_CHUNK = 512
 
 
@@ -57,8 +59,9 @@ def attention(
     if causal and length == 1 and slopes is None and mask is None:
         return F.scaled_dot_product_attention(query, key, value)
     chunks = []
-    for start in range(0, length, _QUERY_CHUNK):
-        part = query[:, :, start : start + _QUERY_CHUNK]
+    step = length if symbolic(length) else _QUERY_CHUNK
+    for start in [0] if symbolic(length) else range(0, length, step):
+        part = query[:, :, start : start + step]
         first = total - length + start
         seen = first + part.shape[2] if causal else total  # keys beyond the chunk's last query are never needed
         bias = _bias(part, first, seen, causal, slopes, mask)

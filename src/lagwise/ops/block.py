@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.spectral import compute_dtype
 
 _BLOCK = 64
@@ -90,7 +91,7 @@ def banded_product(x: Tensor, matrices: Tensor, first: int) -> Tensor:
     Source: ours. Blocks are transposed one by one, each inside the cache, and multiplied where they lie: a
     transposition of the whole signal costs ten times as much when the channels are a power of two.
     """
-    return _BandedProduct.apply(x, matrices, first)
+    return bilinear_product(x, matrices, _BandedForm(first, first + len(matrices) - 1, matrices.shape[3]))
 
 
 def block_outer(y: Tensor, x: Tensor, dtype: torch.dtype, size: int, first: int, last: int) -> Tensor:
@@ -106,35 +107,47 @@ def block_outer(y: Tensor, x: Tensor, dtype: torch.dtype, size: int, first: int,
     return total
 
 
-class _BandedProduct(torch.autograd.Function):
-    """`banded_product` with its gradient: the same product with transposed matrices and negated distances."""
+class _BandedForm(NamedTuple):
+    """`banded_product` as a `Form`. Its adjoint is the same product with transposed matrices and negated distances."""
 
-    @staticmethod
-    def forward(ctx, x: Tensor, matrices: Tensor, first: int) -> Tensor:
-        ctx.save_for_backward(x, matrices)
-        ctx.first = first
-        y = torch.empty(x.shape, dtype=matrices.dtype, device=x.device)
-        with torch.autocast(x.device.type, enabled=False):
-            for tile in _tiles(x, matrices.shape[3]):
-                _apply(_blocks(x, tile, matrices, first), matrices.transpose(2, 3), y, tile)
-        return y
+    first: int
+    last: int
+    size: int
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
-        x, matrices = ctx.saved_tensors
-        last = ctx.first + len(matrices) - 1
-        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        dmatrices = matrices.new_zeros(matrices.shape) if ctx.needs_input_grad[1] else None
-        mirrored = matrices.flip(0)
+    @property
+    def channel_axis(self) -> int:
+        return 1
+
+    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
+        if wanted == 0:
+            return _banded(a, b, self.first)
+        if wanted == 1:
+            return _banded(a, b.flip(0).transpose(2, 3), -self.last)
+        return block_outer(a, b, compute_dtype(a, b), self.size, self.first, self.last)
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        dx = torch.empty_like(x) if wanted[0] else None
+        dmatrices = kernel.new_zeros(kernel.shape) if wanted[1] else None
+        mirrored = kernel.flip(0)
         with torch.autocast(x.device.type, enabled=False):
-            for tile in _tiles(x, matrices.shape[3]):
-                grads = _blocks(grad, tile, matrices, -last)
+            for tile in _tiles(x, self.size):
+                grads = _blocks(grad, tile, kernel, -self.last)
                 if dx is not None:
                     _apply(grads, mirrored, dx, tile)
                 if dmatrices is not None:
-                    _add_outer(grads, _blocks(x, tile, matrices, ctx.first), dmatrices)
-        return dx, dmatrices, None
+                    _add_outer(grads, _blocks(x, tile, kernel, self.first), dmatrices)
+        return dx, dmatrices
+
+
+def _banded(x: Tensor, matrices: Tensor, first: int) -> Tensor:
+    """`banded_product` without a gradient."""
+    y = torch.empty(x.shape, dtype=matrices.dtype, device=x.device)
+    with torch.autocast(x.device.type, enabled=False):
+        for tile in _tiles(x, matrices.shape[3]):
+            _apply(_blocks(x, tile, matrices, first), matrices.transpose(2, 3), y, tile)
+    return y
 
 
 class _Tile(NamedTuple):

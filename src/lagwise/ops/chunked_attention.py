@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import transformed
+from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
@@ -45,8 +47,8 @@ def chunked_attention(
     _check(query, key, value, chunk, function, bias, mask)
     shift = None
     if mask is not None:
-        # What padding there is is looked at only outside of graphs, where a branch on values cannot be.
-        eager = not torch.compiler.is_compiling()
+        # Padding is looked at only outside of graphs and `torch.vmap`, where there can be no branch on values.
+        eager = not (torch.compiler.is_compiling() or transformed())
         mask, shift = mask.bool(), first_real(mask)
         if eager and not shift.any():
             shift = None
@@ -79,7 +81,8 @@ def pair_attention(
     - ``relu2``: ``s`` as for laplace, ``f = max(s, 0)^2``; 0 where not allowed.
 
     Shapes: query ``(batch, heads, n, d)``; key ``(batch, heads, m, d)``; value ``(batch, heads, m, e)``; bias ``(heads
-    or 1, n, m)``; allowed, boolean, ``(n, m)`` or ``(batch or 1, heads or 1, n, m)``. Result ``(batch, heads, n, e)``.
+    or 1, n, m)`` or ``(batch, heads or 1, n, m)``; allowed, boolean, ``(n, m)`` or ``(batch or 1, heads or 1, n, m)``.
+    Result ``(batch, heads, n, e)``.
 
     Preconditions: ValueError for an unknown function. With softmax every query must be allowed a key. Elementwise
     weights are computed in float32 or better.
@@ -90,7 +93,7 @@ def pair_attention(
     if function == "softmax":
         scores = allowed
         if bias is not None:
-            bias = bias[None].to(query.dtype)
+            bias = (bias[None] if bias.dim() == 3 else bias).to(query.dtype)
             scores = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
         return F.scaled_dot_product_attention(query, key, value, attn_mask=scores)
     scores = query @ key.transpose(2, 3)
@@ -170,7 +173,7 @@ def rotary_factors(
         raise ValueError(f"rotary positions need an even number of channels, got {size}")
     dtype = torch.promote_types(dtype, torch.float32)
     rates = _BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
-    table = limit is not None and limit < positions.numel()
+    table = limit is not None and (symbolic(positions.shape[-1]) or limit < positions.numel())
     places = torch.arange(limit, device=positions.device) if table else positions
     angles = places.to(dtype)[..., None] * rates
     cos, sin = angles.cos(), angles.sin()
@@ -224,6 +227,8 @@ def _in_chunks(
 ) -> Tensor:
     """Chunks counted from the first token: whole ones at once, as rows of a batch, and the rest behind them."""
     batch, heads, length, _ = query.shape
+    if symbolic(length):
+        return _in_whole_chunks(query, key, value, chunk, causal, function, bias, real)
     whole, rest = length // chunk, length % chunk
     end, parts = whole * chunk, []
     if whole:
@@ -244,6 +249,31 @@ def _in_chunks(
         kept = None if real is None else real[:, None, None, end:]
         parts.append(_attend(query, key, value, causal, function, _corner(bias, rest), kept))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _in_whole_chunks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chunk: int,
+    causal: bool,
+    function: str,
+    bias: Tensor | None,
+    real: Tensor | None,
+) -> Tensor:
+    """`_in_chunks` at a symbolic length, filled up with padding to whole chunks."""
+    batch, _, length, _ = query.shape
+    whole = pieces(length, chunk)
+    rest = whole * chunk - length
+
+    def fold(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, rest)).unflatten(2, (whole, chunk)).transpose(1, 2).flatten(0, 1)
+
+    if real is None and not causal:
+        real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
+    kept = None if real is None else F.pad(real, (0, rest)).unflatten(1, (whole, chunk)).flatten(0, 1)[:, None, None]
+    y = _attend(fold(query), fold(key), fold(value), causal, function, _corner(bias, chunk), kept)
+    return y.unflatten(0, (batch, whole)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
 def _attend(
@@ -300,7 +330,7 @@ def _check(
         raise ValueError(f"value must be {(batch, heads, length)} and its size, got {tuple(value.shape)}")
     if mask is not None and mask.shape != (batch, length):
         raise ValueError(f"mask must be (batch, length) = {(batch, length)}, got {tuple(mask.shape)}")
-    if bias is None:
+    if bias is None or symbolic(length):
         return
     n = min(chunk, length)
     if bias.dim() != 3 or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < n:

@@ -17,6 +17,7 @@ from lagwise.ops.block import block_product, centre, toeplitz_matrix
 from lagwise.ops.local import direct_product
 from lagwise.ops.ski_plans import ski_toeplitz_product
 from lagwise.ops.spectral import compute_dtype, fft_product
+from lagwise.ops.symbolic import symbolic, symbolic_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
@@ -47,7 +48,8 @@ def toeplitz_product(
         length (all other lags are zero) or more (they are ignored).
 
     Engines:
-        ``auto`` is the fastest exact one: direct for few lags on the CPU, else by FFT. dense, fft, overlap_save, block
+        While `torch.export` leaves the length open, always one plain convolution. Else ``auto`` is the fastest exact
+        one: direct for few lags on the CPU, else by FFT. dense, fft, overlap_save, block
         and direct are exact. ``ski`` is approximate, in linear time but for a short FFT, for causal taps that are
         smooth away from lag 0: ``tolerance`` (1e-3 by default) is for its error as `plan_from_tolerance` estimates it.
 
@@ -68,6 +70,8 @@ def toeplitz_product(
         (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): what leaks then stays within about 8192 tokens,
         or within a sixteenth of the taps if that is more.
     """
+    if symbolic(x.shape[1]):
+        return symbolic_product(x, taps, 0 if causal else centre(taps), dilation)
     taps, origin = _validated(x, taps, causal, engine, dilation)
     if dilation > 1:
         if engine == "direct" or (engine == "auto" and _few_lags(x, taps)):

@@ -13,6 +13,7 @@ from torch import Tensor
 from lagwise.ops.block import toeplitz_blocks
 from lagwise.ops.scan import block_scan
 from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.symbolic import FINE, pieces, symbolic
 
 _BLOCK = 32
 _LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
@@ -36,11 +37,14 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     hundred times faster at 131072 lags.
     """
     length = _cut(length, truncation)
-    fine = 1 << ((length - 1).bit_length() + 1) // 2
-    coarse = -(-length // fine)
-    lags = torch.arange(max(fine, coarse), device=weight.device, dtype=weight.dtype)
-    rows = weight[:, None] * (log_decay[:, None] * (lags[:coarse] * fine)[:, None]).exp()
-    columns = (log_decay[:, :, None] * lags[:fine]).exp()
+    if symbolic(length):
+        fine, coarse = FINE, pieces(length, FINE)
+    else:
+        fine = 1 << ((length - 1).bit_length() + 1) // 2
+        coarse = -(-length // fine)
+    far, near = (torch.arange(n, device=weight.device, dtype=weight.dtype) for n in (coarse, fine))
+    rows = weight[:, None] * (log_decay[:, None] * (far * fine)[:, None]).exp()
+    columns = (log_decay[:, :, None] * near).exp()
     with torch.autocast(weight.device.type, enabled=False):
         return (rows @ columns).flatten(1)[:, :length]
 
@@ -158,6 +162,8 @@ def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) ->
 
 
 def _cut(length: int, truncation: int | None) -> int:
+    if symbolic(length):
+        return length if truncation is None else truncation
     if length < 1 or (truncation is not None and truncation < 1):
         raise ValueError(f"length and truncation must be at least 1, got {length} and {truncation}")
     return length if truncation is None else min(length, truncation)

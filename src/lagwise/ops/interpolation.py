@@ -104,7 +104,7 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
         each = weights.repeat(len(z), 1, 1) if weights.dim() == 3 else weights.flatten(0, 1)
-        into.view(-1, size, z.shape[2]).baddbmm_(each, values.flatten(0, 1))
+        into.unflatten(1, (count, size)).flatten(0, 1).baddbmm_(each, values.flatten(0, 1))
         return into
 
 
@@ -139,7 +139,10 @@ def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
     left, weights = _weights_at(position, grid.nodes, degree)
     left = left.unflatten(1, (count, size))
     weights = (weights * inside[..., None]).unflatten(1, (count, size))
-    width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
+    if torch.compiler.is_compiling():
+        width = min(size + degree, grid.nodes)  # nodes are a token apart at least
+    else:
+        width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
     start = left[..., :1].clamp(max=grid.nodes - width)
     columns = (left - start)[..., None] + torch.arange(degree + 1, device=first.device)
     dense = weights.new_zeros(*weights.shape[:3], width).scatter(3, columns, weights)

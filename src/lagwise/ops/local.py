@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
+from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.block import block_outer
 from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.symbolic import symbolic, symbolic_product
 
 _BLOCK = 32
 _SHORT_BLOCK = 16  # for up to 32 lags: less of the blocks lies outside them
@@ -25,28 +29,37 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32 the channels-last convolution of the
     framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is our own.
     """
+    if symbolic(x.shape[1]):
+        return symbolic_product(x, taps, origin, dilation)
     # A dilation beyond the signal leaves lag 0 alone, as one as long as the signal does, for less padding.
-    return _DirectProduct.apply(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype)
+    form = _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
+    return bilinear_product(x, taps, form).to(x.dtype)
 
 
-class _DirectProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
-        ctx.save_for_backward(x, taps)
-        ctx.origin, ctx.dilation = origin, dilation
-        return owned(convolve(x, taps, origin, dilation))
+class _DirectForm(NamedTuple):
+    """`direct_product` as a `Form`."""
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
-        x, taps = ctx.saved_tensors
-        first, last = -ctx.origin, taps.shape[1] - 1 - ctx.origin
-        dx = dtaps = None
-        if ctx.needs_input_grad[0]:
-            dx = convolve(grad, taps.flip(1), last, ctx.dilation).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            dtaps = tap_gradient(grad, x, first, last, ctx.dilation).to(taps.dtype)
-        return dx, dtaps, None, None
+    n_taps: int
+    origin: int
+    dilation: int
+
+    @property
+    def channel_axis(self) -> int:
+        return 0
+
+    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
+        last = self.n_taps - 1 - self.origin
+        if wanted == 0:
+            return owned(convolve(a, b, self.origin, self.dilation))
+        if wanted == 1:
+            return owned(convolve(a, b.flip(1), last, self.dilation))
+        return tap_gradient(a, b, -self.origin, last, self.dilation)
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        dx = self.contract(1, grad, kernel).to(x.dtype) if wanted[0] else None
+        return dx, self.contract(2, grad, x).to(kernel.dtype) if wanted[1] else None
 
 
 def owned(y: Tensor) -> Tensor:

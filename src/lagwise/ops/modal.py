@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lagwise.ops.block import toeplitz_blocks
 from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.symbolic import FINE, pieces
 
 _BLOCK = 32
 _LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
@@ -66,6 +67,28 @@ def modal_taps(modes: Modes, length: int) -> Tensor:
     with torch.autocast(poles.device.type, enabled=False):
         taps = (_pair(far, -1).mT @ _pair(near, 1)).flatten(1)[:, :length]
     return torch.cat([taps[:, :1] + direct[:, None], taps[:, 1:]], 1)
+
+
+def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor, length: int) -> Tensor:
+    """`modal_taps` in real arithmetic, at a length that an exported graph leaves open.
+
+    Formula: ``k_l = sum_i exp(-exp(rate_i) l) (u_i cos(angle_i l) - v_i sin(angle_i l))``, plus direct at l = 0, with
+    weights ``u + j v`` of the poles of `modal_poles`. Exponents and angles are float64.
+
+    Shapes: rate and angle ``(channels, modes)``; amplitude ``(channels, modes, 2)``, u and v; direct ``(channels,)``;
+    result ``(channels, length)``.
+    """
+    decay, turn, (u, v) = rate.double().exp(), angle.double(), amplitude[..., None, :].unbind(-1)
+
+    def powers(lags: Tensor) -> tuple[Tensor, Tensor]:
+        size = (-decay[..., None] * lags).exp()
+        return (size * (turn[..., None] * lags).cos()).to(rate), (size * (turn[..., None] * lags).sin()).to(rate)
+
+    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (pieces(length, FINE), FINE))
+    (c, s), (x, y) = powers(far * FINE), powers(near)
+    taps = (torch.cat([u * c - v * s, -u * s - v * c], 1).mT @ torch.cat([x, y], 1)).flatten(1)
+    first = torch.arange(taps.shape[1], device=rate.device) == 0
+    return (taps + direct[:, None] * first)[:, :length]
 
 
 def modal_step(x: Tensor, state: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:

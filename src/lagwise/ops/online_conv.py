@@ -13,7 +13,7 @@ from lagwise.ops.convolution import toeplitz_product
 from lagwise.ops.window import Window, may_write
 
 # Tokens of the smallest block: the last one to two blocks meet the taps directly (docs/log.md, "online convolution").
-_BLOCK = 64
+ONLINE_BLOCK = 64
 _FIRST_CAPACITY = 2048  # taps that a stream begins with, if there are as many; twice as many whenever it outgrows them
 # Real elements of the padded inputs of channels that are transformed together when nothing hurries.
 _GROUP_ELEMENTS = 1 << 19
@@ -31,7 +31,7 @@ class OnlineTaps:
         self.make, self.reach = make, reach
         self._taps = make(self._within_reach(_FIRST_CAPACITY))
         self._spectra: dict[tuple[int, int], tuple[Tensor, int]] = {}
-        near = self.upto(self._within_reach(2 * _BLOCK))
+        near = self.upto(self._within_reach(2 * ONLINE_BLOCK))
         self.near = near.t().flip(0).contiguous()  # lag 0 last, beside the end of a window
 
     def __deepcopy__(self, memo: dict) -> OnlineTaps:
@@ -166,6 +166,14 @@ class OnlineState(NamedTuple):
         window = Window.empty(batch_size, near.shape[1], taps.reach, like=near)
         return cls(taps, window, 0, torch.zeros(batch_size, dtype=torch.long))
 
+    @classmethod
+    def of(cls, taps: OnlineTaps, tokens: Tensor, seen: Tensor) -> OnlineState:
+        """The state of rows that have seen so many tokens, ``(batch,)``, from the last of these, ``(batch, n,
+        channels)``: as many as the taps reach, or all."""
+        longest = int(seen.max())
+        window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.reach)
+        return _with_due(_with_far(cls(taps, window, longest, (longest - seen).cpu())))
+
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
         """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. The time before
         all of them is forgotten."""
@@ -223,9 +231,9 @@ def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
 def _piece(state: OnlineState, left: int) -> int:
     """How many of the tokens left to take at once: up to the end of the smallest block, or the largest block that
     starts here, or any number of blocks so large that the taps end within one."""
-    if left < _BLOCK or state.seen % _BLOCK:
-        return min(left, _BLOCK - state.seen % _BLOCK)
-    size = _BLOCK
+    if left < ONLINE_BLOCK or state.seen % ONLINE_BLOCK:
+        return min(left, ONLINE_BLOCK - state.seen % ONLINE_BLOCK)
+    size = ONLINE_BLOCK
     while 2 * size <= left and state.seen % (2 * size) == 0 and state.taps.meets(size):
         size *= 2
     return size if state.taps.meets(size) else left // size * size
@@ -234,8 +242,8 @@ def _piece(state: OnlineState, left: int) -> int:
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     """One piece."""
     taps, window, seen, behind, far, due = state
-    length, place = x.shape[1], seen % _BLOCK
-    before = min(seen, max(length, _BLOCK) + place, (taps.reach or seen + 1) - 1)
+    length, place = x.shape[1], seen % ONLINE_BLOCK
+    before = min(seen, max(length, ONLINE_BLOCK) + place, (taps.reach or seen + 1) - 1)
     window = window.append(x)
     if length == 1:
         tokens = window.tokens[:, -before - 1 :]
@@ -244,25 +252,40 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
         past = state.window.tokens[:, state.window.size - before :]
         lags = before + length if taps.reach is None else min(before + length, taps.reach)
         y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
-    if length > _BLOCK:
+    if length > ONLINE_BLOCK:
         ahead = _ahead(far, seen, length)
         y = y if ahead is None else y + ahead
     elif due is not None:
         y = y + due[:, place : place + length]
-    state = OnlineState(taps, window, seen + length, behind, far, due)
-    if (place + length) % _BLOCK == 0:
-        return y, _with_due(_with_far(state))
-    for level in range(place, min(place + length, len(far))):
-        task = far[level][1]
+    return y, _followed(OnlineState(taps, window, seen + length, behind, far, due), length)
+
+
+def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
+    """The state after tokens ``(batch, length, channels)`` whose outputs are computed elsewhere, from the state's
+    ``taps.near`` and ``due``. Tokens must not pass the end of the current block: ValueError."""
+    place, length = state.seen % ONLINE_BLOCK, x.shape[1]
+    if place + length > ONLINE_BLOCK:
+        raise ValueError(f"at most {ONLINE_BLOCK - place} tokens are left of the block, got {length}")
+    return _followed(state._replace(window=state.window.append(x), seen=state.seen + length), length)
+
+
+def _followed(state: OnlineState, length: int) -> OnlineState:
+    """The state after its last ``length`` tokens, with what is known ahead: at the end of a block all of the next one,
+    and before that a share of what later blocks need."""
+    place = (state.seen - length) % ONLINE_BLOCK
+    if (place + length) % ONLINE_BLOCK == 0:
+        return _with_due(_with_far(state))
+    for level in range(place, min(place + length, len(state.far))):
+        task = state.far[level][1]
         if task is not None:
-            task.advance(-(-x.shape[2] * _BLOCK // task.size))
-    return y, state
+            task.advance(-(-state.window.tokens.shape[2] * ONLINE_BLOCK // task.size))
+    return state
 
 
 def _with_far(state: OnlineState) -> OnlineState:
     """The state with what is known to be added to the current and to the next block of every size."""
     far: list[tuple[_Far | None, ...]] = []
-    size = _BLOCK
+    size = ONLINE_BLOCK
     while size <= state.seen and state.taps.meets(size):
         block = state.seen // size
         known = {f.block: f for f in (state.far[len(far)] if len(far) < len(state.far) else ()) if f is not None}
@@ -273,8 +296,8 @@ def _with_far(state: OnlineState) -> OnlineState:
 
 
 def _with_due(state: OnlineState) -> OnlineState:
-    start = state.seen // _BLOCK * _BLOCK
-    return state._replace(due=_ahead(state.far, start, _BLOCK))
+    start = state.seen // ONLINE_BLOCK * ONLINE_BLOCK
+    return state._replace(due=_ahead(state.far, start, ONLINE_BLOCK))
 
 
 def _ahead(far: Sequence[tuple[_Far | None, ...]], start: int, length: int) -> Tensor | None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lagwise.ops.bilinear import transformed
+
 # Real tokens are gathered into one row if they are at most this share of a padded batch: the time that layers save on
 # padding then exceeds that of gathering (measured with 4 layers of 64 channels; from here to 0.95 it is about even).
 _COMPACT_BELOW = 0.8
@@ -166,7 +168,7 @@ def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
 
     Shapes: x ``(batch, n, channels)`` with n >= 1; shift ``(batch,)``; result ``(batch, length, channels)``.
     """
-    return _MoveRows.apply(x, shift, length)
+    return _moved(x, shift, length) if transformed() else _MoveRows.apply(x, shift, length)
 
 
 def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
@@ -193,16 +195,20 @@ class _MoveRows(torch.autograd.Function):
     def forward(ctx, x: Tensor, shift: Tensor, length: int) -> Tensor:
         ctx.save_for_backward(shift)
         ctx.length = x.shape[1]
-        source = torch.arange(length, device=x.device) - shift[:, None]
-        outside = (source < 0) | (source >= x.shape[1])
-        row = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
-        place = row + source.clamp(0, x.shape[1] - 1)
-        y = x.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
-        return y.masked_fill_(outside[..., None], 0)
+        return _moved(x, shift, length)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         return move_rows(grad, -ctx.saved_tensors[0], ctx.length), None, None
+
+
+def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
+    source = torch.arange(length, device=x.device) - shift[:, None]
+    outside = (source < 0) | (source >= x.shape[1])
+    row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+    place = row + source.clamp(0, x.shape[1] - 1)
+    y = x.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
+    return y.masked_fill_(outside[..., None], 0)
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+
 
 def block_scan(
     x: Tensor,
@@ -42,7 +44,23 @@ def block_scan(
         raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
     if state is None:
         state = near.new_zeros(x.shape[0], x.shape[2], log_carry.shape[1] - reverse)
-    return _BlockScan.apply(x, near, inward, outward, log_carry, state, reverse)
+    inputs = (x, near, inward, outward, log_carry, state, reverse)
+    return _plain_scan(*inputs) if transformed() else _BlockScan.apply(*inputs)
+
+
+def _plain_scan(
+    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
+) -> tuple[Tensor, Tensor]:
+    """`_BlockScan` of operations that differentiate and transform by themselves."""
+    (batch, length, _), size, forward = x.shape, near.shape[1], log_carry.shape[1] - reverse
+    blocks = -(-length // size)
+    with torch.autocast(x.device.type, enabled=False):
+        padded = F.pad(x.to(near.dtype), (0, 0, 0, blocks * size - length)).unflatten(1, (blocks, size))
+        rows = padded.permute(3, 0, 1, 2).flatten(1, 2)
+        states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
+        y = rows @ near.transpose(1, 2) + states @ outward
+    y = y.unflatten(1, (batch, blocks)).permute(1, 2, 3, 0).flatten(1, 2)
+    return y[:, :length], states.unflatten(1, (batch, blocks))[:, :, -1, :forward].transpose(0, 1)
 
 
 class _BlockScan(torch.autograd.Function):
@@ -56,15 +74,17 @@ class _BlockScan(torch.autograd.Function):
             rows = _rows(x, size, near.dtype)
             states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
             y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
-        ctx.save_for_backward(x, near, inward, outward, log_carry, states)
+        ctx.save_for_backward(x, near, inward, outward, log_carry, state, states)
         ctx.reverse = reverse
         last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
         return _signal(y, x.shape), last.contiguous()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor, grad_last: Tensor) -> Any:
-        x, near, inward, outward, log_carry, states = ctx.saved_tensors
+        x, near, inward, outward, log_carry, state, states = ctx.saved_tensors
+        if differentiable():
+            inputs = (x, near, inward, outward, log_carry, state, ctx.reverse)
+            return tuple(differentiable_gradients(_plain_scan, inputs, ctx.needs_input_grad, [grad, grad_last]))
         size, backward = near.shape[1], log_carry.shape[1] - ctx.reverse
         batch, blocks = x.shape[0], -(-x.shape[1] // size)
         with torch.autocast(x.device.type, enabled=False):
@@ -119,17 +139,15 @@ def _carried(
 ) -> Tensor:
     """States at the start of each block from what blocks add, ``(channels, batch * blocks or one more, states)``: the
     first ``forward`` states run forwards from ``start``, the others backwards; or with flip the other way round."""
-    result = torch.zeros_like(sums)
-    channels, _, n = sums.shape
-    given = sums[:, : batch * blocks].view(channels, batch, blocks, n)
-    found = result[:, : batch * blocks].view(channels, batch, blocks, n)
-    for part, backwards in ((slice(0, forward), flip), (slice(forward, n), not flip)):
+    given, parts = sums[:, : batch * blocks].unflatten(1, (batch, blocks)), []
+    for part, backwards in ((slice(0, forward), flip), (slice(forward, sums.shape[2]), not flip)):
         if part.start == part.stop:
             continue
         piece = given[..., part].flip(2) if backwards else given[..., part]
         scanned = _scan(piece, log_carry[:, part], None if start is None or backwards else start.transpose(0, 1))
-        found[..., part] = scanned.flip(2) if backwards else scanned
-    return result
+        parts.append(scanned.flip(2) if backwards else scanned)
+    states = (torch.cat(parts, dim=3) if len(parts) > 1 else parts[0]).flatten(1, 2)
+    return F.pad(states, (0, 0, 0, sums.shape[1] - states.shape[1])) if sums.shape[1] > states.shape[1] else states
 
 
 def _scan(sums: Tensor, log_carry: Tensor, start: Tensor | None) -> Tensor:
@@ -144,18 +162,16 @@ def _scan(sums: Tensor, log_carry: Tensor, start: Tensor | None) -> Tensor:
     if groups * size != blocks:
         sums = F.pad(sums, (0, 0, 0, groups * size - blocks))
     sums = sums.reshape(channels, batch, groups, size, n)
-    states = torch.empty_like(sums)
-    carry = log_carry.exp()[:, None]
+    carry, states = log_carry.exp()[:, None], []
     state = sums.new_zeros(channels, batch, groups, n)
     for k in range(size):
-        states[:, :, :, k] = state
+        states.append(state)
         state = torch.addcmul(sums[:, :, :, k], carry[:, None], state)
-    total, over = state, (log_carry * size).exp()[:, None]
+    total, over, starts = state, (log_carry * size).exp()[:, None], []
     state = sums.new_zeros(channels, batch, n) if start is None else start.to(sums.dtype)
-    starts = torch.empty_like(total)
     for g in range(groups):
-        starts[:, :, g] = state
+        starts.append(state)
         state = torch.addcmul(total[:, :, g], over, state)
     powers = (log_carry[:, None] * torch.arange(size, device=sums.device)[:, None]).exp()  # (channels, size, n)
-    states.addcmul_(powers[:, None, None], starts[:, :, :, None])
-    return states.view(channels, batch, groups * size, n)[:, :, :blocks]
+    found = torch.stack(states, dim=3).addcmul(powers[:, None, None], torch.stack(starts, dim=2)[:, :, :, None])
+    return found.flatten(2, 3)[:, :, :blocks]

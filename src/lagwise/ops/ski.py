@@ -9,12 +9,13 @@ exactly, and a long part that is zero at lags that interpolation could turn arou
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
 from lagwise.ops.block import toeplitz_matrix
 from lagwise.ops.interpolation import (
     BlockWeights,
@@ -22,6 +23,7 @@ from lagwise.ops.interpolation import (
     block_weights,
     inducing_grid,
     interpolation_matrix,
+    interpolation_weights,
     prolong,
     restrict,
     row_weights,
@@ -29,6 +31,7 @@ from lagwise.ops.interpolation import (
 )
 from lagwise.ops.local import convolve, direct_product, owned, tap_gradient
 from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
+from lagwise.ops.symbolic import pieces, symbolic, symbolic_product
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
@@ -100,7 +103,7 @@ def _ski_product(
         dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
     middle = coefficients.shape[-1] // 2
-    return _SparsePlusSmooth.apply(x, taps, origin, coefficients.to(dtype), middle, grid, blocks).to(x.dtype)
+    return _sparse_plus_smooth(x, taps, origin, coefficients.to(dtype), middle, grid, blocks).to(x.dtype)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -179,11 +182,49 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
 
     Source: ours, for SKI-TNN app. B. The FFT rounds as in `toeplitz_product`.
     """
+    if symbolic(x.shape[1]):
+        return _symbolic_ski(x, short, coarse, plan)
     grid = plan.grid(x.shape[1])
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    return _SparsePlusSmooth.apply(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
+    return _sparse_plus_smooth(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
+
+
+def _sparse_plus_smooth(*arguments: Any) -> Tensor:
+    return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
+
+
+def _added(
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    coarse: Tensor,
+    coarse_origin: int,
+    grid: NodeGrid,
+    blocks: BlockWeights | None,
+) -> Tensor:
+    """`_SparsePlusSmooth` term by term, of operations that differentiate and transform by themselves."""
+    signal = x.to(coarse.dtype)
+    blocks = block_weights(grid, signal) if blocks is None else blocks
+    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
+    z = restrict(signal, grid, blocks)
+    y = prolong(_as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z), grid, blocks)
+    return y if taps is None else y + direct_product(signal, taps, origin)
+
+
+def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
+    """`causal_ski_product` at a symbolic length: by cells of one spacing, in which all weights repeat."""
+    length, dtype = x.shape[1], compute_dtype(x, short)
+    weights = interpolation_weights(plan.grid(plan.spacing))[1].to(x.device, dtype)
+    cells = pieces(length, plan.spacing)
+    signal = F.pad(x.to(dtype), (0, 0, 0, cells * plan.spacing - length)).unflatten(1, (cells, plan.spacing))
+    shares = (weights.t() @ signal).unbind(2)
+    z = sum(F.pad(share, (0, 0, a, plan.degree - a)) for a, share in enumerate(shares))
+    assert isinstance(z, Tensor)
+    smooth = symbolic_product(z, coarse, 0)
+    around = torch.stack([smooth[:, a : a + cells] for a in range(plan.degree + 1)], dim=2)
+    return (symbolic_product(x.to(dtype), short, 0) + (weights @ around).flatten(1, 2)[:, :length]).to(x.dtype)
 
 
 class _SparsePlusSmooth(torch.autograd.Function):
@@ -218,10 +259,12 @@ class _SparsePlusSmooth(torch.autograd.Function):
         return owned(prolong(smooth, grid, blocks, into=near))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         x, taps, coarse, z, *weights = ctx.saved_tensors
         blocks, dx, dtaps = BlockWeights(*weights), None, None
+        if differentiable():
+            inputs = (x, taps, ctx.origin, coarse, ctx.coarse_origin, ctx.grid, blocks)
+            return tuple(differentiable_gradients(_added, inputs, ctx.needs_input_grad, [grad]))
         wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[3])
         dz = dcoarse = None
         if any(wanted):

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import bilinear_product
+
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
 # 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
 _CPU_GROUP_ELEMENTS = 1 << 19
@@ -45,13 +47,14 @@ def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
     n_fft = 2 * (spectrum.shape[2] - 1)
     if 2 * x.shape[1] > n_fft:
         raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
-    return _SpectralProduct.apply(x, spectrum, _Plan(n_fft, 1, x.shape[1], 0, 0))
+    plan = _Plan(n_fft, 1, x.shape[1], 0, 0)
+    return bilinear_product(x, spectrum, _SpectralForm(plan, spectrum.shape[2], frequencies=True))
 
 
 def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``."""
     plan = _plan(x.shape[1], taps.shape[1], origin, engine)
-    return _SpectralProduct.apply(x, taps, plan)
+    return bilinear_product(x, taps, _SpectralForm(plan, taps.shape[1]))
 
 
 def fft_gradients(
@@ -109,20 +112,32 @@ def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
     return _Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
 
 
-class _SpectralProduct(torch.autograd.Function):
-    """`_product` with its gradient."""
+class _SpectralForm(NamedTuple):
+    """`_product` as a `Form`: taps, or frequencies as in `spectral_product`, and how many there are of either."""
 
-    @staticmethod
-    def forward(ctx, x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
-        ctx.save_for_backward(x, kernel)
-        ctx.plan = plan
-        return _product(x, kernel, plan)
+    plan: _Plan
+    count: int
+    frequencies: bool = False
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
-        x, kernel = ctx.saved_tensors
-        return *_gradients(grad, x, kernel, ctx.plan, (ctx.needs_input_grad[0], ctx.needs_input_grad[1])), None
+    @property
+    def channel_axis(self) -> int:
+        return 1 if self.frequencies else 0
+
+    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
+        if wanted == 0:
+            return _product(a, b, self.plan)
+        if wanted == 1:
+            found = _gradients(a, a, b, self.plan, (True, False))[0]  # the signal is like the gradient
+        else:
+            shape = (2, b.shape[2], self.count) if self.frequencies else (b.shape[2], self.count)
+            found = _gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), self.plan, (False, True))[1]
+        assert found is not None
+        return found
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        return _gradients(grad, x, kernel, self.plan, wanted)
 
 
 def _product(x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:

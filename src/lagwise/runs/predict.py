@@ -19,12 +19,15 @@ def predict_run(
     the data that the run was trained on.
 
     Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.open_rows`),
-    whose splits are taken one after the other. ValueError for rows without the columns that the run reads, and for a
-    column of theirs that has the name of a new one.
+    whose splits are taken one after the other. Of a run that forecasts, a table of series over time gives the rows that
+    follow it (`Task.continuation`). ValueError for rows without the columns that the run reads, and for a column of
+    theirs that has the name of a new one.
     """
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
+    if source is not None and task.continues(source):
+        return task.continuation(load_model(run)[0], source)
     tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
     kept = [dict(row) for table in tables for row in table]
     if not kept:

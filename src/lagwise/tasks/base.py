@@ -196,6 +196,14 @@ class Task:
         """The rows of a table to predict, as the task reads them."""
         return open_rows(source)
 
+    def continues(self, source: str) -> bool:
+        """Whether a source is a table whose next rows the task forecasts, by `continuation`."""
+        return False
+
+    def continuation(self, model: Any, source: str) -> list[dict[str, Any]]:
+        """The rows that follow those of a table."""
+        raise NotImplementedError
+
     def columns(self) -> tuple[str, ...]:
         """The columns of rows that `predict` needs."""
         return ("text",)

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from lagwise.data.options import DataOptions
 from lagwise.files import expanded
 from lagwise.forecasting.gaps import scales
-from lagwise.forecasting.tables import read_series
+from lagwise.forecasting.tables import read_series, table_columns
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 from lagwise.tasks.base import Table, Task, finite, require_none
@@ -162,6 +162,24 @@ class Forecasting(Task):
     ) -> dict[str, Callable[[], Figure]]:
         return {"loss": lambda: metric_curve(metrics, "mse", "mean squared error")}
 
+    def continues(self, source: str) -> bool:
+        """Whether it is a table over time, not one with lists of past values."""
+        names = table_columns(expanded(source))
+        return names is not None and "past_values" not in names
+
+    def continuation(self, model: Any, source: str) -> list[dict[str, Any]]:
+        """The next rows of a table over time, with the columns that were trained on or by default all, on their own
+        scale. The last ``data.length`` rows count."""
+        table = read_series(expanded(source), self.time, self.series)
+        past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
+        for name, values in zip(table.frame.columns, past.T, strict=True):
+            if np.isnan(values).all():
+                raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
+        made = self._forecast(model, torch.from_numpy(past)[None])[0]
+        names = [str(table.frame.index.name), *table.frame.columns]
+        rows = zip(table.next_times(self.horizon), made.tolist(), strict=True)
+        return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
+
     def columns(self) -> tuple[str, ...]:
         return ("past_values",)
 
@@ -177,14 +195,15 @@ class Forecasting(Task):
                 raise ValueError(f"past_values must be a list of numbers, got {given!r:.80}") from error
             if values.ndim != 1 or not len(values) or np.isnan(values).all():
                 raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
-            past = torch.from_numpy(values[-self.data.length :])[None, :, None].to(model.dtype)
+            past = torch.from_numpy(values[-self.data.length :])[None, :, None]
             found.append({"forecast": self._forecast(model, past)[0, :, 0].tolist()})
         return found
 
     @torch.inference_mode()
     def _forecast(self, model: Any, past: Tensor) -> np.ndarray:
+        past = past.float() if model.device.type == "mps" else past  # which has no float64
         made = model(past_values=past.to(model.device)).prediction_outputs
-        return finite(made.float().cpu().numpy(), "forecasts")
+        return finite(made.cpu().numpy(), "forecasts")
 
     def _windows(self, part: str, *, drawn: int | None = None, seed: int | None = None) -> Windows:
         return Windows(self.parts[part], self.data.length, self.horizon, drawn=drawn, seed=seed)

@@ -27,7 +27,7 @@ from lagwise.data.series_windows import (
     even_windows,
     step_targets,
 )
-from lagwise.evaluation.events import event_scores, expected_events, find_events, lookahead, paired_classes
+from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
 from lagwise.progress import progress_bar
 from lagwise.tables import known, typed, whole_number
 from lagwise.tasks.base import Table, Task, finite, require_none
@@ -286,7 +286,8 @@ class SequenceLabelling(Task):
             at, of = np.concatenate(at_known), np.concatenate(known_classes)
             scores, details = event_scores(at, of, self.label_names)
             result["known_positions"] = {**scores, "rows": len(of), **details}
-        result["delay"] = self.delay + self.stride * (1 + (lookahead(self.reach) if self.events else 0))
+        after = self.stride - 1 if self.tolerance is None else latest_report(self.stride, self.tolerance)
+        result["delay"] = self.delay + after
         return result
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:

@@ -1,0 +1,43 @@
+"""``lagwise export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import path
+from lagwise.cli.terminal import plain
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
+    format: Annotated[str, typer.Option(help="`onnx`, or `pt2` for torch.export.load.")] = "onnx",
+    what: Annotated[
+        str, typer.Option(help="`step`: one token, from a state to the next; `forward`: logits of whole texts.")
+    ] = "step",
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder for the files.", show_default="RUN-export")
+    ] = None,
+) -> None:
+    """Write a language model to a file that runs without lagwise, with the tokenizer beside it. The file's logits are
+    compared with the model's first, and a file that gives others is not kept.
+
+    lagwise export runs/mega-lm
+
+    lagwise export runs/tnn-lm --format pt2 --what forward
+
+    A kernel that decays streams by a ring buffer of all the tokens that it reaches; as a state space it is faster, and
+    one without an end has no other step:
+
+    lagwise convert runs/tnn-lm
+
+    lagwise export runs/tnn-lm-recurrent
+    """
+    from lagwise.runs import export_run
+
+    result = export_run(run, out, format=format, what=what)
+    size = result["bytes"] / 2**20
+    typer.echo(f"Logits of {result['checked_tokens']:,} random tokens differ by {result['difference']:.1e} at most.")
+    typer.echo(plain(f"Written: {result['out']} ({size:,.1f} MB)"))

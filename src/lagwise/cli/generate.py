@@ -1,0 +1,89 @@
+"""``lagwise generate``."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lagwise.cli.parsing import at_least, not_empty, path, within
+from lagwise.cli.terminal import write
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue; without one, a new document.")] = "",
+    prompt_file: Annotated[
+        typer.FileText | None,
+        typer.Option(encoding="utf-8", help="The same from a file (`-`: standard input), which is not repeated."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(callback=not_empty, help="End before this text. May be given several times.", show_default=False),
+    ] = None,
+    tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add at most.")] = 500,
+    temperature: Annotated[float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is wilder.")] = 0.8,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            callback=within(0, 1, brackets="(]"), help="Sample from the likeliest tokens of this total probability."
+        ),
+    ] = 0.95,
+    seed: Annotated[
+        int | None, typer.Option(callback=within(0, 2**32 - 1, brackets="[]"), help="For the same sample again.")
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option(help="Compile the model's step first: for long texts. It is done once for a model.")
+    ] = False,
+) -> None:
+    """Continue a prompt, streamed as it is made. Speeds go to standard error; Ctrl-C ends the text where it is.
+
+    lagwise generate runs/tnn-lm --prompt "def " --stop "class "
+
+    lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
+
+    Each token several times as fast, after a minute or so for the first text:
+
+    lagwise generate runs/tnn-lm --compile --tokens 100000 > long.txt
+    """
+    from lagwise.models import generate_text
+    from lagwise.models.loading import load_language_model
+
+    if prompt and prompt_file is not None:
+        raise typer.BadParameter("--prompt and --prompt-file are two ways to say the same; give one")
+    text = prompt if prompt_file is None else _read(prompt_file)
+    model, tokenizer = load_language_model(run)
+    with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):  # what is there already is used
+        model.compile_step(cached=not compile, report=lambda line: typer.echo(line, err=True))
+    lines: list[str] = []
+    try:
+        generate_text(
+            model,
+            tokenizer,
+            text,
+            max_new_tokens=tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop or (),
+            echo=prompt_file is None,
+            write=write,
+            report=lines.append,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None  # as a shell reports it
+    finally:
+        if lines:
+            typer.echo()
+            typer.echo(lines[0], err=True)
+
+
+def _read(file: typer.FileText) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file.name} is not UTF-8 (byte {error.start}); convert it, for example with iconv"
+        ) from error

@@ -1,0 +1,120 @@
+"""Sums over the windows of series whose missing values were filled in, without the targets that were not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from lagwise.forecasting.moments import Moments, total, window_count, window_moments
+
+_CHUNK = 4096  # missing targets at a time
+
+
+class Stretch(NamedTuple):
+    """Consecutive rows of some series ``(rows, series)``: the filled values, and where they were missing."""
+
+    filled: np.ndarray
+    missing: np.ndarray
+
+
+class Unobserved:
+    """The missing targets of all windows of some stretches.
+
+    A missing row r is target h of the window whose inputs are the rows ``r - h - look_back`` to ``r - h - 1``, if the
+    stretch has that window. All these inputs are among the ``look_back + horizon - 1`` rows before r, so the forecasts
+    of r from every window are one product with the map, its columns shifted: ``f(r, h) = sum_q x(r - Q + q) S(q, h)``,
+    ``S(q, h) = B(q - horizon + 1 + h, h)`` with Q rows before r. With M missing targets a product costs
+    O(M (look_back + horizon) horizon), and memory is that of the series.
+
+    weights: for each stretch ``(windows, series)``, how much windows count; 1 by default.
+    """
+
+    def __init__(
+        self, stretches: Sequence[Stretch], look_back: int, horizon: int, weights: Sequence[np.ndarray] | None = None
+    ):
+        self.horizon, self._width = horizon, look_back + horizon - 1
+        self._parts = []
+        for i, (filled, missing) in enumerate(stretches):
+            windows = window_count(len(filled), look_back, horizon)
+            for series in np.flatnonzero(missing[look_back:].any(0)):
+                places = np.flatnonzero(missing[look_back:, series])
+                own = np.ones(windows) if weights is None else weights[i][:, series]
+                before = np.concatenate([np.zeros(horizon - 1), filled[:, series]])
+                self._parts.append(
+                    (
+                        places,
+                        filled[look_back + places, series],
+                        sliding_window_view(before, self._width),
+                        sliding_window_view(np.pad(own, horizon - 1), horizon),
+                    )
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def squares(self, maps: np.ndarray) -> tuple[float, float]:
+        """The sum of the squared errors of the filled targets, and their number (weight), for maps ``(look_back,
+        horizon)`` or the end of such."""
+        found = count = 0.0
+        for _, weights, errors in self._errors(maps):
+            found += float((weights * errors**2).sum())
+            count += float(weights.sum())
+        return found, count
+
+    def cross(self, maps: np.ndarray) -> np.ndarray:
+        """``sum u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: what to add to
+        `Moments.cross` for targets to be what the maps forecast. Shape: that of maps, ``(look_back, horizon)``."""
+        shifted = np.zeros((self._width, self.horizon))
+        for before, weights, errors in self._errors(maps):
+            shifted += before.T @ (weights * errors)
+        made = np.empty_like(maps)
+        for h, rows in self._rows(len(maps)):
+            made[:, h] = shifted[rows, h]
+        return made
+
+    def _errors(self, maps: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Inputs ``(targets, Q)``, weights and errors ``(targets, horizon)``, some thousand targets at a time."""
+        shifted = np.zeros((self._width, self.horizon))
+        for h, rows in self._rows(len(maps)):
+            shifted[rows, h] = maps[:, h]
+        for places, values, before, weights in self._parts:
+            for start in range(0, len(places), _CHUNK):
+                chunk = slice(start, start + _CHUNK)
+                inputs = before[places[chunk]]
+                yield inputs, weights[places[chunk]][:, ::-1], inputs @ shifted - values[chunk, None]
+
+    def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
+        """The rows of S that have column h of a map of so many rows, which end where those of the longest do."""
+        for h in range(self.horizon):
+            yield h, slice(self._width - h - look_back, self._width - h)
+
+
+class HeldOut(NamedTuple):
+    """Held-out windows, by whose errors maps are compared."""
+
+    moments: Moments
+    unobserved: Unobserved
+
+    def squares(self, maps: np.ndarray) -> tuple[float, float]:
+        """The sum of squared errors on the observed targets, and their number, of maps ``(look_back, horizon)`` or
+        ones of a shorter look-back."""
+        moments = self.moments.latest(len(maps))
+        found, count = self.unobserved.squares(maps)
+        return (
+            float(moments.error(maps).sum()) * moments.count - found,
+            moments.count * maps.shape[1] - count,
+        )
+
+    def error(self, maps: np.ndarray) -> float:
+        """The mean squared error on the observed targets."""
+        squares, count = self.squares(maps)
+        return squares / count
+
+
+def held_out_windows(stretches: Sequence[Stretch], look_back: int, horizon: int) -> HeldOut:
+    """All windows of some stretches."""
+    moments = total(window_moments(each.filled, look_back, horizon) for each in stretches)
+    return HeldOut(moments, Unobserved(stretches, look_back, horizon))

@@ -1,0 +1,251 @@
+"""Steps on states of fixed shapes: what a graph can hold, for export and for compiled code.
+
+A causal mixer's own state grows with the first tokens, counts in Python and may be complex. Here every state is a tuple
+of real tensors, batch first, whose shapes never change: windows are ring buffers and counters are tensors. A module of
+this file takes the place of a mixer inside its block, which calls `prefill` as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.ema import EMAMixer, EMAState
+from lagwise.mixers.tcn import TCNMixer, TCNState
+from lagwise.mixers.toeplitz import ModalState, ToeplitzMixer
+from lagwise.ops import OnlineState, OnlineTaps, Window, ring_of, ring_product, ring_read, ring_tokens, ring_write
+
+
+class FixedMixer(nn.Module):
+    """One token of a mixer, ``(batch, channels)``, from and to a state of tensors. Abstract.
+
+    What a mixer derives from its parameters, such as taps, is computed once and kept in buffers: after the weights have
+    changed, make another. Subclasses give the four methods below.
+    """
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first token: a named tuple of tensors, whose first axis is the batch."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """As `Mixer.step`, without a change in place."""
+        raise NotImplementedError
+
+    def take(self, state: Any) -> Any:
+        """A streaming state of the mixer as one of fixed shapes."""
+        raise NotImplementedError
+
+    def give(self, state: Any) -> Any:
+        """The inverse of `take`."""
+        raise NotImplementedError
+
+    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        """`step` as blocks call it, for x ``(batch, 1, channels)``."""
+        assert x.shape[1] == 1
+        assert mask is None
+        y, state = self.step(x[:, 0], state)
+        return y[:, None], state
+
+
+class FixedModalState(NamedTuple):
+    """Real and imaginary parts of the modes, ``(batch, modes, channels)``."""
+
+    real: Tensor
+    imaginary: Tensor
+
+
+class FixedModal(FixedMixer):
+    """A kernel that is a state space, in real arithmetic (see `lagwise.ops.modal_step`)."""
+
+    poles: Tensor
+    weights: Tensor
+    direct: Tensor
+
+    def __init__(self, mixer: ToeplitzMixer):
+        super().__init__()
+        self.modes = modes = mixer.kernel.recurrence()
+        self.register_buffer("poles", torch.view_as_real(modes.poles.detach()).permute(2, 1, 0).contiguous())
+        self.register_buffer("weights", torch.view_as_real(modes.weights.detach()).permute(2, 1, 0).contiguous())
+        self.register_buffer("direct", modes.direct.detach().clone())
+
+    def init_state(self, batch_size: int) -> FixedModalState:
+        zeros = self.poles.new_zeros(batch_size, *self.poles.shape[1:])
+        return FixedModalState(zeros, zeros.clone())
+
+    def step(self, x: Tensor, state: FixedModalState) -> tuple[Tensor, FixedModalState]:
+        token, (real, imaginary) = x.to(self.direct.dtype), state
+        (a, b), (u, v) = self.poles, self.weights
+        real, imaginary = a * real - b * imaginary + token[:, None], a * imaginary + b * real
+        y = (u * real - v * imaginary).sum(1) + self.direct * token
+        return y.to(x.dtype), FixedModalState(real, imaginary)
+
+    def take(self, state: ModalState) -> FixedModalState:
+        parts = torch.view_as_real(state.memory).permute(3, 0, 2, 1).to(self.poles.dtype)
+        return FixedModalState(*(part.contiguous() for part in parts))
+
+    def give(self, state: FixedModalState) -> ModalState:
+        return ModalState(torch.complex(*state).transpose(1, 2).contiguous(), self.modes)
+
+
+class FixedEMAState(NamedTuple):
+    """As `EMAState`: averages ``(batch, dimension, channels)``; of a truncated one also what has left it, a ring of the
+    tokens that have yet to, and how many there have been, ``(batch,)``."""
+
+    average: Tensor
+    left: Tensor | None = None
+    ring: Tensor | None = None
+    seen: Tensor | None = None
+
+
+class FixedEMA(FixedMixer):
+    """MEGA's moving average (see `lagwise.ops.ema_prefill`)."""
+
+    weight: Tensor
+    decay: Tensor
+    omega: Tensor
+    late: Tensor
+
+    def __init__(self, mixer: EMAMixer):
+        super().__init__()
+        weight, log_decay = (part[0].detach().t() for part in mixer.kernel.exponentials())
+        self.truncation = mixer.kernel.truncation
+        self.register_buffer("weight", weight.contiguous())
+        self.register_buffer("decay", log_decay.exp().contiguous())
+        self.register_buffer("omega", mixer.omega.detach().to(weight.dtype))
+        if self.truncation is not None:
+            self.register_buffer("late", (weight * (log_decay * self.truncation).exp()).contiguous())
+
+    def init_state(self, batch_size: int) -> FixedEMAState:
+        zeros = self.weight.new_zeros(batch_size, *self.weight.shape)
+        if self.truncation is None:
+            return FixedEMAState(zeros)
+        ring = zeros.new_zeros(batch_size, self.truncation, zeros.shape[2])
+        return FixedEMAState(zeros, zeros.clone(), ring, counter(ring))
+
+    def step(self, x: Tensor, state: FixedEMAState) -> tuple[Tensor, FixedEMAState]:
+        token = x.to(self.weight.dtype)
+        average = self.decay * state.average + token[:, None]
+        y, after = (self.weight * average).sum(1), FixedEMAState(average)
+        if state.left is not None and state.ring is not None and state.seen is not None:
+            leaving = ring_read(state.ring, state.seen, torch.zeros_like(state.seen[:1]))  # the oldest, before it goes
+            left = self.decay * state.left + leaving
+            y = y - (self.late * left).sum(1)
+            after = FixedEMAState(average, left, ring_write(state.ring, token, state.seen), state.seen + 1)
+        return F.silu(y + self.omega * token).to(x.dtype), after
+
+    def take(self, state: EMAState) -> FixedEMAState:
+        average = state.average.transpose(1, 2).contiguous()
+        if state.left is None or state.recent is None or self.truncation is None:
+            return FixedEMAState(average)
+        seen = counter(average)
+        ring = ring_of(state.recent.tokens, self.truncation, seen)
+        return FixedEMAState(average, state.left.transpose(1, 2).contiguous(), ring, seen)
+
+    def give(self, state: FixedEMAState) -> EMAState:
+        average = state.average.transpose(1, 2).contiguous()
+        if state.left is None or state.ring is None or state.seen is None:
+            return EMAState(average, None, None)
+        recent = Window(ring_tokens(state.ring, state.seen), self.truncation)
+        return EMAState(average, state.left.transpose(1, 2).contiguous(), recent)
+
+
+class FixedTCNState(NamedTuple):
+    """A ring of the latest inputs of every convolution, ``(batch, reach, channels)``, and the tokens so far,
+    ``(batch,)``."""
+
+    rings: tuple[Tensor, ...]
+    seen: Tensor
+
+
+class FixedTCN(FixedMixer):
+    """A stack of dilated convolutions (see `lagwise.ops.dilated_prefill`)."""
+
+    taps: Tensor
+
+    def __init__(self, mixer: TCNMixer):
+        super().__init__()
+        self.blocks, self.dilations = mixer.blocks, mixer.dilations
+        self.reaches = [(mixer.taps.shape[2] - 1) * dilation + 1 for dilation in mixer.dilations]
+        self.register_buffer("taps", mixer.taps.detach().transpose(1, 2).contiguous())
+
+    def init_state(self, batch_size: int) -> FixedTCNState:
+        rings = tuple(self.taps.new_zeros(batch_size, reach, self.taps.shape[2]) for reach in self.reaches)
+        return FixedTCNState(rings, counter(rings[0]))
+
+    def step(self, x: Tensor, state: FixedTCNState) -> tuple[Tensor, FixedTCNState]:
+        rings, count = list(state.rings), torch.arange(self.taps.shape[1], device=x.device)
+
+        def convolve(index: int, h: Tensor) -> Tensor:
+            rings[index] = ring_write(rings[index], h[:, 0], state.seen)
+            seen = ring_read(rings[index], state.seen, count * self.dilations[index])
+            return (seen * self.taps[index]).sum(1, keepdim=True).to(h.dtype)
+
+        y = self.blocks(x[:, None], None, convolve)
+        return y[:, 0], FixedTCNState(tuple(rings), state.seen + 1)
+
+    def take(self, state: TCNState) -> FixedTCNState:
+        seen, windows = counter(state.windows[0].tokens), zip(state.windows, self.reaches, strict=True)
+        return FixedTCNState(tuple(ring_of(window.tokens, reach, seen) for window, reach in windows), seen)
+
+    def give(self, state: FixedTCNState) -> TCNState:
+        return TCNState(tuple(Window(ring_tokens(ring, state.seen), ring.shape[1]) for ring in state.rings))
+
+
+class FixedRingState(NamedTuple):
+    """The tokens that a kernel reaches, ``(batch, reach, channels)``, and the tokens so far, ``(batch,)``."""
+
+    ring: Tensor
+    seen: Tensor
+
+
+class FixedRing(FixedMixer):
+    """A kernel with an end, lag by lag: O(reach) a token.
+
+    ValueError for a kernel without an end, whose state grows with the text.
+    """
+
+    taps: Tensor
+
+    def __init__(self, mixer: ToeplitzMixer):
+        super().__init__()
+        self.online = OnlineTaps(mixer.kernel.taps, reach_of(mixer))
+        self.reach = reach_of(mixer)
+        if self.reach is None:
+            raise endless(mixer)
+        self.register_buffer("taps", self.online.upto(self.reach).detach().t().contiguous())
+
+    def init_state(self, batch_size: int) -> FixedRingState:
+        ring = self.taps.new_zeros(batch_size, *self.taps.shape)
+        return FixedRingState(ring, counter(ring))
+
+    def step(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
+        ring = ring_write(state.ring, x, state.seen)
+        return ring_product(ring, self.taps, state.seen).to(x.dtype), FixedRingState(ring, state.seen + 1)
+
+    def take(self, state: OnlineState) -> FixedRingState:
+        seen = (state.seen - state.behind).to(self.taps.device)
+        return FixedRingState(ring_of(state.window.tokens, len(self.taps), seen), seen)
+
+    def give(self, state: FixedRingState) -> OnlineState:
+        return OnlineState.of(self.online, ring_tokens(state.ring, state.seen), state.seen)
+
+
+def endless(mixer: ToeplitzMixer) -> ValueError:
+    """The error for a kernel whose streaming state grows with the text."""
+    return ValueError(
+        f"kernel {type(mixer.kernel).__name__} has no end, so its streaming state grows with the text; convert it to a "
+        "state space first: 'lagwise convert RUN', or model.to_recurrent()"
+    )
+
+
+def reach_of(mixer: ToeplitzMixer) -> int | None:
+    """Lags after which a causal kernel is nothing; None if it has no end."""
+    return mixer.kernel.horizon() or mixer.kernel.max_length
+
+
+def counter(like: Tensor) -> Tensor:
+    """Zero for every row of a state."""
+    return torch.zeros(like.shape[0], dtype=torch.long, device=like.device)

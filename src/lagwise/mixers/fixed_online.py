@@ -1,0 +1,84 @@
+"""The step of an exact long kernel on a state of fixed shapes, with the work of long blocks done beside the graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.mixers.fixed import FixedMixer, counter, reach_of
+from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.ops import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, ring_lags, ring_of, ring_write
+
+
+class FixedOnlineState(NamedTuple):
+    """The part of an `OnlineState` that a token meets: the last two blocks of tokens, ``(batch, 2 * block, channels)``;
+    what earlier ones add to the current block, ``(batch, block, channels)``; and the tokens so far, ``(batch,)``."""
+
+    recent: Tensor
+    due: Tensor
+    seen: Tensor
+
+
+class FixedOnline(FixedMixer):
+    """A kernel of any length, with or without an end, in O(log² n) a token (see `lagwise.ops.online_prefill`).
+
+    A step does not change ``due``: at the end of a block an `OnlineFollower` does.
+    """
+
+    near: Tensor
+
+    def __init__(self, mixer: ToeplitzMixer):
+        super().__init__()
+        self.online = OnlineTaps(mixer.kernel.taps, reach_of(mixer))
+        near = self.online.near.detach().flip(0)
+        self.register_buffer("near", F.pad(near, (0, 0, 0, 2 * ONLINE_BLOCK - len(near))))
+
+    def init_state(self, batch_size: int) -> FixedOnlineState:
+        recent = self.near.new_zeros(batch_size, *self.near.shape)
+        return FixedOnlineState(recent, recent[:, :ONLINE_BLOCK].clone(), counter(recent))
+
+    def step(self, x: Tensor, state: FixedOnlineState) -> tuple[Tensor, FixedOnlineState]:
+        recent, place = ring_write(state.recent, x, state.seen), state.seen % ONLINE_BLOCK
+        lags = ring_lags(recent, state.seen)
+        # What lies before the block before this one is in `due`.
+        met = self.near[lags] * (lags <= place[:, None] + ONLINE_BLOCK)[..., None]
+        y = (recent * met).sum(1) + state.due[torch.arange(len(x), device=x.device), place]
+        return y.to(x.dtype), FixedOnlineState(recent, state.due, state.seen + 1)
+
+    def take(self, state: OnlineState) -> FixedOnlineState:
+        seen = torch.full_like(counter(state.window.tokens), state.seen)
+        recent = ring_of(state.window.tokens[:, -2 * ONLINE_BLOCK :], 2 * ONLINE_BLOCK, seen)
+        due = torch.zeros_like(recent[:, :ONLINE_BLOCK]) if state.due is None else state.due.clone()
+        return FixedOnlineState(recent, due, seen)
+
+    def give(self, state: FixedOnlineState) -> OnlineState:
+        raise NotImplementedError("the stream before its last blocks is with the follower")
+
+
+class OnlineFollower:
+    """Keeps the `OnlineState` of a stream whose steps change a `FixedOnlineState` in place."""
+
+    def __init__(self, state: OnlineState, fixed: FixedOnlineState):
+        self.state, self.fixed, self.waiting = state, fixed, 0
+
+    def advance(self) -> None:
+        """Take note of one token more; at the end of a block, set what is due in the next one."""
+        place = (self.state.seen + self.waiting) % ONLINE_BLOCK
+        self.waiting += 1
+        if place < len(self.state.far) or place == ONLINE_BLOCK - 1:
+            state = self.stopped()
+            if state.due is None:
+                self.fixed.due.zero_()
+            elif state.due is not self.state.due:
+                self.fixed.due.copy_(state.due)
+            self.state, self.waiting = state, 0
+
+    def stopped(self) -> OnlineState:
+        """The state after the last token."""
+        if self.waiting == 0:
+            return self.state
+        first = self.state.seen % (2 * ONLINE_BLOCK)
+        return online_follow(self.fixed.recent[:, first : first + self.waiting], self.state)

@@ -1,0 +1,176 @@
+"""Models as files that other programs run, compared with the model before anybody gets them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.step import StreamingStep
+from lagwise.tables import known
+
+FORMATS = ("onnx", "pt2")
+TOLERANCE = 1e-4  # largest difference of a logit, of the largest logit
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+_BEYOND = 65  # tokens after the last that a ring buffer holds
+_MOST_TOKENS = 4096
+_FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # batch and length
+
+
+def require_format(format: str) -> None:
+    """ValueError for an unknown format; ImportError with the command that installs what is missing for it."""
+    known(format, FORMATS, "format")
+    missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
+    if format == "onnx" and missing:
+        raise ImportError(f"ONNX files need {', '.join(missing)}; run: pip install 'lagwise[export]'")
+
+
+def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
+    """Write a language model's `StreamingStep` for one row, in the format that the path's suffix names.
+
+    ONNX: inputs ``token`` (1,) and ``past.NAME`` for every tensor of the state, outputs ``logits`` (1, vocab_size) and
+    ``present.NAME``. pt2: ``torch.export.load(path).module()(tokens, state)``. States are zero before the first token.
+
+    Returns what there is to know of the file: ``states`` with their shapes and types, ``checked_tokens`` and
+    ``difference``, the largest from the model's own logits over that many random tokens, relative to the largest logit.
+    ValueError if it is over 1e-4 (the file is removed), or for a model whose state grows.
+    """
+    step = StreamingStep(model)
+    state = step.start(1)
+    example = (torch.zeros(1, dtype=torch.long), state)
+    inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
+    _write(torch.export.export(step, example, strict=False), path, inputs, outputs)
+    run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
+    longest = max(tensor.shape[1] for tensor in state.values() if tensor.dim() > 1)
+    ids = _random_ids(model, min(longest + _BEYOND, _MOST_TOKENS))
+    found = torch.cat([run(token) for token in ids[0].split(1)])
+    return {
+        "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
+        **_compared(path, found, model(ids, use_cache=False).logits[0]),
+    }
+
+
+def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
+    """Write a language model's forward over whole texts, in the format that the path's suffix names: ``input_ids``
+    (batch, length) of any batch and length to ``logits`` (batch, length, vocab_size).
+
+    There is no mask: rows of different lengths are to be padded on the right, where a causal model does not look.
+    A long kernel is one plain convolution: the cost of a token is that of all the tokens that the kernel reaches.
+
+    Returns and errors as `export_step`; the lengths that are compared are those of one token, of a prime number of them
+    and of more.
+    """
+    forward = _Logits(model)
+    shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(forward, (_random_ids(model, 48, 2),), dynamic_shapes=shapes, strict=False)
+    _write(program, path, ["input_ids"], ["logits"])
+    run = _onnx_forward(path) if path.suffix == ".onnx" else torch.export.load(path).module()
+    figures: list[dict[str, Any]] = []
+    for batch, length in _FORWARD_SIZES:
+        ids = _random_ids(model, length, batch)
+        figures.append(_compared(path, run(ids).flatten(0, 1), forward(ids).flatten(0, 1)))
+    return {
+        "checked_tokens": sum(each["checked_tokens"] for each in figures),
+        "difference": max(each["difference"] for each in figures),
+    }
+
+
+class _Logits(nn.Module):
+    """A language model as a function of token ids."""
+
+    def __init__(self, model: LagwiseForCausalLM):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids, use_cache=False).logits
+
+
+def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
+    if path.suffix != ".onnx":
+        torch.export.save(program, path)
+        return
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
+        warnings.simplefilter("ignore")
+        made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+    assert made is not None
+    made.save(path)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the warnings of a logger, such as that torchvision is not there."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _onnx_session(path: Path) -> Any:
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    session = _onnx_session(path)
+    values = {f"past.{name}": tensor.numpy() for name, tensor in state.items()}
+
+    def run(token: Tensor) -> Tensor:
+        logits, *after = session.run(None, {"token": token.numpy(), **values})
+        values.update(zip(values, after, strict=True))
+        return torch.from_numpy(logits)
+
+    return run
+
+
+def _pt2_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    module = torch.export.load(path).module()
+    held = [state]
+
+    def run(token: Tensor) -> Tensor:
+        logits, held[0] = module(token, held[0])
+        return logits
+
+    return run
+
+
+def _onnx_forward(path: Path) -> Callable[[Tensor], Tensor]:
+    session = _onnx_session(path)
+    return lambda ids: torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
+
+
+def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    length = length if model.length_limit is None else min(length, model.length_limit)
+    return torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+
+
+def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    if not difference <= TOLERANCE:
+        path.unlink()
+        raise ValueError(
+            f"the exported file gives other logits than the model: off by {difference:.1e} of the largest, more than "
+            f"{TOLERANCE:g}; it was removed"
+        )
+    return {"checked_tokens": len(expected), "difference": difference}
+
+
+EXPORTS: dict[str, Callable[[LagwiseForCausalLM, Path], dict[str, Any]]] = {
+    "forward": export_forward,
+    "step": export_step,
+}

@@ -1,0 +1,139 @@
+"""One token of a language model as a function of tensors: what is exported, and what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.blocks.chain import ChainState
+from lagwise.blocks.mega import MegaState
+from lagwise.mixers.fixed_forms import fixed_form
+from lagwise.mixers.fixed_online import FixedOnline, OnlineFollower
+from lagwise.models.cache import StreamingCache
+from lagwise.models.causal_lm import LagwiseForCausalLM
+
+
+class StreamingStep(nn.Module):
+    """``(tokens, state) -> (logits, state)``: the forward of a language model for one token of every row.
+
+    Shapes: tokens ``(batch,)``; logits ``(batch, vocab_size)``; state, real tensors by names such as
+    ``0.memory.average`` (of layer 0), whose first axis is the batch and whose shapes never change. Before the first
+    token all are zero.
+
+    It is the model itself in evaluation mode, with a `FixedMixer` in place of every mixer that keeps a state: its
+    weights are shared, but what mixers derive from weights is computed now. So after these have changed, make another.
+    A model's limit of length is not looked at.
+
+    online: for code that runs beside the graph. Exact kernels, with or without an end, then cost O(log² n) a token and
+    need the followers that `take` makes, whose ``advance`` is to be called after every step; and what a step returns
+    must be written into the tensors that it was given.
+
+    ValueError for a model whose state grows with the text: with attention or, unless online, a kernel without an end.
+    """
+
+    def __init__(self, model: LagwiseForCausalLM, *, online: bool = False):
+        super().__init__()
+        self.model, self.fixed = fixed_form(model, model.lm_head.weight, online=online)
+        self.numbered = model.config.position_embedding != "none"
+        self._tree = self._states(1)
+
+    @torch.no_grad()
+    def start(self, batch_size: int) -> dict[str, Tensor]:
+        """The state before the first token."""
+        return dict(_leaves(self._states(batch_size)))
+
+    def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        cache = StreamingCache(len(self.model.model.layers))
+        self._fill(cache, state, lambda held: held)
+        logits = self.model(tokens[:, None], past_key_values=cache, use_cache=True).logits
+        return logits[:, -1], self._read(cache, lambda held: held)
+
+    @torch.no_grad()
+    def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
+        """The state of a cache that has seen at least a token, as `forward` takes it, in memory of its own, and its
+        followers."""
+        makers, followers = iter(self.fixed), []
+
+        def taken(held: Any) -> Any:
+            maker = next(makers)
+            fixed = _owned(maker.take(held))
+            if isinstance(maker, FixedOnline):
+                followers.append(OnlineFollower(held, fixed))
+            return fixed
+
+        state = self._read(cache, taken)
+        if self.numbered:
+            name = list(state)[-1]
+            state[name] = state[name].clone()
+        return state, followers
+
+    @torch.no_grad()
+    def give(
+        self, state: Mapping[str, Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()
+    ) -> None:
+        """The inverse of `take`: a state as `forward` returned it into a cache, whose counts the caller keeps."""
+        makers, left = iter(self.fixed), iter(followers)
+
+        def given(held: Any) -> Any:
+            maker = next(makers)
+            return next(left).stopped() if isinstance(maker, FixedOnline) else maker.give(held)
+
+        self._fill(cache, state, given)
+
+    def _states(self, batch_size: int) -> list[Any]:
+        layers: Any = self.model.model.layers
+        states = [layer.block.init_state(batch_size) for layer in layers]
+        if self.numbered:
+            states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
+        return states
+
+    def _fill(self, cache: StreamingCache, state: Mapping[str, Tensor], change: Callable[[Any], Any]) -> None:
+        states = _rebuilt(self._tree, iter(state.values()))
+        for layer, held in zip(cache.layers, states, strict=False):
+            layer.state = _mapped(held, change)  # type: ignore[attr-defined]
+        if self.numbered:
+            (cache.real,) = states[-1]
+
+    def _read(self, cache: StreamingCache, change: Callable[[Any], Any]) -> dict[str, Tensor]:
+        states = [_mapped(layer.state, change) for layer in cache.layers]  # type: ignore[attr-defined]
+        if self.numbered:
+            states.append((cache.real,))
+        return dict(_leaves(states))
+
+
+def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of nested tuples by names, in order; None is left out."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif state is not None:
+        parts = enumerate(state) if type(state) in (tuple, list) else state._asdict().items()
+        for key, part in parts:
+            yield from _leaves(part, f"{name}.{key}" if name else str(key))
+
+
+def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
+    """Nested tuples as these, of other tensors."""
+    if like is None:
+        return None
+    if isinstance(like, Tensor):
+        return next(tensors)
+    parts = [_rebuilt(part, tensors) for part in like]
+    return type(like)(parts) if type(like) in (tuple, list) else type(like)(*parts)
+
+
+def _owned(state: Any) -> Any:
+    """Copies of the tensors of nested tuples, contiguous: what is changed in place may be nobody else's."""
+    copies = (tensor.clone(memory_format=torch.contiguous_format) for _, tensor in _leaves(state))
+    return _rebuilt(state, copies)
+
+
+def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+    """A block's state with the states of its mixers changed, in their order."""
+    if isinstance(state, MegaState):
+        return MegaState(*(_mapped(part, change) for part in state))
+    if isinstance(state, ChainState):
+        return ChainState(tuple(_mapped(part, change) for part in state.states))
+    return change(state)

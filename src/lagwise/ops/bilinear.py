@@ -1,0 +1,131 @@
+"""Products that are linear in a signal and in a kernel: differentiable any number of times, and under `torch.func`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+class Form(Protocol):
+    """A product ``y = x * k`` of a signal ``(batch, length, channels)`` and a kernel of every channel.
+
+    It is given by the three contractions of ``<g, x * k>`` to one of its arguments: 0 gives y from x and k, 1 the
+    gradient of x from g and k, 2 that of k from g and x. The gradients of each are the other two.
+    """
+
+    @property
+    def channel_axis(self) -> int:
+        """Axis of the kernel that has the channels."""
+        ...
+
+    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
+        """One of the contractions, without a gradient."""
+        ...
+
+    def gradients(
+        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Contractions 1 and 2, those that are wanted, where they may share work."""
+        ...
+
+
+def bilinear_product(x: Tensor, kernel: Tensor, form: Form) -> Tensor:
+    """``x * k`` of a form."""
+    return _Contraction.apply(x, kernel, 0, form) if transformed() else _Product.apply(x, kernel, form)
+
+
+def transformed() -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work, for which fast paths have no rules."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def differentiable() -> bool:
+    """In a backward: whether what it computes is to be differentiated itself (``create_graph=True``) or transformed."""
+    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())
+
+
+def differentiable_gradients(
+    function: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Gradients of a function of differentiable operations to the inputs that are wanted, themselves differentiable.
+
+    For the backward of a fast path whose gradients are not: ``function`` computes the same, slower.
+    """
+    with torch.enable_grad():
+        # As views: one input may have been made from another, and only what the function does with each counts here.
+        inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, wanted, strict=True)]
+        sources = [t for t, needed in zip(inputs, wanted, strict=True) if needed]
+        found = iter(torch.autograd.grad(function(*inputs), sources, grads, create_graph=True, allow_unused=True))
+    return [next(found) if needed else None for needed in wanted]
+
+
+class _Product(torch.autograd.Function):
+    """Contraction 0, and its gradients in one go unless they are to be differentiated."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, kernel: Tensor, form: Form) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        ctx.form = form
+        return form.contract(0, x, kernel)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        x, kernel = ctx.saved_tensors
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
+        if differentiable():
+            dx = _Contraction.apply(grad, kernel, 1, ctx.form).to(x.dtype) if wanted[0] else None
+            dkernel = _Contraction.apply(grad, x, 2, ctx.form).to(kernel.dtype) if wanted[1] else None
+        else:
+            dx, dkernel = ctx.form.gradients(grad, x, kernel, wanted)
+        return dx, dkernel, None
+
+
+class _Contraction(torch.autograd.Function):
+    """Any contraction, with rules for every transform. Apart from `_Product` because compilers refuse some of them."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, wanted: int, form: Form) -> Tensor:
+        return form.contract(wanted, a, b)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, Form], output: Tensor) -> None:
+        a, b, ctx.wanted, ctx.form = inputs
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        saved = ctx.saved_tensors
+        places = [place for place in range(3) if place != ctx.wanted]
+        given = dict(zip(places, saved, strict=True)) | {ctx.wanted: grad}
+        found = []
+        for place, old, needed in zip(places, saved, ctx.needs_input_grad[:2], strict=True):
+            others = (given[other] for other in range(3) if other != place)
+            found.append(_Contraction.apply(*others, place, ctx.form).to(old.dtype) if needed else None)
+        return *found, None, None
+
+    @staticmethod
+    def jvp(ctx, a_tangent: Tensor, b_tangent: Tensor, *_: None) -> Tensor:
+        a, b = ctx.saved_tensors
+        by_a, by_b = ((a_tangent, b), (a, b_tangent))
+        return _Contraction.apply(*by_a, ctx.wanted, ctx.form) + _Contraction.apply(*by_b, ctx.wanted, ctx.form)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, wanted: int, form: Form) -> tuple[Tensor, int]:
+        """More signals for one kernel are a larger batch; signals that each have a kernel are more channels."""
+        if wanted != 2 and in_dims[1] is None:
+            folded = a.movedim(in_dims[0], 0).flatten(0, 1)
+            return _Contraction.apply(folded, b, wanted, form).unflatten(0, (info.batch_size, -1)), 0
+        axes = [2, form.channel_axis if wanted != 2 else 2]
+        folded = []
+        for t, dim, axis in zip((a, b), in_dims[:2], axes, strict=True):
+            t = t.unsqueeze(axis) if dim is None else t.movedim(dim, axis)
+            folded.append(t.expand(*t.shape[:axis], info.batch_size, *t.shape[axis + 1 :]).flatten(axis, axis + 1))
+        axis = form.channel_axis if wanted == 2 else 2
+        return _Contraction.apply(*folded, wanted, form).unflatten(axis, (info.batch_size, -1)), axis

@@ -1,0 +1,60 @@
+"""Ring buffers: the last tokens of a stream in a tensor of fixed shape, for graphs that cannot hold a growing one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def ring_write(ring: Tensor, x: Tensor, number: Tensor) -> Tensor:
+    """The ring after one token of every row, which takes the place of the one ``reach`` tokens before it.
+
+    Shapes: ring ``(batch, reach, channels)``; x ``(batch, channels)``; number ``(batch,)``, each token's number in its
+    row, from 0; result like ring.
+    """
+    rows = torch.arange(ring.shape[0], device=ring.device)
+    return ring.index_put((rows, number % ring.shape[1]), x.to(ring.dtype))
+
+
+def ring_read(ring: Tensor, number: Tensor, lags: Tensor) -> Tensor:
+    """Tokens at some lags behind the one last written, ``(batch, n, channels)``.
+
+    Shapes: ring and number as in `ring_write`; lags ``(n,)`` in tokens, below reach.
+    """
+    return _taken(ring, (number[:, None] - lags) % ring.shape[1])
+
+
+def ring_lags(ring: Tensor, number: Tensor) -> Tensor:
+    """How many tokens each place of the ring lies behind the token last written, ``(batch, reach)``."""
+    places = torch.arange(ring.shape[1], device=ring.device)
+    return (number[:, None] - places) % ring.shape[1]
+
+
+def ring_product(ring: Tensor, taps: Tensor, number: Tensor) -> Tensor:
+    """A causal convolution at the token last written: ``y = sum_l taps_l x_{number - l}``.
+
+    Shapes: ring and number as in `ring_write`; taps ``(reach, channels)``, lag 0 first; result ``(batch, channels)``.
+    """
+    return (ring * taps[ring_lags(ring, number)]).sum(1)
+
+
+def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:
+    """The ring that holds the last tokens before number ``seen`` of each row.
+
+    Shapes: tokens ``(batch, n <= reach, channels)``, oldest first; seen ``(batch,)``; result ``(batch, reach,
+    channels)``. Where tokens are missing the ring has zeros, as if the row had been silent.
+    """
+    tokens = F.pad(tokens, (0, 0, reach - tokens.shape[1], 0))
+    places = torch.arange(reach, device=tokens.device)
+    return _taken(tokens, (places - seen[:, None]) % reach)
+
+
+def ring_tokens(ring: Tensor, seen: Tensor) -> Tensor:
+    """The inverse of `ring_of`: the last ``reach`` tokens of every row, oldest first, ``(batch, reach, channels)``."""
+    places = torch.arange(ring.shape[1], device=ring.device)
+    return _taken(ring, (places + seen[:, None]) % ring.shape[1])
+
+
+def _taken(x: Tensor, index: Tensor) -> Tensor:
+    return x[torch.arange(len(x), device=x.device)[:, None], index]

@@ -1,0 +1,34 @@
+"""Products at a length that an exported graph leaves open: without FFTs, complex numbers or loops over the length."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.spectral import compute_dtype
+
+FINE = 64  # tokens between exponentials of a symbolic number of lags, those between being products
+
+
+def symbolic(length: int) -> bool:
+    """Whether a length is a symbol of a graph that is being exported, on whose value nothing may depend."""
+    return not isinstance(length, int)
+
+
+def pieces(length: int, size: int) -> int:
+    """How many pieces of a size hold a symbolic length: at least two, as a graph that is exported with a single one
+    would serve no other number."""
+    return length // size + 2
+
+
+def symbolic_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
+    """`direct_product` at a symbolic length, for any number of taps, fewer than tokens or more.
+
+    A depthwise convolution: O(length * taps), exactly causal.
+    """
+    dtype, count = compute_dtype(x, taps), taps.shape[1]
+    with torch.autocast(x.device.type, enabled=False):
+        padded = F.pad(x.to(dtype).transpose(1, 2), ((count - 1 - origin) * dilation, origin * dilation))
+        y = F.conv1d(padded, taps.to(dtype).flip(1)[:, None], groups=x.shape[2], dilation=dilation)
+    return y.transpose(1, 2).to(x.dtype)

@@ -1,0 +1,58 @@
+"""Write a run's model to files that other programs run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lagwise.files import is_unused, read_json, saved_whole
+from lagwise.models.export import EXPORTS, require_format
+from lagwise.models.loading import load_language_model, quiet
+from lagwise.tables import known
+
+EXPORT_FILE = "export.json"  # marks a folder that holds exported files
+
+
+@torch.no_grad()
+def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str = "step") -> dict[str, Any]:
+    """Write a language model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with its tokenizer's files beside.
+
+    format: ``onnx`` or ``pt2``; what: ``forward``, of whole texts, or ``step``, of one token (see
+    `lagwise.models.export`). Everything is in float32.
+
+    Returns what ``out/export.json`` says of the file. ValueError if the file does not give the model's logits, and as
+    `export_step`; ImportError for a missing package; FileExistsError if ``out`` holds anything but earlier exports. In
+    each case nothing is written.
+    """
+    export = EXPORTS[known(what, EXPORTS, "what")]
+    require_format(format)
+    run = run.resolve()
+    out = out or run.with_name(run.name + "-export")
+    if not is_unused(out) and not (out / EXPORT_FILE).is_file():
+        raise FileExistsError(f"{str(out)!r} exists and holds no earlier exports; choose another --out")
+    model, tokenizer = load_language_model(run)
+    name = f"{what}.{format}"
+    with tempfile.TemporaryDirectory() as made:
+        figures = export(model.float(), Path(made, name))
+        figures["bytes"] = Path(made, name).stat().st_size
+        known_before: dict[str, Any] = {}
+        with suppress(FileNotFoundError):
+            known_before = read_json(out / EXPORT_FILE)
+        meta = {
+            **known_before,
+            "vocab_size": model.config.vocab_size,
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "max_length": model.length_limit,
+            name: figures,
+        }
+        with quiet(), saved_whole(out, "the export", last=EXPORT_FILE) as partial:
+            (partial / name).write_bytes(Path(made, name).read_bytes())
+            tokenizer.save_pretrained(partial)
+            (partial / EXPORT_FILE).write_text(json.dumps(meta, indent=1) + "\n")
+    return {"out": str(out / name), **figures}

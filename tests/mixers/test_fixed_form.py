@@ -1,0 +1,105 @@
+"""Steps on states of fixed shapes, for every mixer that has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from every_mixer import CHANNELS, OPTIONS, make, noise
+from torch import Tensor
+
+from lagwise.mixers import MIXERS
+from lagwise.mixers.base import StateTuple
+from lagwise.mixers.fixed_forms import fixed_form
+
+# Mixers whose states grow with the text; the default of `toeplitz` and of `gtu` decays, and so ends.
+_ENDLESS = (
+    {"kernel": {"name": "rpe", "decay": 1.0}},
+    {"kernel": {"name": "ema"}},
+    {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}},
+    {"kernel": {"name": "ema"}, "engine": "ski"},
+)
+
+
+def grows(name: str, options: dict[str, Any]) -> bool:
+    return name == "attention" or options in _ENDLESS
+
+
+def has_none(name: str) -> bool:
+    """Those without a state, and those whose state is made of several."""
+    kind = MIXERS[name]
+    return not (kind.streams and True in kind.directions) or isinstance(kind(CHANNELS).init_state(1), StateTuple)
+
+
+fixed_mixers = pytest.mark.parametrize(
+    ("name", "options"),
+    [case for case in OPTIONS if not (grows(*case) or has_none(case[0]))],
+    ids=lambda v: str(v) if v else "default",
+)
+
+
+def stream(form: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    parts = []
+    for token in x.split(1, dim=1):
+        y, state = form.prefill(token, state)
+        parts.append(y)
+    return torch.cat(parts, dim=1), state
+
+
+@fixed_mixers
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-10), pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow)],
+    ids=["float64", "float32"],
+)
+@torch.no_grad()
+def test_a_fixed_step_equals_forward(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
+    """Over more tokens than any ring holds, unless the kernel reaches a thousand."""
+    mixer = make(name, options, dtype=dtype).eval()
+    x = noise(2, 520, dtype)
+    whole = mixer(x)
+    form, _ = fixed_form(mixer, x)
+    y, _ = stream(form, x, form.init_state(2))
+    assert (y - whole).abs().max() <= tolerance * whole.abs().max()
+
+
+@fixed_mixers
+@torch.no_grad()
+def test_streams_pass_to_a_fixed_step_and_back(name: str, options: dict) -> None:
+    """Rows out of step with each other, too, over the ends of blocks, chunks and cells."""
+    mixer = make(name, options).eval()
+    x, alone = noise(2, 400), noise(1, 30)
+    whole = mixer(x)
+    form, (made,) = fixed_form(mixer, x)
+    state = mixer.prefill(x[:, :101], mixer.init_state(2))[1]
+    y, fixed = stream(form, x[:, 101:240], made.take(state))
+    torch.testing.assert_close(y, whole[:, 101:240], rtol=0, atol=1e-9)
+    state = made.give(fixed)
+    later = mixer.prefill(alone[:, :7], mixer.init_state(1))[1]
+    torch.testing.assert_close(mixer.prefill(x[:, 240:], state)[0], whole[:, 240:], rtol=0, atol=1e-9)
+    joined = state.join([state, later])
+    y, fixed = stream(form, torch.cat([x[:, 240:263], alone[:, 7:]]), made.take(joined))
+    expected = torch.cat([whole[:, 240:263], mixer(alone)[:, 7:]])
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-9)
+    first = made.give(fixed).map_batch(lambda t: t[:1])
+    torch.testing.assert_close(mixer.prefill(x[:1, 263:], first)[0], whole[:1, 263:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in OPTIONS if grows(*case)])
+def test_a_state_that_grows_is_refused(name: str, options: dict) -> None:
+    with pytest.raises(ValueError, match="grows with"):
+        fixed_form(make(name, options), noise(1, 1))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MIXERS.items() if True in kind.directions and has_none(name)])
+def test_a_mixer_without_a_fixed_step_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"has no step on a state of fixed shapes|does not stream"):
+        fixed_form(make(name, {}), noise(1, 1))
+
+
+def test_the_form_shares_weights() -> None:
+    mixer = make("gtu", {})
+    form, _ = fixed_form(mixer, noise(1, 1))
+    assert form.gate.weight is mixer.gate.weight
+    assert form.channels == CHANNELS

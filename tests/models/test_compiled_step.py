@@ -1,0 +1,207 @@
+"""The compiled step: the model's logits, whatever happens between two tokens."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny
+
+from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted")
+
+
+class Eager:
+    """Stands for the code that a compiler makes of a step: what it is given it runs as it is."""
+
+    module: Any
+
+    def __init__(self, *arguments: Any):
+        self.runs = 0
+
+    def get_constant_fqns(self) -> list[str]:
+        return []
+
+    def load_constants(self, *arguments: Any) -> None:
+        pass
+
+    @torch.no_grad()
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.runs += 1
+        return [self.module(*inputs)]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Everything but the compiler, which takes half a minute a model."""
+
+    def use(self: Any, model: Any, step: Any) -> None:
+        self.step, self._weights, self._vocabulary = step, compiled._versions(model), 258
+        self._loader.module = compiled._InPlace(step, list(step.start(1)))
+
+    def made(step: Any, batch_size: int, path: Path, report: Any) -> dict[str, Any]:
+        path.touch()
+        return {}
+
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Eager)
+    monkeypatch.setattr(compiled.CompiledStep, "_use", use)
+    monkeypatch.setattr(compiled, "_compile", made)
+
+
+def model_of(kind: str) -> LagwiseForCausalLM:
+    model = tiny("tnn-lm" if kind == "converted" else kind, sharp=True)
+    return model.to_recurrent() if kind == "converted" else model
+
+
+def runs(model: LagwiseForCausalLM) -> int:
+    return sum(step._loader.runs for step in model._steps.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_stream_goes_in_and_out_of_compiled_code(kind: str, eager: None) -> None:
+    """Prompts, single tokens and copies in any order; rows that are padded on the left."""
+    model, ids = model_of(kind), torch.randint(258, (2, 130))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    expected = model(ids, attention_mask=mask).logits
+    assert model.compile_step(2)
+    cache, place = StreamingCache(2), 0
+    for size, copied in ((20, False), (1, False), (1, True), (30, False), *[(1, False)] * 70, (8, True)):
+        if copied:
+            spoilt, cache = cache, cache.copy()
+            model(ids[:, :1], past_key_values=spoilt)
+        given = {"attention_mask": mask[:, : place + size]} if place == 0 else {}
+        logits = model(ids[:, place : place + size], past_key_values=cache, **given).logits
+        torch.testing.assert_close(logits[1], expected[1, place : place + size], rtol=0, atol=1e-9)
+        if place:
+            torch.testing.assert_close(logits[0], expected[0, place : place + size], rtol=0, atol=1e-9)
+        place += size
+        assert cache.seen == place
+    assert runs(model) == 74
+
+
+@torch.no_grad()
+def test_generating_and_sessions_use_it(eager: None) -> None:
+    model, ids = model_of("mega-lm"), torch.randint(258, (1, 9))
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, **options)
+    beams = model.generate(ids, **options, num_beams=2)
+    model.compile_step()
+    assert torch.equal(model.generate(ids, **options), plain)
+    assert runs(model) == 19
+    model.compile_step(2)
+    assert torch.equal(model.generate(ids, **options, num_beams=2), beams)
+    session = StreamingSession(model)
+    first, second = session.add(ids[0]), session.add(plain[0, :15])
+    for number in range(9, 20):
+        rows = [session.logits[0], session.logits[1]]
+        assert rows[0].argmax() == plain[0, number]
+        assert number > 13 or rows[1].argmax() == plain[0, number + 6]
+        session.step({first: int(plain[0, number]), second: int(plain[0, min(28, number + 6)])})
+    before = runs(model)
+    session.drop(second)
+    session.step({first: int(plain[0, 20])})
+    assert session.logits[0].argmax() == plain[0, 21]
+    assert runs(model) == before + 1
+
+
+@torch.no_grad()
+def test_weights_may_change_between_streams(eager: None) -> None:
+    model, ids = model_of("converted"), torch.randint(258, (1, 20))
+    model.compile_step()
+
+    def streamed() -> torch.Tensor:
+        cache = StreamingCache(2)
+        model(ids[:, :10], past_key_values=cache)
+        return torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 10:].split(1, 1)], 1)
+
+    first = streamed()
+    for parameter in model.parameters():
+        parameter.mul_(1.01)
+    second = streamed()
+    assert (second - first).abs().max() > 1e-3
+    torch.testing.assert_close(second, model(ids).logits[:, 10:], rtol=0, atol=1e-9)
+    assert runs(model) == 20
+    model.float()
+    with pytest.warns(UserWarning, match="call compile_step again"):
+        streamed()
+    assert runs(model) == 20
+
+
+@torch.no_grad()
+def test_everything_else_is_the_models(eager: None) -> None:
+    """Errors, gradients, hidden states, other batches; copies of the model are not compiled."""
+    model, ids = model_of("mega-lm"), torch.randint(258, (1, 9))
+    model.compile_step()
+    cache = StreamingCache(2)
+    model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 258\)"):
+        model(torch.tensor([[258]]), past_key_values=cache)
+    with pytest.raises(ValueError, match="another model"):
+        copy.deepcopy(model)(ids[:, :1], past_key_values=cache)
+    assert len(model(ids[:, :1], past_key_values=cache, output_hidden_states=True).hidden_states) == 3
+    with torch.enable_grad():
+        assert model(ids[:, :1], past_key_values=cache).logits.requires_grad
+    assert runs(model) == 0
+    model(ids[:, :1], past_key_values=cache)
+    assert runs(model) == 1
+    other = copy.deepcopy(cache)
+    first, second = (model(ids[:, :1], past_key_values=each).logits for each in (cache, other))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+    cache.reset()
+    assert cache.seen == 0
+    torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits, rtol=0, atol=1e-12)
+
+
+def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match="grows with"):
+        tiny("transformer-alibi-lm").compile_step()
+    with pytest.raises(ValueError, match="batch_size"):
+        tiny("mega-lm").compile_step(0)
+    assert not tiny("mega-lm").compile_step(cached=True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(FileNotFoundError, match=r"needs a C\+\+ compiler.*CXX"):
+        tiny("mega-lm").compile_step()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@torch.inference_mode()
+def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    model, ids = model_of(kind).to(dtype), torch.randint(258, (1, 400))
+    lines: list[str] = []
+    assert model.compile_step(report=lines.append)
+    assert model.compile_step(cached=True)
+    assert [line.split()[0] for line in lines] == ["compiling", "compiled"]
+    expected, cache = model(ids).logits, StreamingCache(2)
+    model(ids[:, :100], past_key_values=cache)
+    steps = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 100:].split(1, 1)], 1)
+    assert (steps - expected[:, 100:]).abs().max() <= tolerance * expected.abs().max()
+    assert cache.stream is not None
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@torch.inference_mode()
+def test_compiled_code_of_a_batch() -> None:
+    """Ids as they come: columns of a longer row, of a short type."""
+    model, ids = model_of("converted").float(), torch.randint(258, (3, 60), dtype=torch.int32)
+    expected, cache = model(ids).logits, StreamingCache(2)
+    model.compile_step(3)
+    model(ids[:, :20], past_key_values=cache)
+    steps = torch.cat([model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(20, 60)], 1)
+    assert cache.stream is not None
+    assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()

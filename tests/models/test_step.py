@@ -1,0 +1,105 @@
+"""The streaming step as a function of tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import tiny
+
+from lagwise.models import LagwiseForCausalLM, StreamingCache
+from lagwise.models.step import StreamingStep
+
+CASES: dict[str, LagwiseForCausalLM] = {}
+
+
+def case(name: str) -> LagwiseForCausalLM:
+    """A model of each kind that streams by a fixed step."""
+    if name not in CASES:
+        recipe, _, variant = name.partition("+")
+        fields = {"positions": {"position_embedding": "sinusoidal"}}.get(variant, {})
+        model = tiny(recipe, sharp=True, **fields)
+        CASES[name] = model.to_recurrent() if variant == "converted" else model
+    return CASES[name]
+
+
+_NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "tnn-lm+converted", "mega-lm+positions")
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
+@torch.no_grad()
+def test_the_step_equals_the_model(kind: str) -> None:
+    model, ids = case(kind), torch.randint(258, (2, 60))
+    step = StreamingStep(model)
+    expected, state = model(ids).logits, step.start(2)
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    for number, tokens in enumerate(ids.unbind(1)):
+        logits, state = step(tokens, state)
+        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-10 * float(expected.abs().max()))
+    assert {name: tensor.shape for name, tensor in state.items()} == shapes
+    assert not any(tensor.is_complex() for tensor in state.values())
+
+
+@kinds
+@torch.no_grad()
+def test_a_cache_passes_to_the_step_and_back(kind: str) -> None:
+    """After padded prompts, which put rows out of step."""
+    model, ids = case(kind), torch.randint(258, (2, 60))
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0
+    expected = model(ids, attention_mask=mask).logits
+    cache = StreamingCache(len(model.model.layers))
+    model(ids[:, :30], attention_mask=mask[:, :30], past_key_values=cache)
+    step = StreamingStep(model)
+    state, _ = step.take(cache)
+    for number in range(30, 45):
+        logits, state = step(ids[:, number], state)
+        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-9)
+    step.give(state, cache)
+    after = model(ids[:, 45:], past_key_values=cache).logits
+    torch.testing.assert_close(after, expected[:, 45:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "narrow"])
+@torch.no_grad()
+def test_what_is_taken_belongs_to_nobody_else(kind: str) -> None:
+    """It is changed in place. Views of one channel or mode could be taken for copies."""
+    model = tiny("mega-lm", position_embedding="sinusoidal", block=_NARROW) if kind == "narrow" else case(kind)
+    cache = StreamingCache(2)
+    model(torch.randint(258, (2, 30)), past_key_values=cache)
+    step = StreamingStep(model, online=True)
+    expected = step.take(cache)[0]
+    state, _ = step.take(cache)
+    assert all(tensor.is_contiguous() for tensor in state.values())
+    for tensor in state.values():
+        tensor.fill_(3)
+    after = step.take(cache)[0]
+    assert all(torch.equal(after[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("recipe", ["tnn-lm", "fd-tnn-lm", "learned-decay"])
+@torch.no_grad()
+def test_exact_kernels_are_followed(recipe: str) -> None:
+    """Over several blocks of every size, from a place within one, to a place within another."""
+    model, ids = tiny(recipe, sharp=True), torch.randint(258, (2, 400))
+    expected, cache = model(ids).logits, StreamingCache(2)
+    model(ids[:, :90], past_key_values=cache)
+    step = StreamingStep(model, online=True)
+    state, followers = step.take(cache)
+    for number in range(90, 350):
+        logits, after = step(ids[:, number], state)
+        for name, tensor in state.items():
+            tensor.copy_(after[name])
+        for follower in followers:
+            follower.advance()
+        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-9)
+    step.give(state, cache, followers)
+    after = model(ids[:, 350:], past_key_values=cache).logits
+    torch.testing.assert_close(after, expected[:, 350:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("recipe", ["transformer-alibi-lm", "learned-decay"])
+def test_a_model_whose_state_grows_is_refused(recipe: str) -> None:
+    with pytest.raises(ValueError, match="grows with"):
+        StreamingStep(tiny(recipe))

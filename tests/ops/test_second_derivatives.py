@@ -1,0 +1,98 @@
+"""Functions with their own gradient: second derivatives, forward mode and batched gradients, for every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.ops import spectral
+from lagwise.ops.bilinear import differentiable_gradients
+from lagwise.ops.block import banded_product
+from lagwise.ops.convolution import toeplitz_product
+from lagwise.ops.dilated_conv import dilated_convolution
+from lagwise.ops.packing import move_rows
+from lagwise.ops.scan import block_scan
+from lagwise.ops.ski import SKIPlan, causal_ski_product, ragged_ski_product, ski_product
+from lagwise.ops.spectral import spectral_product
+
+
+def leaves(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+
+
+def check(function: Callable[..., Any], *inputs: Tensor) -> None:
+    forward = {"check_forward_ad": True}
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True, **forward)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("engine", ["fft", "overlap_save", "block", "direct"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_toeplitz_engines(engine: str, causal: bool) -> None:
+    check(lambda x, t: toeplitz_product(x, t, causal=causal, engine=engine), *leaves((2, 70, 3), (3, 33)))
+
+
+def test_taps_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectral, "_PART", 8)
+    check(lambda x, t: toeplitz_product(x, t, engine="auto"), *leaves((2, 70, 3), (3, 33)))
+
+
+def test_frequencies() -> None:
+    check(spectral_product, *leaves((2, 9, 3), (2, 3, 11)))
+
+
+def test_bands_ahead_and_behind() -> None:
+    check(lambda x, m: banded_product(x, m, -1), *leaves((2, 11, 3), (3, 3, 4, 4)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_dilated(causal: bool) -> None:
+    check(lambda x, t: dilated_convolution(x, t, 3, causal=causal), *leaves((2, 20, 3), (3, 5)))
+
+
+def test_ski() -> None:
+    x, coefficients, taps = leaves((2, 40, 3), (3, 15), (3, 5))
+    check(lambda x, a, t: ski_product(x, a, degree=3, local=(t, 2)), x, coefficients, taps)
+    check(lambda x, a: ski_product(x, a), x, coefficients)
+    check(lambda x, s, a: causal_ski_product(x, s, a, SKIPlan(4, 16, 1)), *leaves((2, 40, 3), (3, 16), (3, 12)))
+
+
+def test_ski_of_rows_with_grids_of_their_own() -> None:
+    first, lengths = torch.tensor([0, 3]), torch.tensor([20, 11])
+    x, coefficients, taps = leaves((2, 20, 3), (2, 3, 9), (3, 5))
+    check(lambda x, a, t: ragged_ski_product(x, a, first, lengths, local=(t, 2)), x, coefficients, taps)
+
+
+@pytest.mark.parametrize("reverse", [0, 2])
+@pytest.mark.parametrize("length", [3, 26])
+def test_scan(reverse: int, length: int) -> None:
+    inputs = leaves((2, length, 3), (3, 4, 4), (3, 5, 4), (3, 5, 4), (3, 5), (2, 3, 5 - reverse))
+    check(lambda x, m, i, o, q, h: block_scan(x, m, i, o, -q.exp(), h, reverse=reverse), *inputs)
+
+
+def test_move_rows() -> None:
+    check(lambda x: move_rows(x, torch.tensor([2, -1]), 8), *leaves((2, 6, 3)))
+
+
+def test_second_derivative_by_one_argument_counts_the_other() -> None:
+    """`torch.autograd.grad(inputs=...)` never asks nodes off the way to the inputs, such as one that would refuse."""
+    x, taps = leaves((2, 70, 3), (3, 33))
+    exact, ours = [], []
+    for engine, found in (("dense", exact), ("fft", ours), ("block", ours), ("direct", ours)):
+        (first,) = torch.autograd.grad(toeplitz_product(x, taps, engine=engine).tanh().sum(), taps, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), x)[0])
+    for second in ours:
+        torch.testing.assert_close(second, exact[0])
+
+
+def test_inputs_made_from_one_another() -> None:
+    a = torch.tensor(3.0, requires_grad=True)
+    b = 2 * a
+    da, db = differentiable_gradients(lambda a, b: a * b, (a, b), (True, True), [torch.tensor(1.0)])
+    assert da is not None
+    assert db is not None
+    assert (da.item(), db.item()) == (6.0, 3.0)

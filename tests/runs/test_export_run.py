@@ -1,0 +1,125 @@
+"""Exporting a run: the files give the model's logits, or are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lagwise.cli.main import app
+from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, export
+from lagwise.runs import export_run
+from lagwise.training import Recipe
+from lagwise.training.recipe import load_recipe
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="the extra 'export' is not installed",
+)
+FORMATS = [pytest.param("onnx", marks=needs_onnx), "pt2"]
+SLOWLY = [pytest.param("onnx", marks=[needs_onnx, pytest.mark.slow]), "pt2"]
+
+
+@pytest.fixture
+def saved_model(tiny_recipe: Recipe, tmp_path: Path) -> Path:
+    return saved(tiny_recipe.model, tmp_path / "run")
+
+
+def saved(options: dict, run: Path) -> Path:
+    """A folder with a fresh model whose kernels reach 175 tokens."""
+    kernel = options["block"]["token_mixer"]["kernel"]
+    kernel["decay"] = 0.9
+    LagwiseForCausalLM(LagwiseConfig(**options)).save_pretrained(run)
+    load_tokenizer("bytes").save_pretrained(run)
+    return run
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_step_is_exported(saved_model: Path, format: str) -> None:
+    result = CliRunner().invoke(app, ["export", str(saved_model), "--format", format])
+    assert result.exit_code == 0, result.output
+    out = saved_model.with_name("run-export")
+    assert f"Written: {out / 'step'}.{format}" in result.output
+    meta = json.loads((out / "export.json").read_text())
+    figures = meta[f"step.{format}"]
+    assert figures["checked_tokens"] > 175
+    assert figures["difference"] < 1e-5
+    assert figures["bytes"] == (out / f"step.{format}").stat().st_size
+    assert figures["states"]["0.ring"][0] == "float32"
+    assert (out / "tokenizer.json").is_file()
+    assert meta["eos_token_id"] == 256
+
+
+def test_a_wrong_file_is_not_kept(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(export.StreamingStep):
+        def forward(self, tokens, state):
+            logits, state = super().forward(tokens, state)
+            return logits.roll(1, 1), state
+
+    monkeypatch.setattr(export, "StreamingStep", Wrong)
+    with pytest.raises(ValueError, match=r"other logits than the model: off by"):
+        export_run(saved_model, format="pt2")
+    assert not saved_model.with_name("run-export").exists()
+
+
+def test_what_cannot_be_exported_is_said(
+    saved_model: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="format"):
+        export_run(saved_model, format="tflite")
+    with pytest.raises(ValueError, match="what"):
+        export_run(saved_model, what="step-by-step")
+    endless = saved(tiny_recipe.model, saved_model.with_name("endless"))
+    options = json.loads((endless / "config.json").read_text())
+    options["block"]["token_mixer"]["kernel"]["decay"] = 1.0
+    (endless / "config.json").write_text(json.dumps(options))
+    with pytest.raises(ValueError, match=r"no end.*'lagwise convert RUN'"):
+        export_run(endless, format="pt2")
+    occupied = saved_model.with_name("run-export")
+    occupied.mkdir()
+    (occupied / "mine.txt").touch()
+    with pytest.raises(FileExistsError, match="choose another --out"):
+        export_run(saved_model, format="pt2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'lagwise\[export\]'"):
+        export_run(saved_model)
+
+
+@pytest.mark.parametrize("format", SLOWLY)
+def test_a_forward_is_exported_for_any_length(saved_model: Path, format: str) -> None:
+    figures = export_run(saved_model, format=format, what="forward")
+    assert figures["difference"] < 1e-5
+    assert figures["checked_tokens"] > 1000
+    export_run(saved_model, format="pt2", what="step")
+    meta = json.loads((saved_model.with_name("run-export") / "export.json").read_text())
+    assert {f"forward.{format}", "step.pt2", "vocab_size"} <= meta.keys()
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["step", "forward"])
+@pytest.mark.parametrize("kind", ["tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted"])
+def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) -> None:
+    recipe = load_recipe("tnn-lm" if kind == "converted" else kind)
+    config = LagwiseConfig(**{**recipe.model, "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258})
+    model = LagwiseForCausalLM(config).eval()
+    if kind == "converted":
+        model = model.to_recurrent()
+    with torch.no_grad():
+        assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-4
+
+
+@pytest.mark.parametrize("format", SLOWLY)
+def test_a_converted_model_is_exported(saved_model: Path, format: str) -> None:
+    """Its states are complex numbers, which the file keeps as pairs of real ones."""
+    model = LagwiseForCausalLM.from_pretrained(saved_model).to_recurrent(0.01)
+    assert isinstance(model, LagwiseForCausalLM)
+    with torch.no_grad():
+        figures = export.export_step(model.eval(), saved_model / f"step.{format}")
+    assert figures["difference"] < 1e-5
+    assert figures["states"].keys() == {"0.real", "0.imaginary", "1.real", "1.imaginary"}

@@ -1,0 +1,92 @@
+"""The examples of exported steps: they write what the model writes."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.parse
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text
+from lagwise.models.loading import load_language_model
+from lagwise.runs import export_run
+from lagwise.training.recipe import load_recipe
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="the extra 'export' is not installed",
+)
+# Where `npm install onnxruntime-web` has put it, and a browser.
+ONNXRUNTIME_WEB = Path(os.environ.get("LAGWISE_ONNXRUNTIME_WEB", EXAMPLES / "vendor"))
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROMPT, TOKENS = "the où ", 60
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an exported step beside it."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    config = LagwiseConfig(**{**load_recipe("mega-lm").model, "hidden_size": 32, "num_hidden_layers": 2})
+    torch.manual_seed(0)
+    LagwiseForCausalLM(config).save_pretrained(run)
+    load_tokenizer("bytes").save_pretrained(run)
+    export_run(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(run: Path) -> str:
+    return generate_text(*load_language_model(run), PROMPT, max_new_tokens=TOKENS, temperature=0)
+
+
+@needs_onnx
+def test_python_streams_without_torch(run: Path, expected: str) -> None:
+    arguments = [str(EXAMPLES / "stream_onnx.py"), f"{run}-export", "--prompt", PROMPT, "--tokens", str(TOKENS)]
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]); assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, *arguments, "--temperature", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.rstrip("\n") == expected.rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.skipif(not (ONNXRUNTIME_WEB / "ort.wasm.min.js").is_file(), reason="onnxruntime-web is not installed")
+def test_a_browser_streams(run: Path, expected: str, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "stream_onnx.html", tmp_path)
+    (tmp_path / "vendor").symlink_to(ONNXRUNTIME_WEB)
+    (tmp_path / "model").symlink_to(f"{run}-export")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    query = urllib.parse.urlencode({"prompt": PROMPT, "tokens": TOKENS, "temperature": 0})
+    page = f"http://127.0.0.1:{server.server_port}/stream_onnx.html?{query}"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
+    try:
+        command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", page]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    finally:
+        server.shutdown()
+    status, text = (re.search(rf'id="{name}">(.*?)</', result.stdout, re.S) for name in ("status", "text"))
+    assert status is not None, result.stderr
+    assert text is not None
+    assert re.fullmatch(r"(\d+|Infinity) tokens/s", status[1]), status[1]  # in virtual time the clock may stand still
+    assert html.unescape(text[1]) == expected.rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
