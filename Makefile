@@ -41,8 +41,9 @@ lint: $(INSTALLED)  ## style and types
 bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
 
-docs: $(INSTALLED)  ## regenerate docs/equations.md
+docs: $(INSTALLED)  ## regenerate docs/equations.md and docs/family.md
 	$(BIN)/python docs/equations.py
+	$(BIN)/python docs/family.py
 
 wheel-check:  ## build the wheel, install it alone into an empty environment, and use it there
 	rm -rf dist build/wheel && $(PYTHON) -m venv build/wheel

@@ -11,9 +11,9 @@ from torch import Tensor
 _POISON = torch.tensor([float("nan"), float("inf"), float("-inf")], dtype=torch.float64)
 
 
-def check_poisoned_padding(module: Any, channels: int, *, causal: bool) -> None:
+def check_poisoned_padding(module: Any, channels: int, *, streamed: bool) -> None:
     """Outputs and gradients at real tokens, and gradients of parameters, are those of the rows without padding; outputs
-    at padding are finite and its gradients zero. In forward, in packed rows and, if causal, in a stream."""
+    at padding are finite and its gradients zero. In forward, in packed rows and, if it streams, in a stream."""
     rows = [torch.randn(n, channels, dtype=torch.float64) for n in (13, 9, 1)]
     weights = [torch.randn_like(row) for row in rows]
     clean = _run(module, lambda xs: [module(x[None])[0] for x in xs], rows, weights)
@@ -46,7 +46,7 @@ def check_poisoned_padding(module: Any, channels: int, *, causal: bool) -> None:
             parts.append(y)
         return list(torch.cat(parts, dim=1)[mask].split([len(x) for x in xs]))
 
-    for way in (forward, packed, *([stream] if causal else [])):
+    for way in (forward, packed, *([stream] if streamed else [])):
         for what, ours, wanted in zip(("outputs", "gradients"), _run(module, way, rows, weights), clean, strict=True):
             message = f"{what} of {way.__name__}: ".__add__
             torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9, msg=message)

@@ -16,14 +16,26 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def equations() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")
+def script(name: str) -> ModuleType:
+    """A script that writes a page."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def equations() -> ModuleType:
+    return script("equations")
+
+
+def test_family_page_is_current() -> None:
+    """And no member is without a source."""
+    family = script("family")
+    assert family.PAGE.read_text() == family.page(), "run `make docs`"
+    assert "| none |" not in family.page()
 
 
 def test_equations_page_is_current(equations: ModuleType) -> None:

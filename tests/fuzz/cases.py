@@ -83,11 +83,12 @@ def draw(seed: int) -> Case:
     longest = _QUICK_LONGEST if seed < QUICK and seed % 10 else LONGEST
     longest = int(longest ** rng.random() ** 0.7)
     name, dtype, masked = rng.choice(list(MIXERS)), rng.choice((torch.float32, torch.float64)), rng.random() < 0.7
-    causal = not MIXERS[name].needs_grid and rng.random() < 0.7
-    streamed = causal and rng.random() < 0.6
+    kind = MIXERS[name]
+    causal = kind.directions[0] if len(kind.directions) == 1 else rng.random() < 0.7
+    streamed = causal and kind.streams and rng.random() < 0.6
     packed = not streamed and rng.random() < 0.4
     rows, grid, pictures = (), None, ()
-    if MIXERS[name].needs_grid:
+    if kind.needs_grid:
         packed = False
         grid, pictures = _pictures(rng, min(longest, _LARGEST_GRID), masked=masked)
         length = max(grid)

@@ -13,7 +13,8 @@ from lagwise.ops import ATTENTION_FUNCTIONS, EXACT_ENGINES
 DECAYS = (0.01, 0.3, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 _QUADRATIC = 1000  # tokens of a row for engines of quadratic cost
 
-SEQUENCE_MIXERS = [name for name, mixer in MIXERS.items() if not mixer.needs_grid]
+TWO_SIDED_MIXERS = [name for name, mixer in MIXERS.items() if not mixer.needs_grid and False in mixer.directions]
+STREAMING_MIXERS = [name for name, mixer in MIXERS.items() if mixer.streams and True in mixer.directions]
 
 Options = dict[str, Any]
 
@@ -30,7 +31,7 @@ class _Draws:
     """Draws of the options of everything in the tables, by name."""
 
     def __init__(self, rng: random.Random, channels: int, causal: bool, length: int, double: bool):
-        self.rng, self.channels, self.causal, self.double = rng, channels, causal, double
+        self.rng, self.channels, self.causal, self.length, self.double = rng, channels, causal, length, double
         quadratic = () if length <= _QUADRATIC else ("dense", "direct")
         self.engines = [engine for engine in EXACT_ENGINES if engine not in quadratic]
         self.activations = ("relu", "silu", "gelu") if double else ("silu", "gelu")
@@ -43,6 +44,31 @@ class _Draws:
             "chunked_attention": self.chunked_attention,
             "grid": lambda: {"rows": self.axis(), "columns": self.axis()},
             "gtu2d": lambda: {"expansion": rng.choice((1, 2)), **self.toeplitz()},
+            "hyena": lambda: {"order": rng.randint(1, 3), "short": self.centred(), **self.toeplitz()},
+            "short_conv": lambda: {"kernel_size": self.centred()},
+            "linear_attention": self.linear_attention,
+            "lru": lambda: {"states": rng.randint(1, 6), "most_angle": rng.choice((0.1, 6.0))},
+            "s5": lambda: {"modes": rng.randint(1, 4)},
+            "gss": lambda: {"expansion": rng.choice((1, 2)), "contraction": rng.choice((0.6, 1)), **self.toeplitz()},
+            "flash": lambda: {"chunk": self.skewed(300), "query_size": 2 * rng.randint(1, 3)},
+            "gmlp": lambda: {
+                **self.longest(),
+                "expansion": rng.choice((6, 8)),
+                "matrix": "toeplitz" if length > _QUADRATIC else rng.choice(("toeplitz", "dense")),
+            },
+            "synthesizer": lambda: {
+                **self.longest(),
+                "heads": 1 if length > _QUADRATIC else self.divisor(),
+                "form": rng.choice(("dense", "random")) if double and length <= _QUADRATIC else "random",
+            },
+            "long_short": lambda: {
+                "heads": self.divisor(),
+                "window": max(length // 50 + 1, self.skewed(300)),
+                "rank": rng.randint(1, 3),
+            },
+            "relative_attention": lambda: {"heads": self.divisor(), "memory": self.skewed(300)},
+            "fnet": dict,
+            "gfnet": lambda: {"height": length + rng.randint(0, 3), "width": length + rng.randint(0, 3)},
         }
         self.kernels: dict[str, Callable[[], Options]] = {
             "rpe": self.rpe,
@@ -83,7 +109,7 @@ class _Draws:
         return {"kernel": kernel, "engine": engine}
 
     def axis(self) -> Options:
-        name = self.rng.choice(SEQUENCE_MIXERS)
+        name = self.rng.choice(TWO_SIDED_MIXERS)
         return {"name": name, **self.mixers[name]()}
 
     def causal_ski(self) -> Options:
@@ -127,6 +153,7 @@ class _Draws:
             # The norm of one channel is its sign.
             "norm": self.rng.choice(("none", "rms") if (residual and self.channels > 1) or self.double else ("none",)),
             "residual": residual,
+            "circular": not self.causal and self.rng.random() < 0.5,
         }
 
     def chunked_attention(self) -> Options:
@@ -139,6 +166,24 @@ class _Draws:
             "function": self.rng.choice(ATTENTION_FUNCTIONS),
             "position": self.rng.choice(("none", "simple", *(("rope", "rotary") if even else ()))),
         }
+
+    def linear_attention(self) -> Options:
+        # In float32 it is rounding that decides the sign of what relu takes.
+        maps = ("elu", "favor", *(("cosformer",) if self.double else ()))
+        return {
+            "heads": self.divisor(),
+            "feature_map": self.rng.choice(maps),
+            "span": self.length + self.skewed(600),
+            "count": self.skewed(30),
+        }
+
+    def longest(self) -> Options:
+        return {"max_length": self.length + self.skewed(100)}
+
+    def centred(self) -> int:
+        """Taps of a short convolution."""
+        size = self.rng.randint(1, 5)
+        return size if self.causal else size | 1
 
     def divisor(self) -> int:
         return self.rng.choice([n for n in range(1, self.channels + 1) if self.channels % n == 0])

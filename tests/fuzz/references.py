@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from family_references import FAMILY
 from kernel_references import ACTIVATIONS, affine, kernel_at, smooth_at
 from torch import Tensor
 
@@ -76,9 +78,12 @@ def tcn(mixer: Any, x: Tensor) -> Tensor:
             if mixer.norm == "rms":
                 h = h / (h.square().mean(1, keepdim=True) + 1e-6).sqrt()
             taps, dilation = mixer.taps[number], mixer.dilations[number]
-            wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
             lags = range(before - size + 1, before + 1)
-            shifted = [wide[(before - lag) * dilation :][:n] for lag in lags]
+            if mixer.circular:
+                shifted = [h[(torch.arange(n) - lag * dilation) % n] for lag in lags]
+            else:
+                wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
+                shifted = [wide[(before - lag) * dilation :][:n] for lag in lags]
             h = activation(sum(x_l * t for x_l, t in zip(shifted, taps.unbind(1), strict=True)))
         x = x + h if mixer.residual else h
     return x
@@ -160,6 +165,7 @@ REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "chunked_attention": chunked_attention,
     "grid": grid,
     "gtu2d": gtu2d,
+    **{name: partial(of_paper, toeplitz=toeplitz) for name, of_paper in FAMILY.items()},
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import campaign
 import pytest
 import torch
-from options import SEQUENCE_MIXERS, Options, mixer_options
+from options import STREAMING_MIXERS, Options, mixer_options
 from torch import Tensor, nn
 
 from lagwise.blocks import LINKS
@@ -69,7 +69,7 @@ def draw(rng: random.Random) -> Options:
 
 def link(rng: random.Random, channels: int) -> Options:
     name = rng.choice(list(LINKS))
-    mixer = rng.choice(SEQUENCE_MIXERS)
+    mixer = rng.choice(STREAMING_MIXERS)
     spec = {"name": mixer, **mixer_options(rng, mixer, channels, causal=True, length=2 * LONGEST)}
     options = {
         "name": name,

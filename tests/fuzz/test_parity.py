@@ -64,9 +64,9 @@ def check_case(case: Case) -> None:
         ways.append(partial(stream, case, mixer))
         if len(texts) > 1:
             ways.append(partial(joined, case, mixer))
-    wanted = results(exact, partial(dense, case, exact), texts, weights)
+    wanted = results(exact, partial(dense, case, exact), texts, weights, torch.float64)
     for name, way in zip(("forward", "stream", "joined streams"), ways, strict=False):
-        ours = results(mixer, way, texts, weights)
+        ours = results(mixer, way, texts, weights, case.dtype)
         wrong = differing(ours, wanted, dict.fromkeys(wanted, 0.0), case.dtype)
         if wrong:
             wrong = differing(ours, wanted, sensitivity(case, exact, texts, weights, wanted), case.dtype)
@@ -93,16 +93,19 @@ def sensitivity(
         for parameter in nearby.parameters():
             parameter.copy_(rounded(parameter))
     moved, weighed = ([rounded(t) for t in each] for each in (texts, weights))
-    found = results(nearby, partial(dense, case, nearby), moved, weighed)
+    found = results(nearby, partial(dense, case, nearby), moved, weighed, torch.float64)
     return {name: ROUNDINGS * distance(found[name], right) for name, right in wanted.items()}
 
 
 def results(
-    mixer: Any, way: Callable[[list[Tensor]], list[Tensor]], texts: list[Tensor], weights: list[Tensor]
+    mixer: Any,
+    way: Callable[[list[Tensor]], list[Tensor]],
+    texts: list[Tensor],
+    weights: list[Tensor],
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Outputs for the texts, and gradients of their weighted sum, by name."""
     parameters = dict(mixer.named_parameters())
-    dtype = next(iter(parameters.values())).dtype
     xs = [text.to(dtype).requires_grad_() for text in texts]
     ys = way(xs)
     loss = sum(((y * w).sum() for y, w in zip(ys, weights, strict=True)), start=torch.zeros((), requires_grad=True))

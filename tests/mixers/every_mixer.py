@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,11 +50,42 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ema", {"engine": "auto"}),
     ("tcn", {"kernel_size": 3, "dilation": 3, "depth": 3, "convolutions": 2, "norm": "rms", "activation": "gelu"}),
     ("tcn", {"kernel_size": 17, "dilation": 5, "depth": 2, "activation": "none", "residual": False}),
+    ("linear_attention", {"feature_map": "cosformer", "heads": 1, "span": 1100}),
+    ("linear_attention", {"feature_map": "favor", "heads": 2, "count": 20}),
+    ("flash", {"chunk": 7, "query_size": 4}),
+    ("gmlp", {"matrix": "dense", "max_length": 1100}),
+    ("synthesizer", {"form": "random", "heads": 1, "max_length": 1100}),
+    ("relative_attention", {"heads": 2, "memory": 5}),
+    ("long_short", {"heads": 2, "window": 6, "rank": 2}),
 ]
-every_mixer = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: str(v) if v else "default")
 
 
-def make(name: str, options: dict[str, Any], *, causal: bool = True, dtype: torch.dtype = torch.float64) -> Mixer:
+def _among(chosen: Callable[[type[Mixer]], bool]) -> pytest.MarkDecorator:
+    cases = [(name, options) for name, options in OPTIONS if chosen(MIXERS[name])]
+    return pytest.mark.parametrize(("name", "options"), cases, ids=_id)
+
+
+def _id(value: Any) -> str:
+    return "default" if value == {} else str(value)
+
+
+every_mixer = _among(lambda mixer: True)
+every_causal_mixer = _among(lambda mixer: True in mixer.directions)
+every_stream = _among(lambda mixer: True in mixer.directions and mixer.streams)
+_DIRECTIONS = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]
+every_direction = pytest.mark.parametrize(("name", "options", "causal"), _DIRECTIONS, ids=_id)
+every_trained_direction = pytest.mark.parametrize(  # of those that have parameters
+    ("name", "options", "causal"),
+    [case for case in _DIRECTIONS if list(MIXERS[case[0]](CHANNELS, causal=case[2]).parameters())],
+    ids=_id,
+)
+
+
+def make(
+    name: str, options: dict[str, Any], *, causal: bool | None = None, dtype: torch.dtype = torch.float64
+) -> Mixer:
+    """causal: by default the first of its directions."""
+    causal = MIXERS[name].directions[0] if causal is None else causal
     engine = options.get("engine")
     if not causal and isinstance(engine, dict):  # a plan is for causal kernels only, and refused for others
         options = {**options, "engine": {k: v for k, v in engine.items() if k not in ("spacing", "width")}}

@@ -9,6 +9,8 @@ import torch
 from every_mixer import CHANNELS, OPTIONS, make, noise
 from torch import Tensor
 
+from lagwise.mixers import MIXERS
+from lagwise.mixers.base import StateTuple
 from lagwise.mixers.fixed_forms import fixed_form
 
 # Mixers whose states grow with the text; the default of `toeplitz` and of `gtu` decays, and so ends.
@@ -24,8 +26,16 @@ def grows(name: str, options: dict[str, Any]) -> bool:
     return name == "attention" or options in _ENDLESS
 
 
+def has_none(name: str) -> bool:
+    """Those without a state, and those whose state is made of several."""
+    kind = MIXERS[name]
+    return not (kind.streams and True in kind.directions) or isinstance(kind(CHANNELS).init_state(1), StateTuple)
+
+
 fixed_mixers = pytest.mark.parametrize(
-    ("name", "options"), [case for case in OPTIONS if not grows(*case)], ids=lambda v: str(v) if v else "default"
+    ("name", "options"),
+    [case for case in OPTIONS if not (grows(*case) or has_none(case[0]))],
+    ids=lambda v: str(v) if v else "default",
 )
 
 
@@ -80,6 +90,12 @@ def test_streams_pass_to_a_fixed_step_and_back(name: str, options: dict) -> None
 def test_a_state_that_grows_is_refused(name: str, options: dict) -> None:
     with pytest.raises(ValueError, match="grows with"):
         fixed_form(make(name, options), noise(1, 1))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MIXERS.items() if True in kind.directions and has_none(name)])
+def test_a_mixer_without_a_fixed_step_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"has no step on a state of fixed shapes|does not stream"):
+        fixed_form(make(name, {}), noise(1, 1))
 
 
 def test_the_form_shares_weights() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from every_mixer import every_mixer, make, noise
+from every_mixer import every_stream, make, noise
 from torch import Tensor
 
 from lagwise.bench.streams import state_bytes
-from lagwise.kernels import LagKernel
 from lagwise.mixers import Mixer
 
 
@@ -26,7 +25,7 @@ def in_chunks(mixer: Mixer, x: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-@every_mixer
+@every_stream
 @pytest.mark.parametrize("length", [1, 3, 64, 301])
 def test_streaming_equals_forward(name: str, options: dict, length: int) -> None:
     mixer = make(name, options)
@@ -44,7 +43,7 @@ def test_streaming_equals_forward(name: str, options: dict, length: int) -> None
     torch.testing.assert_close(torch.stack(tokens, 1), whole[:, : len(tokens)], rtol=0, atol=1e-9)
 
 
-@every_mixer
+@every_stream
 def test_streaming_in_float32(name: str, options: dict) -> None:
     mixer = make(name, options, dtype=torch.float32)
     x = noise(2, 500, torch.float32)
@@ -53,15 +52,15 @@ def test_streaming_in_float32(name: str, options: dict) -> None:
     assert error < 1e-5
 
 
-@every_mixer
+@every_stream
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @torch.no_grad()
 def test_streaming_to_4096_tokens(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
     """Token by token and in random chunks, as far as a kernel goes."""
     mixer = make(name, options, dtype=dtype)
-    limits = [m.max_length for m in mixer.modules() if isinstance(m, LagKernel) and m.max_length is not None]
-    length = min([4096, *limits])
+    limits = (getattr(m, "max_length", None) for m in mixer.modules())
+    length = min([4096, *(limit for limit in limits if limit is not None)])
     x = noise(1, length, dtype)
     whole = mixer(x)
     generator = torch.Generator().manual_seed(0)
@@ -73,7 +72,7 @@ def test_streaming_to_4096_tokens(name: str, options: dict, dtype: torch.dtype, 
         assert error < tolerance, f"{error:.1e}"
 
 
-@every_mixer
+@every_stream
 def test_streaming_beyond_the_kernels_reach(name: str, options: dict) -> None:
     """Past the horizon (in float32, 175 lags at decay 0.9) the state stops growing and still gives forward's output."""
     mixer = make(name, options, dtype=torch.float32)
@@ -82,7 +81,7 @@ def test_streaming_beyond_the_kernels_reach(name: str, options: dict) -> None:
     torch.testing.assert_close(in_chunks(mixer, x, [300, 1, 300, 1, 1, 400]), whole, rtol=1e-3, atol=1e-4)
 
 
-@every_mixer
+@every_stream
 def test_an_old_state_stays_valid(name: str, options: dict) -> None:
     """Generation branches: two continuations of one state do not disturb each other."""
     mixer = make(name, options)
@@ -96,7 +95,7 @@ def test_an_old_state_stays_valid(name: str, options: dict) -> None:
     assert torch.equal(first, second)
 
 
-@every_mixer
+@every_stream
 def test_states_can_be_picked_by_row(name: str, options: dict) -> None:
     """Beam search reorders rows; a batch of states is the states of its rows."""
     mixer = make(name, options)
@@ -143,7 +142,7 @@ class Rows:
         return state
 
 
-@every_mixer
+@every_stream
 def test_joined_states_go_on_as_each_would_alone(name: str, options: dict) -> None:
     """Requests join and leave a batch that runs: rows that have seen different numbers of tokens, or none."""
     rows = Rows(make(name, options), [260, 80, 60, 100, 60, 60])
@@ -166,6 +165,14 @@ CONSTANT: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}, "engine": "ski"}),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
     ("toeplitz", {"kernel": {"name": "modal"}}),
+    ("hyena", {"kernel": {"name": "modal"}}),
+    ("short_conv", {}),
+    ("linear_attention", {}),
+    ("lru", {}),
+    ("s5", {}),
+    ("gss", {}),
+    ("flash", {}),
+    ("relative_attention", {}),
 ]
 
 
@@ -211,7 +218,7 @@ def test_memory_of_a_batch_is_that_of_the_rows_in_it(name: str, options: dict) -
     assert max(held[5:]) <= held[0]  # of 300 tokens then, of less than 100 since
 
 
-@every_mixer
+@every_stream
 def test_left_padding_while_streaming(name: str, options: dict) -> None:
     mixer = make(name, options)
     x = noise(1, 40)

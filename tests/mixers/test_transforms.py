@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from every_mixer import CHANNELS, every_mixer, make, noise
+from every_mixer import CHANNELS, every_trained_direction, make, noise
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,8 +31,7 @@ def directions(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.randn_like(p) for name, p in parameters.items()}
 
 
-@every_mixer
-@pytest.mark.parametrize("causal", [True, False])
+@every_trained_direction
 def test_gradgradcheck(name: str, options: dict, causal: bool) -> None:
     mixer = make(name, options, causal=causal)
     x = noise(1, LENGTH).requires_grad_()
@@ -41,8 +40,7 @@ def test_gradgradcheck(name: str, options: dict, causal: bool) -> None:
         assert torch.autograd.gradgradcheck(lambda a, *_: mixer(a), (x, *some), fast_mode=True, atol=1e-4)
 
 
-@every_mixer
-@pytest.mark.parametrize("causal", [True, False])
+@every_trained_direction
 def test_hessian_products_of_all_kinds_agree(name: str, options: dict, causal: bool) -> None:
     """By the parameters: twice backwards, and forwards over `torch.func.grad`."""
     mixer = make(name, options, causal=causal)
@@ -62,8 +60,7 @@ def test_hessian_products_of_all_kinds_agree(name: str, options: dict, causal: b
         torch.testing.assert_close(forwards[key] / scale, second / scale, rtol=0, atol=1e-7)
 
 
-@every_mixer
-@pytest.mark.parametrize("causal", [True, False])
+@every_trained_direction
 def test_vmap_equals_a_loop(name: str, options: dict, causal: bool) -> None:
     """Over signals, over models, and over the signals' gradients."""
     models = [make(name, options, causal=causal) for _ in range(2)]

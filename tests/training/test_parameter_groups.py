@@ -37,18 +37,32 @@ DECAYED: dict[str, set[str]] = {
     "mixer chunked_attention": {"weight"},
     "mixer grid": {"weight"},
     "mixer gtu2d": {"weight"},
+    "mixer hyena": {"weight", "last", "taps"},
+    "mixer short_conv": {"weight", "taps"},
+    "mixer linear_attention": {"weight"},
+    "mixer lru": {"input", "output"},
+    "mixer s5": {"input", "output"},
+    "mixer gss": {"weight", "amplitude"},
+    "mixer flash": {"weight"},
+    "mixer gmlp": {"weight", "mixing"},
+    "mixer synthesizer": {"weight", "scores"},
+    "mixer long_short": {"weight"},
+    "mixer relative_attention": {"weight"},
+    "mixer fnet": set(),
+    "mixer gfnet": {"filter"},
     "block prenorm": {"weight"},
     "block mega": {"weight", "beta", "gamma"},
     "block chain": {"weight"},
 }
 UNDECAYED = ("delta", "alpha", "scale", "shift", "rotary_pair", "rate", "angle")
 ENTRIES = [
-    (f"{kind} {name}", part, options)
+    (f"{kind} {name}", part, options, causal)
     for kind, table in (("kernel", KERNELS), ("mixer", MIXERS), ("block", BLOCKS))
     for name, part in table.items()
     for options in (
         [{"position": p} for p in ("rope", "simple", "rotary")] if name in ("chunked_attention", "mega") else [{}]
     )
+    for causal in getattr(part, "directions", (True, False))
 ]
 
 
@@ -57,14 +71,13 @@ def decayed_names(module: nn.Module) -> set[str]:
     return {name for name, p in module.named_parameters() if id(p) in decayed}
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("entry", "part", "options"), ENTRIES, ids=str)
+@pytest.mark.parametrize(("entry", "part", "options", "causal"), ENTRIES, ids=str)
 def test_every_entry_says_what_decays(entry: str, part: Any, options: dict[str, Any], causal: bool) -> None:
     if entry == "block chain":
         options = {"blocks": [{"name": "prenorm"}]}
     if entry == "block mega":
         options = {**options, "query_size": 4}
-    module = part(16, causal=causal and not getattr(part, "needs_grid", False), **options)
+    module = part(16, causal=causal, **options)
     names = decayed_names(module)
     assert {name.rpartition(".")[2] for name in names} == DECAYED[entry]
     assert decayed_names(copy.deepcopy(module)) == names

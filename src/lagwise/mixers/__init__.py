@@ -8,8 +8,21 @@ from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.ema import EMAMixer
+from lagwise.mixers.flash import FlashMixer
+from lagwise.mixers.fnet import FNetMixer
+from lagwise.mixers.gfnet import GFNetMixer
+from lagwise.mixers.gmlp import GMLPMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
+from lagwise.mixers.gss import GSSMixer
 from lagwise.mixers.gtu import GTU
+from lagwise.mixers.hyena import HyenaMixer
+from lagwise.mixers.linear_attention import LinearAttentionMixer
+from lagwise.mixers.long_short import LongShortMixer
+from lagwise.mixers.lru import LRUMixer
+from lagwise.mixers.relative_attention import RelativeAttentionMixer
+from lagwise.mixers.s5 import S5Mixer
+from lagwise.mixers.short_conv import ShortConvMixer
+from lagwise.mixers.synthesizer import SynthesizerMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 
@@ -22,6 +35,19 @@ MIXERS: dict[str, type[Mixer]] = {
     "chunked_attention": ChunkedAttentionMixer,
     "grid": GridMixer,
     "gtu2d": GTU2d,
+    "hyena": HyenaMixer,
+    "short_conv": ShortConvMixer,
+    "linear_attention": LinearAttentionMixer,
+    "lru": LRUMixer,
+    "s5": S5Mixer,
+    "gss": GSSMixer,
+    "flash": FlashMixer,
+    "gmlp": GMLPMixer,
+    "synthesizer": SynthesizerMixer,
+    "long_short": LongShortMixer,
+    "relative_attention": RelativeAttentionMixer,
+    "fnet": FNetMixer,
+    "gfnet": GFNetMixer,
 }
 
 _OWN = frozenset(MIXERS)
@@ -61,9 +87,22 @@ __all__ = [
     "ChunkedAttention",
     "ChunkedAttentionMixer",
     "EMAMixer",
+    "FNetMixer",
+    "FlashMixer",
+    "GFNetMixer",
+    "GMLPMixer",
+    "GSSMixer",
     "GTU2d",
     "GridMixer",
+    "HyenaMixer",
+    "LRUMixer",
+    "LinearAttentionMixer",
+    "LongShortMixer",
     "Mixer",
+    "RelativeAttentionMixer",
+    "S5Mixer",
+    "ShortConvMixer",
+    "SynthesizerMixer",
     "TCNMixer",
     "ToeplitzMixer",
     "register_mixer",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from lagwise.ops import Layout, per_document
@@ -25,6 +26,20 @@ class State(Protocol):
         their rows, such as those begun before and after a step of training, do not belong together.
         """
         ...
+
+
+class StateTuple(NamedTuple):
+    """Several states as one: tensors whose first axis is the batch, windows, and states of other mixers."""
+
+    parts: tuple[Any, ...]
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> StateTuple:
+        return StateTuple(tuple(change(p) if isinstance(p, Tensor) else p.map_batch(change) for p in self.parts))
+
+    @staticmethod
+    def join(states: Sequence[StateTuple]) -> StateTuple:
+        columns = zip(*(state.parts for state in states), strict=True)
+        return StateTuple(tuple(torch.cat(c) if isinstance(c[0], Tensor) else c[0].join(c) for c in columns))
 
 
 class Mixer(nn.Module):
@@ -52,6 +67,7 @@ class Mixer(nn.Module):
             raise ValueError(f"{type(self).__name__} has no {have} form: build it with causal={not causal}, {other}")
         self.channels = channels
         self.causal = causal
+        self.max_length: int | None = None  # of a document, in tokens; None for any
 
     def forward(
         self,

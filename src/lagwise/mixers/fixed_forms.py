@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.attention import AttentionMixer
+from lagwise.mixers.base import Mixer, StateTuple
 from lagwise.mixers.chunked_attention import ChunkedAttention
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedRing, FixedTCN
@@ -27,7 +28,8 @@ def fixed_form(module: nn.Module, like: Tensor, *, online: bool = False) -> tupl
 
     The copy streams by ``init_state`` and by ``prefill`` of one token, without a mask. Weights are shared. like: a
     tensor of the model's dtype and device. online: exact long kernels need an `OnlineFollower` each, rather than a ring
-    buffer of all that they reach. ValueError if the state of a mixer grows with the text.
+    buffer of all that they reach. ValueError if the state of a mixer grows with the text, or
+    if there is no such step for it.
     """
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     form, made = copy.deepcopy(module, shared).eval(), []
@@ -57,4 +59,8 @@ def _fixed(module: nn.Module, like: Tensor, online: bool) -> FixedMixer | FixedA
         return FixedAttention(module, like)
     if isinstance(module, AttentionMixer):
         raise ValueError("attention over the whole text has a streaming state that grows with it: it has no such step")
+    if isinstance(module, Mixer) and not module.streams:
+        module.require_causal()  # says why not
+    if isinstance(module, Mixer) and isinstance(module.init_state(1), StateTuple):
+        raise ValueError(f"{type(module).__name__} has no step on a state of fixed shapes; stream it by `prefill`")
     return None

@@ -84,14 +84,9 @@ class GTU2d(Mixer):
 
 def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:
     """The sum of what the mixers of both axes make of x."""
-    if layout.grid is None:
-        raise ValueError(
-            f"{type(mixer).__name__} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), "
-            "one in each row, or a Layout with a grid"
-        )
-    _, width = layout.grid
+    _, width = layout.require_grid(type(mixer).__name__)
     rows, columns = layout.axes
-    along = mixer.rows(x.unflatten(1, (-1, width)).flatten(0, 1), layout=rows).view_as(x)
+    along = mixer.rows(x.unflatten(1, (-1, width)).flatten(0, 1), layout=rows).reshape(x.shape)
     return along + mixer.columns.mix_columns(x, columns, width)
 
 

@@ -48,9 +48,9 @@ class GTU(Mixer):
         return self.out(F.silu(self.gate(x)) * mixed), state
 
 
-def gated_width(channels: int, expansion: float) -> int:
+def gated_width(channels: int, expansion: float, option: str = "expansion") -> int:
     """Channels of the gate: ``expansion * channels``, rounded. ValueError if that is less than 1."""
     width = round(expansion * channels)
     if width < 1:
-        raise ValueError(f"expansion must give at least one channel, got {expansion} * {channels}")
+        raise ValueError(f"{option} must give at least one channel, got {expansion} * {channels}")
     return width

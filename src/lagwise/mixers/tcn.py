@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import Layout, Window, centre_tap, dilated_convolution, dilated_prefill, receptive_field
+from lagwise.ops import (
+    Layout,
+    Window,
+    centre_tap,
+    circular_convolution,
+    dilated_convolution,
+    dilated_prefill,
+    receptive_field,
+)
 from lagwise.tables import known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,15 +49,17 @@ class TCNMixer(Mixer):
     Options: kernel_size K, dilation f and depth D of the stack, which sees `receptive_field` tokens (the default 485;
     `covering_shapes` lists stacks for a length and ``lagwise bench tcn`` times them); convolutions, B in a block, each
     with its activation; activation, ``silu``, ``gelu``, ``relu`` or ``none``; norm, ``rms`` over the channels before
-    each convolution or ``none``; residual, whether a block adds its input.
+    each convolution or ``none``; residual, whether a block adds its input; circular, whether a row is a ring, its start
+    following its end, so that every token has as many neighbours (CDIL-CNN; two-sided only).
 
     Taps that reach beyond the training length are never trained and keep their random start: let a model that is to be
     run on longer texts see no further than it was trained on.
 
     Causal, or centred for classification (then K is odd). ValueError for options out of range. Streams in O(K D) a
-    token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open).
+    token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open). Convolutions
+    have no bias, so that silence stays silence.
 
-    Source: TCNCA §2, app. E. Convolutions have no bias, so that silence stays silence.
+    Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular.
     """
 
     def __init__(
@@ -64,15 +74,19 @@ class TCNMixer(Mixer):
         activation: str = "silu",
         norm: str = "none",
         residual: bool = True,
+        circular: bool = False,
     ):
         super().__init__(channels, causal)
         self.receptive_field = receptive_field(kernel_size, dilation, depth, convolutions)
         centre_tap(kernel_size, causal)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         self.norm: str = known(norm, ("none", "rms"), "norm")
-        if not isinstance(residual, bool):
-            raise ValueError(f"residual must be true or false, got {residual!r}")
-        self.residual = residual
+        for name, value in (("residual", residual), ("circular", circular)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be true or false, got {value!r}")
+        if circular and causal:
+            raise ValueError("circular=True needs causal=False: in a ring every token follows every other")
+        self.residual, self.circular = residual, circular
         self.convolutions = convolutions
         self.dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
         # One parameter, held directly: transformers draws anew only what modules hold themselves.
@@ -85,6 +99,8 @@ class TCNMixer(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         def convolve(index: int, h: Tensor) -> Tensor:
+            if self.circular:
+                return circular_convolution(h, self.taps[index], self.dilations[index], mask=layout.mask)
             return dilated_convolution(h, self.taps[index], self.dilations[index], causal=self.causal)
 
         return self.blocks(x, layout.mask, convolve)

@@ -96,6 +96,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
                 "generates with a StreamingCache, which is made for it"
             )
         check_prompts(self.length_limit, generation_config, model_kwargs)
+        if not self.model.has_state:  # every token is computed with all before it
+            generation_config.use_cache = model_kwargs["use_cache"] = False
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             cache = model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
             if getattr(generation_config, "is_assistant", False):  # whose drafts may be rejected

@@ -171,10 +171,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
         apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits are those of a row or a column
-        kernels = (module for module in self.modules() if isinstance(module, LagKernel) and module not in apart)
-        limits += [kernel.max_length for kernel in kernels]
-        # Longest sequence that the configuration and every kernel can serve; None for any.
+        parts = [module for module in self.modules() if isinstance(module, LagKernel | Mixer) and module not in apart]
+        limits += [part.max_length for part in parts]
+        # Longest sequence that the configuration, every mixer and every kernel can serve; None for any.
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
+        # Whether it has a state to go on from; if not, whatever follows is computed with all that came before.
+        self.has_state = all(part.streams for part in parts if isinstance(part, Mixer))
         self.post_init()
 
     @property
@@ -221,7 +223,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             attention_mask=attention_mask,
         )
         if use_cache is None:  # packed rows are whole texts: nothing follows them
-            use_cache = self.config.use_cache and not self.training and seq_idx is None
+            use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
         if self.gradient_checkpointing and self.training:
             use_cache = False  # recomputing a block would advance its state twice
         if not self.config.causal:

@@ -20,9 +20,11 @@ from lagwise.ops.convolution import (
     toeplitz_reference,
     truncation_length,
 )
+from lagwise.ops.diagonal_scan import diagonal_scan
 from lagwise.ops.dilated_conv import (
     StackShape,
     centre_tap,
+    circular_convolution,
     covering_shapes,
     dilated_convolution,
     dilated_prefill,
@@ -40,17 +42,20 @@ from lagwise.ops.interpolation import (
     row_spacing,
     spaced_grid,
 )
+from lagwise.ops.linear_attention import linear_attention
 from lagwise.ops.local import direct_product
 from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps, modal_taps_of
 from lagwise.ops.online_conv import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, online_prefill
 from lagwise.ops.packing import (
     Layout,
     document_starts,
+    from_first_token,
     move_rows,
     per_document,
     row_extents,
     seq_idx_from_cu_seqlens,
 )
+from lagwise.ops.ragged_dft import ragged_dft
 from lagwise.ops.ring import ring_lags, ring_of, ring_product, ring_read, ring_tokens, ring_write
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
@@ -92,7 +97,9 @@ __all__ = [
     "centre_tap",
     "chunked_attention",
     "chunked_attention_reference",
+    "circular_convolution",
     "covering_shapes",
+    "diagonal_scan",
     "dilated_convolution",
     "dilated_prefill",
     "dilated_stack",
@@ -105,9 +112,11 @@ __all__ = [
     "ema_taps",
     "fast_length",
     "first_real",
+    "from_first_token",
     "inducing_grid",
     "interpolation_matrix",
     "lag_matrix",
+    "linear_attention",
     "modal_poles",
     "modal_prefill",
     "modal_step",
@@ -120,6 +129,7 @@ __all__ = [
     "per_document",
     "plan_from_tolerance",
     "prolong",
+    "ragged_dft",
     "ragged_ski_product",
     "receptive_field",
     "reduce_taps",

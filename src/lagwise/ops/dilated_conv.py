@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.local import direct_product
+from lagwise.ops.packing import row_extents
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -35,6 +36,29 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
     if dilation < 1:
         raise ValueError(f"dilation must be at least 1, got {dilation}")
     return direct_product(x, taps, centre_tap(taps.shape[1], causal), dilation)
+
+
+def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor | None = None) -> Tensor:
+    """One centred depthwise dilated convolution of rows that are rings.
+
+    Formula: ``y_i = sum_m w_m x_{(i - m dilation) mod n}`` for m = -(K-1)/2..(K-1)/2, n being a row's own length, from
+    its first real token to the last.
+
+    Shapes: x ``(batch, length, channels)``, zero at padding; taps ``(channels, K)``, the smallest m first, K odd; mask
+    ``(batch, length)``; result like x.
+
+    Source: Cheng et al. 2022, "Classification of Long Sequential Data using Circular Dilated Convolutional Neural
+    Networks" (CDIL-CNN), §3.
+    """
+    if mask is None:
+        shifted = (x.roll((m - taps.shape[1] // 2) * dilation, 1) for m in range(taps.shape[1]))
+    else:
+        first, lengths = (t[:, None] for t in row_extents(mask.bool()))
+        place = torch.arange(x.shape[1], device=x.device) - first
+        lags = ((m - taps.shape[1] // 2) * dilation for m in range(taps.shape[1]))
+        sources = ((place - lag) % lengths + first for lag in lags)
+        shifted = (x.gather(1, source[..., None].expand_as(x)) for source in sources)
+    return sum((part * tap for part, tap in zip(shifted, taps.t(), strict=True)), start=torch.zeros_like(x)).to(x.dtype)
 
 
 def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *, causal: bool = True) -> Tensor:

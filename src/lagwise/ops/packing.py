@@ -46,6 +46,15 @@ class Layout:
         if self.grid is not None and self.grid[0] * self.grid[1] != length:
             raise ValueError(f"a grid of {self.grid[0]} x {self.grid[1]} does not hold {length} tokens")
 
+    def require_grid(self, who: str) -> tuple[int, int]:
+        """The grid. ValueError if there is none, in the name of who mixes over it."""
+        if self.grid is None:
+            raise ValueError(
+                f"{who} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), one in each "
+                "row, or a Layout with a grid"
+            )
+        return self.grid
+
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
         """The documents of packed rows, those of like length together; documents of padding alone are left out.
@@ -160,6 +169,23 @@ def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
     Shapes: x ``(batch, n, channels)`` with n >= 1; shift ``(batch,)``; result ``(batch, length, channels)``.
     """
     return _moved(x, shift, length) if transformed() else _MoveRows.apply(x, shift, length)
+
+
+def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    """Apply what counts places from the start to rows whose text starts anywhere.
+
+    Formula: every row is moved so that its first real token is at place 0, mixed, and moved back; places after the
+    longest text are left out, and zero in the result.
+
+    Shapes: x ``(batch, length, channels)``, zero at padding; mask ``(batch, length)``, boolean; ``mix(moved,
+    its_mask)`` gives as many tokens, with any number of channels, which the result has too.
+    """
+    if mask is None:
+        return mix(x, None)
+    first, lengths = row_extents(mask)
+    longest = int(lengths.max())
+    moved = move_rows(mask[..., None].to(x.dtype), -first, longest)[..., 0] > 0
+    return move_rows(mix(move_rows(x, -first, longest), moved), first, x.shape[1])
 
 
 class _MoveRows(torch.autograd.Function):

@@ -1,0 +1,125 @@
+"""FLASH's gated attention unit with mixed chunk attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer, StateTuple, masked
+from lagwise.mixers.gtu import gated_width
+from lagwise.ops import Layout, Window, move_rows, rotary_factors, rotate, row_extents
+from lagwise.tables import whole_number
+
+
+class FlashMixer(Mixer):
+    """Gated attention unit, quadratic in a chunk and linear across: ``W_o (u * (A v + L v))``.
+
+    Formula: ``u, v = silu(W_u x), silu(W_v x)`` and ``z = silu(W_z x)``, of which four maps a channel (a scale and an
+    offset) make queries and keys. With g the chunk of C tokens of token i:
+        A: ``sum_j relu(q_i k_j / C)^2 v_j`` over the j of chunk g, up to i when causal, turned by rotary positions;
+        L: ``q'_i sum_j k'_jᵀ v_j / n``, over the n tokens of all chunks before g, or of the text when two-sided.
+
+    Options: chunk C, in tokens; expansion, the width of u and v over the channels (published: 2); query_size, the
+    width of z, even (published: 128). The published sum of L is divided by the length of the whole text, or not at all;
+    here by the number of its tokens, so that a causal one does not depend on what follows. Chunks count from a row's
+    first real token. There is no bias by lag beside the rotary positions. ValueError for options out of range.
+
+    Streams in constant memory: the sum of the chunks before, and the present one, O(C) in a token's time and more.
+
+    Source: Hua et al. 2022, "Transformer Quality in Linear Time", §3.2, eq. 7 to 10, and code 1.
+    """
+
+    undecayed = ("scale", "shift")
+
+    def __init__(
+        self, channels: int, *, causal: bool = True, chunk: int = 128, expansion: float = 2, query_size: int = 128
+    ):
+        super().__init__(channels, causal)
+        self.chunk = whole_number("chunk", chunk)
+        if whole_number("query_size", query_size) % 2:
+            raise ValueError(f"query_size must be even, got {query_size}")
+        self.width = gated_width(channels, expansion)
+        self.input = nn.Linear(channels, 2 * self.width + query_size)
+        self.scale, self.shift = (nn.Parameter(torch.empty(4, query_size)) for _ in range(2))
+        self.out = nn.Linear(self.width, channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scales normal(1, 0.02): the published normal(0, 0.02) begins with hardly any attention; shifts 0."""
+        nn.init.normal_(self.scale, 1.0, 0.02)
+        nn.init.zeros_(self.shift)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        gate, inner = self._project(x, layout.mask)
+        start = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        end = start + x.shape[1]
+        if layout.mask is not None:
+            start, lengths = row_extents(layout.mask)
+            end = start + lengths
+        y, _ = self._attend(inner, start, end, None, torch.zeros_like(start))
+        return self.out(gate * y)
+
+    def init_state(self, batch_size: int) -> StateTuple:
+        self.require_causal()
+        weight, size = self.out.weight, self.scale.shape[1]
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        window = Window.empty(batch_size, self.width + size, self.chunk, like=weight)
+        sums = weight.new_zeros((batch_size, size, self.width), dtype=dtype)
+        return StateTuple((window, sums, torch.zeros(batch_size, dtype=torch.long, device=weight.device)))
+
+    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
+        window, sums, seen = state.parts
+        gate, inner = self._project(x, mask)
+        if window.size == 0:  # the first tokens decide the dtype, under autocast that of projections
+            window = Window.empty(len(x), inner.shape[2], self.chunk, like=inner)
+        first, count = torch.zeros_like(seen), torch.full_like(seen, x.shape[1])
+        if mask is not None:
+            first, lengths = row_extents(mask.bool())
+            count = lengths * mask.bool().any(1)
+        # Of a row that has begun, the present chunk; of one that begins, nothing but its padding is before it.
+        kept, past = seen % self.chunk, window.tokens
+        together = torch.cat([past.to(inner.dtype), inner], 1)
+        start = past.shape[1] + first - kept
+        y, sums = self._attend(together, start, start + kept + count, sums, seen - kept)
+        return self.out(gate * y[:, past.shape[1] :]), StateTuple((window.append(inner), sums, seen + count))
+
+    def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gate u, and v and z side by side, zero at padding."""
+        gate, inner = F.silu(self.input(x)).split([self.width, self.width + self.scale.shape[1]], 2)
+        return gate, masked(inner, mask)
+
+    def _attend(
+        self, inner: Tensor, start: Tensor, end: Tensor, sums: Tensor | None, done: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Results at every token of v and z ``(batch, length, ...)``, and the sums of the chunks that are full.
+
+        start and end ``(batch,)``: where rows begin, with the first token of a chunk, and end. sums and done: of the
+        chunks before, and how many tokens they have.
+        """
+        batch, length, _ = inner.shape
+        size, chunks = self.chunk, -(-length // self.chunk)
+        place = torch.arange(chunks * size, device=inner.device)
+        real = (place < (end - start)[:, None]).unflatten(1, (chunks, size))
+        moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]
+        value, base = moved.split([self.width, self.scale.shape[1]], 3)
+        dtype = torch.promote_types(inner.dtype, torch.float32)
+        with torch.autocast(inner.device.type, enabled=False):
+            value, base = value.to(dtype), base.to(dtype)
+            heads = base[..., None, :] * self.scale.to(dtype) + self.shift.to(dtype)
+            query, key, far_query, far_key = (heads * real[..., None, None]).unbind(3)
+            factors = rotary_factors(place[:size], base.shape[3], dtype=dtype)
+            query, key = (rotate(t.flatten(0, 1), factors).unflatten(0, (batch, chunks)) for t in (query, key))
+            scores = (query @ key.mT / size).relu().square()
+            y = (scores.tril() if self.causal else scores) @ value
+            before = value.new_zeros(batch, base.shape[3], value.shape[3]) if sums is None else sums
+            added = far_key.mT @ value
+            total = torch.cat([before[:, None], added], 1).cumsum(1)  # before each chunk, and at the end
+            number = done[:, None] + place[::size]  # tokens before each chunk
+            if self.causal:
+                y = y + far_query @ total[:, :-1] / number.clamp(min=1)[..., None, None]
+            else:
+                y = y + far_query @ total[:, -1:] / (end - start).clamp(min=1)[:, None, None, None]
+            full = torch.div(end - start, size, rounding_mode="floor").clamp(min=0)
+            sums = total[torch.arange(batch, device=inner.device), full]
+        return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), sums

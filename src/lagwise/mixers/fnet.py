@@ -1,0 +1,33 @@
+"""FNet's Fourier transform of tokens and channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lagwise.mixers.base import Mixer
+from lagwise.ops import Layout, from_first_token, ragged_dft, row_extents
+
+
+class FNetMixer(Mixer):
+    """``Re F_tokens F_channels x``, with F the discrete Fourier transform: no options and no parameters.
+
+    A row is transformed over its own tokens; the published code transforms its padding too. Two-sided only.
+
+    Source: Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms", §3.2.
+    """
+
+    directions = (False,)
+
+    def __init__(self, channels: int, *, causal: bool = False):
+        super().__init__(channels, causal)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return from_first_token(_transformed, x, layout.mask)
+
+
+def _transformed(x: Tensor, mask: Tensor | None) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    z = torch.fft.fft(wide, dim=2)
+    y = torch.fft.fft(z, dim=1) if mask is None else ragged_dft(z, row_extents(mask)[1])
+    return y.real.to(x.dtype)

@@ -1,0 +1,49 @@
+"""The global filter of GFNet."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer
+from lagwise.ops import Layout
+from lagwise.tables import whole_number
+
+
+class GFNetMixer(Mixer):
+    """A filter over a grid, learned frequency by frequency: ``irfft2(K * rfft2(x))`` in every channel, circular.
+
+    Options: height and width of the filter's grid (published: 14 by 14 patches). The published filter is made for one
+    grid; here smaller pictures are filtered on that grid too, with zeros beyond their edges, so that padding leaves no
+    trace. ValueError for a larger picture, and as `GridMixer`. Two-sided only.
+
+    Source: Rao et al. 2021, "Global Filter Networks for Image Classification", §3.2 and code 1.
+    """
+
+    needs_grid = True
+    directions = (False,)
+
+    def __init__(self, channels: int, *, causal: bool = False, height: int = 14, width: int = 14):
+        super().__init__(channels, causal)
+        self.size = (whole_number("height", height), whole_number("width", width))
+        self.filter = nn.Parameter(torch.empty(height, width // 2 + 1, channels, 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal, of deviation 0.02 in both parts, as published."""
+        nn.init.normal_(self.filter, std=0.02)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        height, width = layout.require_grid(type(self).__name__)
+        (most_height, most_width), dtype = self.size, torch.promote_types(x.dtype, torch.float32)
+        if height > most_height or width > most_width:
+            raise ValueError(
+                f"the filter's grid is {most_height} x {most_width}, got {height} x {width}; "
+                "set options height and width"
+            )
+        picture = x.to(dtype).unflatten(1, (height, width))
+        picture = F.pad(picture, (0, 0, 0, most_width - width, 0, most_height - height))
+        spectrum = torch.fft.rfft2(picture, dim=(1, 2)) * torch.view_as_complex(self.filter.to(dtype).contiguous())
+        y = torch.fft.irfft2(spectrum, s=self.size, dim=(1, 2))
+        return y[:, :height, :width].flatten(1, 2).to(x.dtype)

@@ -1,0 +1,76 @@
+"""The spatial gating unit of gMLP."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer, masked
+from lagwise.ops import Layout, from_first_token, toeplitz_product
+from lagwise.tables import known, whole_number
+
+MATRICES = ("toeplitz", "dense")
+
+
+class GMLPMixer(Mixer):
+    """``W_o (z_1 * (M norm(z_2) + b))`` with ``z_1, z_2`` the halves of ``gelu(W_i x)``: M mixes the tokens, alike
+    in every channel, and b has a number for every place.
+
+    Options: max_length; expansion, the width of both halves over the channels (published: 6); matrix, ``toeplitz``
+    (M depends on the lag, as in the paper's language models) or ``dense``. Causal by masking M. M begins near 0 and b
+    as 1, so that a new unit passes z_1.
+
+    The published unit is made for one length; here max_length is the longest, shorter texts take M's first rows and
+    columns, places counted from a row's first real token. ValueError for longer texts, and for options out of range. It
+    does not stream.
+
+    Source: Liu et al. 2021, "Pay Attention to MLPs", §2 and app. C.
+    """
+
+    streams = False
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        max_length: int = 2048,
+        expansion: float = 6,
+        matrix: str = "toeplitz",
+    ):
+        super().__init__(channels, causal)
+        half = round(expansion * channels / 2)
+        if half < 1:
+            raise ValueError(f"expansion must give at least two channels, got {expansion} * {channels}")
+        self.max_length, self.matrix = whole_number("max_length", max_length), known(matrix, MATRICES, "matrix")
+        self.input = nn.Linear(channels, 2 * half)
+        self.norm = nn.LayerNorm(half)
+        columns = max_length if causal or matrix == "dense" else 2 * max_length - 1
+        self.mixing = nn.Parameter(torch.empty(max_length if matrix == "dense" else 1, columns))
+        self.bias = nn.Parameter(torch.empty(max_length))
+        self.out = nn.Linear(half, channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """M uniform within 0.001 / max_length, b one."""
+        nn.init.uniform_(self.mixing, -1e-3 / len(self.bias), 1e-3 / len(self.bias))
+        nn.init.ones_(self.bias)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        first, second = F.gelu(self.input(x)).chunk(2, 2)
+        spread = from_first_token(self._spread, masked(self.norm(second), layout.mask), layout.mask)
+        return self.out((first * spread).to(first.dtype))
+
+    def _spread(self, z: Tensor, mask: Tensor | None) -> Tensor:
+        n, longest = z.shape[1], len(self.bias)
+        if n > longest:
+            raise ValueError(f"gMLP's matrix is for at most {longest} tokens, got {n}; set option max_length")
+        if self.matrix == "dense":
+            matrix = self.mixing[:n, :n]
+            mixed = (matrix.tril() if self.causal else matrix) @ z
+        else:
+            furthest = longest - n
+            taps = self.mixing[:, :n] if self.causal else self.mixing[:, furthest : furthest + 2 * n - 1]
+            mixed = toeplitz_product(z, taps.expand(z.shape[2], -1), causal=self.causal)
+        return mixed + self.bias[:n, None]

@@ -1,0 +1,58 @@
+"""Gated state spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer
+from lagwise.mixers.gtu import gated_width
+from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.ops import Layout
+
+
+class GSSMixer(Mixer):
+    """Gated state space: ``W_o (gelu(W_u x) * W_y TNO(gelu(W_v x)))``, the kernel running in few channels.
+
+    Options: expansion, the width of the gate over the channels (published: 4); contraction, the width of the kernel
+    over them (published: 1/4); kernel (default ``dss``) and engine, as in `ToeplitzMixer`. ValueError for widths below
+    1. Streams as its kernel does.
+
+    Source: Mehta et al. 2022, "Long Range Language Modeling via Gated State Spaces", §3.2 and fig. 1.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        expansion: float = 4,
+        contraction: float = 0.25,
+        kernel: Mapping[str, Any] | None = None,
+        engine: str | Mapping[str, Any] = "auto",
+    ):
+        super().__init__(channels, causal)
+        width = gated_width(channels, expansion)
+        inner = gated_width(channels, contraction, "contraction")
+        self.gate = nn.Linear(channels, width)
+        self.value = nn.Linear(channels, inner)
+        spec = {"name": "dss"} if kernel is None else kernel
+        self.toeplitz = ToeplitzMixer(inner, causal=causal, kernel=spec, engine=engine)
+        self.widen = nn.Linear(inner, width)
+        self.out = nn.Linear(width, channels)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._gated(x, self.toeplitz(F.gelu(self.value(x)), layout=layout))
+
+    def init_state(self, batch_size: int) -> Any:
+        return self.toeplitz.init_state(batch_size)
+
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.prefill(F.gelu(self.value(x)), state, mask=mask)
+        return self._gated(x, mixed), state
+
+    def _gated(self, x: Tensor, mixed: Tensor) -> Tensor:
+        return self.out(F.gelu(self.gate(x)) * self.widen(mixed))

@@ -1,0 +1,119 @@
+"""Attention by features of queries and keys, in linear time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer, StateTuple
+from lagwise.ops import Layout, linear_attention
+from lagwise.tables import known, whole_number
+
+FEATURE_MAPS = ("elu", "cosformer", "favor")
+
+
+class LinearAttentionMixer(Mixer):
+    """``y_i = sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`` in each head, over ``j <= i`` when causal.
+
+    Options: heads; feature_map:
+
+    - ``elu``: ``f(u) = 1 + elu(u)``;
+    - ``cosformer``: ``relu(u)``, the product weighted by ``cos(pi (i - j) / (2 span))``. The
+      published span is the length of each input; here it is an option, so that the weights do not depend on what
+      follows, and no text may be longer than it: further weights would be negative;
+    - ``favor``: ``exp(w_m·u - |u|^2 / 2) / sqrt(count)`` with u scaled by ``d**(-1/4)`` and ``count`` random w_m,
+      orthogonal in blocks of d: FAVOR+, whose mean is softmax attention. The features are
+      drawn from a fixed seed, saved with the weights, and never drawn again.
+
+    span is read by ``cosformer`` and count by ``favor`` alone. Places count from a row's first real token. ValueError
+    for options out of range, heads that do not divide the channels, or a text beyond the span.
+
+    Streams in constant memory and time: ``d * (d + 1)`` numbers a head, or ``2 d`` or ``count`` for the first d.
+
+    Source: Katharopoulos et al. 2020, "Transformers are RNNs", §3; Qin et al. 2022, "cosFormer"; Choromanski et al.
+    2021, "Rethinking Attention with Performers" (FAVOR+, lemma 1).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        heads: int = 8,
+        feature_map: str = "elu",
+        span: int = 4096,
+        count: int = 64,
+    ):
+        super().__init__(channels, causal)
+        if heads < 1 or channels % heads:
+            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        self.heads, self.feature_map = heads, known(feature_map, FEATURE_MAPS, "feature_map")
+        self.max_length = whole_number("span", span) if feature_map == "cosformer" else None
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+        whole_number("count", count)
+        self.register_buffer("random", torch.empty(count, channels // heads) if feature_map == "favor" else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The random features of ``favor``: directions orthogonal in blocks, lengths those of normal vectors."""
+        if self.random is None:
+            return
+        count, size = self.random.shape
+        generator = torch.Generator().manual_seed(0)
+        blocks = torch.randn(-(-count // size), size, size, generator=generator, dtype=torch.float64)
+        lengths = torch.randn(count, size, generator=generator, dtype=torch.float64).norm(dim=1)
+        turns, upper = torch.linalg.qr(blocks)
+        turns = turns * upper.diagonal(dim1=1, dim2=2).sign()[:, None]  # or directions would not be evenly spread
+        with torch.no_grad():
+            self.random.copy_(turns.flatten(0, 1)[:count] * lengths[:, None])
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._attend(x, None, layout.mask)[0]
+
+    def init_state(self, batch_size: int) -> StateTuple:
+        self.require_causal()
+        size, weight = self.channels // self.heads, self.out.weight
+        width = {"elu": size, "cosformer": 2 * size, "favor": 0 if self.random is None else len(self.random)}
+        sums = weight.new_zeros(
+            (batch_size, self.heads, width[self.feature_map], size + 1),
+            dtype=torch.promote_types(weight.dtype, torch.float32),
+        )
+        return StateTuple((sums, torch.zeros(batch_size, dtype=torch.long, device=weight.device)))
+
+    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
+        return self._attend(x, state, mask)
+
+    def _attend(self, x: Tensor, state: StateTuple | None, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
+        sums, seen = (None, None) if state is None else state.parts
+        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
+        place = real.cumsum(1) + (0 if seen is None else seen[:, None])
+        query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key = self._features(query, place, is_query=True), self._features(key, place)
+        key = key * real[:, None, :, None]
+        value = F.pad(value, (0, 1), value=1.0)
+        y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
+        y = y[..., :-1] / y[..., -1:].clamp(min=torch.finfo(y.dtype).tiny)
+        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), StateTuple((sums, place[:, -1].clone()))
+
+    def _features(self, u: Tensor, place: Tensor, *, is_query: bool = False) -> Tensor:
+        """``(batch, heads, length, features)`` in float32 or better, of places that count from 1."""
+        u = u.to(torch.promote_types(u.dtype, torch.float32))
+        if self.feature_map == "elu":
+            return 1 + F.elu(u)
+        if self.max_length is not None:
+            if not torch.compiler.is_compiling() and int(place.max()) > self.max_length:
+                raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {int(place.max())}")
+            angle = (place.to(u.dtype) * (math.pi / 2 / self.max_length))[:, None, :, None]
+            return torch.cat([u.relu() * angle.cos(), u.relu() * angle.sin()], 3)
+        assert self.random is not None
+        u = u * u.shape[3] ** -0.25
+        with torch.autocast(u.device.type, enabled=False):
+            exponent = u @ self.random.to(u.dtype).t() - u.square().sum(3, keepdim=True) / 2
+        # Factors that cancel in the quotient keep the exponentials in range: of queries what is largest, of keys a
+        # constant, since the exponent is at most |w|^2 / 2.
+        shift = exponent.detach().amax(3, keepdim=True) if is_query else u.shape[3] / 2
+        return (exponent - shift).exp() / math.sqrt(len(self.random))

@@ -1,0 +1,68 @@
+"""What linear recurrences with one diagonal state for all channels share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.mixers.base import Mixer, StateTuple
+from lagwise.ops import Layout, diagonal_scan
+
+
+class Recurrence(NamedTuple):
+    """``h_t = p h_{t-1} + B x_t`` and ``y_t = Re C h_t + D x_t`` with ``p = exp(log_decay + j angle)``.
+
+    Shapes: log_decay and angle ``(states,)``; input B ``(states, channels)`` and each of outputs C ``(channels,
+    states)`` complex, one, or two if two-sided: the second is of the recurrence from the end; direct D ``(channels,)``.
+    """
+
+    log_decay: Tensor
+    angle: Tensor
+    input: Tensor
+    outputs: tuple[Tensor, ...]
+    direct: Tensor
+
+
+class RecurrentMixer(Mixer):
+    """A linear recurrence with many inputs and outputs. Abstract: subclasses give `recurrence`.
+
+    It streams as what it is, with nothing approximated, in constant memory and time: one complex number a state. A
+    two-sided one runs once from either end, so that lag 0 counts in both.
+    """
+
+    def recurrence(self) -> Recurrence:
+        """In float32 or better, the angle in float64: the error of a turn grows with the text."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._run(x, None)[0]
+
+    def init_state(self, batch_size: int) -> StateTuple:
+        self.require_causal()
+        weight = self.recurrence().input
+        return StateTuple((weight.new_zeros(batch_size, len(weight)),))
+
+    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
+        y, memory = self._run(x, state.parts[0])
+        return y, StateTuple((memory,))
+
+    def _run(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_decay, angle, into, outputs, direct = self.recurrence()
+        dtype = log_decay.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            signal = x.to(dtype)
+            added = torch.complex(*F.linear(signal, torch.cat([into.real, into.imag])).chunk(2, 2))
+            states, memory = diagonal_scan(added, log_decay, angle, memory)
+            y = direct * signal + _real_product(states, outputs[0])
+            if not self.causal:
+                states, _ = diagonal_scan(added.flip(1), log_decay, angle)
+                y = y + _real_product(states.flip(1), outputs[1])
+        return y.to(x.dtype), memory
+
+
+def _real_product(states: Tensor, output: Tensor) -> Tensor:
+    """``Re C h`` for h ``(batch, length, states)``."""
+    return F.linear(torch.cat([states.real, states.imag], 2), torch.cat([output.real, -output.imag], 1))

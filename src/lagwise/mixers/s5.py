@@ -1,0 +1,59 @@
+"""S5: one diagonal state space with many inputs and outputs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from lagwise.kernels.hippo import hippo_legs
+from lagwise.mixers.recurrence import Recurrence, RecurrentMixer
+from lagwise.tables import whole_number
+
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
+
+
+class S5Mixer(RecurrentMixer):
+    """A state space ``h' = A h + B x``, ``y = 2 Re C h + D x`` with A diagonal, B and C dense, shared by all channels
+    and sampled by zero-order hold: ``p = exp(A dt)`` and ``B dt (p - 1) / (A dt)``, with a dt for each state.
+
+    Options: modes, pairs of conjugate states (the paper's P / 2; default: half the channels, at least 1). A begins as
+    the diagonal part of HiPPO-LegS, dt evenly by its logarithm from 0.001 to 0.1. One block of states: the paper's
+    number J of blocks changes the start alone. A two-sided one has a second C, as published. ValueError for modes below
+    1.
+
+    The state space alone: the published layer follows it by an activation and a gate. Streams exactly, as
+    `RecurrentMixer` says.
+
+    Source: Smith, Warrington and Linderman 2023, "Simplified State Space Layers for Sequence Modeling", §3 and app. B.
+    """
+
+    def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):
+        super().__init__(channels, causal)
+        n = max(1, channels // 2) if modes is None else whole_number("modes", modes)
+        self.rate, self.angle, self.log_step = (nn.Parameter(torch.empty(n)) for _ in range(3))
+        self.input = nn.Parameter(torch.empty(n, channels, 2))
+        self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, n, 2))
+        self.direct = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A and dt as above; B and C complex normal of variance 1 / channels and 1 / (2 modes); D normal."""
+        with torch.no_grad():
+            self.rate.fill_(math.log(0.5))
+            self.angle.copy_(torch.from_numpy(hippo_legs(len(self.rate))[0].copy()))
+            self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
+            self.input.normal_(std=(2 * self.channels) ** -0.5)
+            self.output.normal_(std=(4 * len(self.rate)) ** -0.5)
+            self.direct.normal_()
+
+    def recurrence(self) -> Recurrence:
+        """See `RecurrentMixer.recurrence`."""
+        dtype = torch.promote_types(self.rate.dtype, torch.float32)
+        decay, angle, step = self.rate.to(dtype).exp(), self.angle.to(dtype), self.log_step.to(dtype).exp()
+        into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
+        a = torch.complex(-decay, angle)
+        into = (torch.expm1(a * step) / a)[:, None] * into
+        turn = self.angle.double() * self.log_step.double().exp()
+        return Recurrence(-decay * step, turn, into, (2 * out).unbind(0), self.direct.to(dtype))

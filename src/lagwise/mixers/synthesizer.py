@@ -1,0 +1,65 @@
+"""Attention whose weights are not made by comparing tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.mixers.base import Mixer, masked
+from lagwise.ops import Layout, from_first_token
+from lagwise.tables import known, whole_number
+
+FORMS = ("dense", "random")
+
+
+class SynthesizerMixer(Mixer):
+    """``W_o softmax(S) W_v x`` in each head, over ``j <= i`` when causal, with scores S that compare no tokens.
+
+    Options: heads; max_length; form: ``dense``, where a token scores all places by itself, ``S_i = W_2 relu(W_1 x_i)``
+    with W_1 and W_2 of each head's own and a hidden layer as wide as a head, or ``random``, a learned matrix.
+
+    Both forms have one number, or one output, for each place, so that they are made for texts of at most max_length,
+    places counted from a row's first real token. ValueError for longer texts, heads that do not divide the channels,
+    or options out of range. It does not stream.
+
+    Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer Models", §3.1.
+    """
+
+    streams = False
+
+    def __init__(
+        self, channels: int, *, causal: bool = True, heads: int = 8, max_length: int = 1024, form: str = "dense"
+    ):
+        super().__init__(channels, causal)
+        if heads < 1 or channels % heads:
+            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        self.heads, self.form = heads, known(form, FORMS, "form")
+        self.max_length = whole_number("max_length", max_length)
+        size = channels // heads
+        self.hidden = nn.Linear(channels, channels) if form == "dense" else None
+        self.scores = nn.Parameter(torch.empty(heads, size if form == "dense" else max_length, max_length))
+        self.value = nn.Linear(channels, channels)
+        self.out = nn.Linear(channels, channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal, of variance 1 / inputs, or 1 for ``random``."""
+        nn.init.normal_(self.scores, std=1.0 if self.form == "random" else self.scores.shape[1] ** -0.5)
+
+    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.out(from_first_token(self._attend, x, layout.mask))
+
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        n, longest = x.shape[1], self.scores.shape[2]
+        if n > longest:
+            raise ValueError(f"the synthesizer scores {longest} places, got {n} tokens; set option max_length")
+        if self.hidden is None:
+            scores = self.scores[None, :, :n, :n]
+        else:
+            scores = self.hidden(x).relu().unflatten(2, (self.heads, -1)).transpose(1, 2) @ self.scores[:, :, :n]
+        hidden = torch.zeros(1, 1, 1, n, dtype=torch.bool, device=x.device) if mask is None else ~mask[:, None, None]
+        if self.causal:
+            hidden = hidden | torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(3)
+        value = masked(self.value(x), mask).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)

@@ -1,0 +1,38 @@
+"""Diagonal linear recurrences with complex poles, all of whose states are wanted."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.ema import ema_prefill
+
+
+def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The states of a diagonal recurrence, in linear time.
+
+    Formula: ``h_t = exp(log_decay + j angle) h_{t-1} + x_t``, from ``h_{-1} = state``. In the frame that turns with
+    the poles, ``g_t = exp(-j angle t) h_t``, real and imaginary part are moving averages with real decays, which
+    `ema_prefill` takes in blocks.
+
+    Shapes: x ``(batch, length >= 1, states)`` complex; log_decay and angle ``(states,)`` real; state ``(batch,
+    states)`` complex, zero by default. Result like x, and like state.
+
+    Units and ranges: log_decay in nats a token, at most 0; angle in radians a token. Turns are computed in float64.
+
+    Source: LRU (Orvieto et al. 2023), §3; S5 (Smith et al. 2023), §2.2.
+    """
+    if state is None:
+        state = x.new_zeros(x.shape[0], x.shape[2])
+    place = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=torch.float64)
+    turn = (angle.double() * place[:, None]).remainder(2 * math.pi)
+    cos, sin = turn.cos().to(log_decay.dtype), turn.sin().to(log_decay.dtype)
+    turned = torch.cat([x.real * cos + x.imag * sin, x.imag * cos - x.real * sin], 2)
+    start = torch.cat([state.real, state.imag], 1)[:, :, None]
+    decays = torch.cat([log_decay, log_decay])[:, None]
+    sums, _ = ema_prefill(turned, torch.ones_like(decays), decays, start.to(decays.dtype))
+    real, imag = sums.chunk(2, 2)
+    y = torch.complex(real * cos - imag * sin, imag * cos + real * sin)
+    return y, y[:, -1].clone()

@@ -1,0 +1,33 @@
+"""Fourier transforms of rows of different lengths in one batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.spectral import fast_length
+
+
+def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:
+    """The transform of every row over its own length.
+
+    Formula: ``y[b, k] = sum_{j < n} exp(-2 pi i j k / n) x[b, j]`` for k < n = lengths[b], zero from n on; as
+    ``j k = (j**2 + k**2 - (k - j)**2) / 2`` it is a convolution by a chirp, of the same number of points for all rows.
+
+    Shapes: x ``(batch, length, channels)`` complex, zero from a row's own length on; lengths ``(batch,)``, at least 1;
+    result like x. Turns are exact: their squares are taken modulo 2 n in whole numbers.
+
+    Source: Bluestein 1970.
+    """
+    length = x.shape[1]
+    place = torch.arange(length, device=x.device)
+    turn = (place.square() % (2 * lengths[:, None])).double() * math.pi / lengths[:, None]
+    chirp = torch.complex(turn.cos(), -turn.sin()).to(x.dtype)[..., None]
+    points = fast_length(2 * length - 1)
+    between = chirp.new_zeros(len(x), points - 2 * length + 1, 1)
+    kernel = torch.cat([chirp, between, chirp[:, 1:].flip(1)], 1).conj()
+    spectrum = torch.fft.fft(x * chirp, points, dim=1) * torch.fft.fft(kernel, dim=1)
+    y = torch.fft.ifft(spectrum, dim=1)[:, :length] * chirp
+    return y * (place < lengths[:, None])[..., None]
