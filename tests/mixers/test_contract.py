@@ -139,9 +139,15 @@ def _copying(method: Any) -> Any:
     return copied
 
 
+@every_mixer
+def test_compiled_graph_equals_eager(name: str, options: dict) -> None:
+    """Capture of forward and backward in one graph; the other direction and code generation are in the slow suite."""
+    check_compiled(make(name, options, dtype=torch.float32), "aot_eager")
+
+
 @every_direction
-def test_compiled_graph_equals_eager(name: str, options: dict, causal: bool) -> None:
-    """Capture of forward and backward in one graph; code generation is in the slow suite."""
+@pytest.mark.slow
+def test_compiled_graph_equals_eager_in_every_direction(name: str, options: dict, causal: bool) -> None:
     check_compiled(make(name, options, causal=causal, dtype=torch.float32), "aot_eager")
 
 

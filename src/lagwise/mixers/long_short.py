@@ -96,7 +96,7 @@ class LongShortMixer(Mixer):
 
 def _normed(t: Tensor, norm: nn.LayerNorm) -> Tensor:
     """The norm written out: a gradient of the fused one that comes transposed has strides that compiled graphs do not
-    expect, and its second derivatives are less exact (torch 2.13)."""
+    expect (torch 2.13)."""
     centred = t - t.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return centred * scale * norm.weight + norm.bias
