@@ -70,6 +70,11 @@ def _id(value: Any) -> str:
 
 
 every_mixer = _among(lambda mixer: True)
+every_entry = pytest.mark.parametrize(  # for what takes long
+    ("name", "options"),
+    [(name, options) for name, options in OPTIONS if not options or options.get("engine") == "ski"],
+    ids=_id,
+)
 every_causal_mixer = _among(lambda mixer: True in mixer.directions)
 every_stream = _among(lambda mixer: True in mixer.directions and mixer.streams)
 _DIRECTIONS = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_mixer, make, noise
+from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_entry, every_mixer, make, noise
 from poison import check_poisoned_padding
 from torch import Tensor
 
@@ -139,9 +139,10 @@ def _copying(method: Any) -> Any:
     return copied
 
 
-@every_mixer
+@every_entry
 def test_compiled_graph_equals_eager(name: str, options: dict) -> None:
-    """Capture of forward and backward in one graph; the other direction and code generation are in the slow suite."""
+    """Capture of forward and backward in one graph, of every entry's defaults and of SKI; options, the other direction
+    and code generation are in the slow suite."""
     check_compiled(make(name, options, dtype=torch.float32), "aot_eager")
 
 
