@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.hippo import hippo_legs
-from lagwise.ops import Modes
+from lagwise.ops import Modes, mean_exponential
 from lagwise.tables import known, whole_number
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
-_NEAR, _TERMS = 0.5, 14  # of the series, which is exact to float64's last digit up to there
 _LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
 
 
@@ -69,20 +68,6 @@ class S4DKernel(DiagonalKernel):
             below = 1 - a * step / 2
             return (1 + a * step / 2) / below, 2 * step / below
         return (a * step).exp(), 2 * step * mean_exponential(a * step)
-
-
-def mean_exponential(z: Tensor) -> Tensor:
-    """The mean of ``exp(z s)`` over 0 <= s <= 1, ``(exp(z) - 1) / z``, for complex z other than 0.
-
-    Near 0, where that is a quotient of small differences, by its series: gradients keep their digits too.
-    """
-    near = z.abs() < _NEAR
-    small = z.masked_fill(~near, 0)
-    series = torch.ones_like(small)
-    for n in range(_TERMS, 0, -1):
-        series = 1 + small / (n + 1) * series
-    far = z.masked_fill(near, 1)
-    return torch.where(near, series, far.expm1() / far)
 
 
 def _angles(start: str, modes: int) -> Tensor:

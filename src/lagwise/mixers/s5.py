@@ -9,6 +9,7 @@ from torch import nn
 
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.mixers.recurrence import Recurrence, RecurrentMixer
+from lagwise.ops import mean_exponential
 from lagwise.tables import whole_number
 
 _LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
@@ -54,6 +55,6 @@ class S5Mixer(RecurrentMixer):
         decay, angle, step = self.rate.to(dtype).exp(), self.angle.to(dtype), self.log_step.to(dtype).exp()
         into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
         a = torch.complex(-decay, angle)
-        into = (torch.expm1(a * step) / a)[:, None] * into
+        into = (step * mean_exponential(a * step))[:, None] * into
         turn = self.angle.double() * self.log_step.double().exp()
         return Recurrence(-decay * step, turn, into, (2 * out).unbind(0), self.direct.to(dtype))

@@ -44,7 +44,7 @@ from lagwise.ops.interpolation import (
 )
 from lagwise.ops.linear_attention import linear_attention
 from lagwise.ops.local import direct_product
-from lagwise.ops.modal import Modes, modal_poles, modal_prefill, modal_step, modal_taps, modal_taps_of
+from lagwise.ops.modal import Modes, mean_exponential, modal_poles, modal_prefill, modal_step, modal_taps, modal_taps_of
 from lagwise.ops.online_conv import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, online_prefill
 from lagwise.ops.packing import (
     Layout,
@@ -117,6 +117,7 @@ __all__ = [
     "interpolation_matrix",
     "lag_matrix",
     "linear_attention",
+    "mean_exponential",
     "modal_poles",
     "modal_prefill",
     "modal_step",

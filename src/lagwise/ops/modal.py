@@ -14,6 +14,7 @@ from lagwise.ops.symbolic import FINE, pieces
 _BLOCK = 32
 _LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
 _LONG = 8192
+_NEAR, _TERMS = 0.5, 14  # of a series, which is exact to float64's last digit up to there
 _SIGNAL_ELEMENTS = 1 << 20  # of the tokens taken at a time
 
 
@@ -43,6 +44,20 @@ def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
     radius = (-rate.exp()).exp()
     # Not `torch.polar`: its gradient divides by a radius whose square may underflow.
     return torch.complex(radius * angle.cos(), radius * angle.sin())
+
+
+def mean_exponential(z: Tensor) -> Tensor:
+    """The mean of ``exp(z s)`` over 0 <= s <= 1, ``(exp(z) - 1) / z``, for complex z other than 0.
+
+    Near 0, where that is a quotient of small differences, by its series: gradients keep their digits too.
+    """
+    near = z.abs() < _NEAR
+    small = z.masked_fill(~near, 0)
+    series = torch.ones_like(small)
+    for n in range(_TERMS, 0, -1):
+        series = 1 + small / (n + 1) * series
+    far = z.masked_fill(near, 1)
+    return torch.where(near, series, far.expm1() / far)
 
 
 def modal_taps(modes: Modes, length: int) -> Tensor:
