@@ -101,6 +101,8 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
     with torch.autocast(z.device.type, enabled=False):
         if into is None:
             return (weights @ values).flatten(1, 2)[:, : grid.length]
+        if torch.compiler.is_exporting():  # exporters may lose what is written through a view
+            return into + (weights @ values).flatten(1, 2)[:, : grid.length]
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
         each = weights.repeat(len(z), 1, 1) if weights.dim() == 3 else weights.flatten(0, 1)
