@@ -80,6 +80,12 @@ class LagKernel(nn.Module):
         """Lags from here on are below rounding in the kernel's own precision; None if it never decays that far."""
         return None
 
+    @property
+    def reach(self) -> int | None:
+        """Lags that the kernel has on a side, by its horizon or by the longest signal that it serves; None if it has no
+        end."""
+        return self.horizon() or self.max_length
+
     def lags(self, length: int, device: torch.device) -> Tensor:
         """The integer lags that `taps` covers, in its order."""
         horizon = self.horizon()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer
+from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout, Window, alibi_slopes, attention
 from lagwise.tables import known
 
@@ -53,8 +53,7 @@ class AttentionMixer(Mixer):
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, position: str = "alibi"):
         super().__init__(channels, causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        check_heads(channels, heads)
         self.heads = heads
         self.position = known(position, POSITIONS, "position")
         self.qkv = nn.Linear(channels, 3 * channels)

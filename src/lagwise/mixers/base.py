@@ -137,6 +137,12 @@ class Mixer(nn.Module):
             raise ValueError(f"{type(self).__name__} is bidirectional: it has no streaming state{remedy}")
 
 
+def check_heads(channels: int, heads: int) -> None:
+    """ValueError if channels cannot be dealt out to so many heads."""
+    if heads < 1 or channels % heads:
+        raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+
+
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Zero the padding, NaN or not."""
     return x if mask is None else x.masked_fill(~mask.bool()[..., None], 0)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer
+from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import (
     ATTENTION_FUNCTIONS,
     Layout,
@@ -257,8 +257,7 @@ class ChunkedAttentionMixer(Mixer):
         position: str = "rope",
     ):
         super().__init__(channels, causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        check_heads(channels, heads)
         self.attention = ChunkedAttention(
             channels // heads,
             heads=heads,

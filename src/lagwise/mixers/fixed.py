@@ -211,8 +211,8 @@ class FixedRing(FixedMixer):
 
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
-        self.online = OnlineTaps(mixer.kernel.taps, reach_of(mixer))
-        self.reach = reach_of(mixer)
+        self.online = OnlineTaps(mixer.kernel.taps, mixer.kernel.reach)
+        self.reach = mixer.kernel.reach
         if self.reach is None:
             raise endless(mixer)
         self.register_buffer("taps", self.online.upto(self.reach).detach().t().contiguous())
@@ -239,11 +239,6 @@ def endless(mixer: ToeplitzMixer) -> ValueError:
         f"kernel {type(mixer.kernel).__name__} has no end, so its streaming state grows with the text; convert it to a "
         "state space first: 'lagwise convert RUN', or model.to_recurrent()"
     )
-
-
-def reach_of(mixer: ToeplitzMixer) -> int | None:
-    """Lags after which a causal kernel is nothing; None if it has no end."""
-    return mixer.kernel.horizon() or mixer.kernel.max_length
 
 
 def counter(like: Tensor) -> Tensor:

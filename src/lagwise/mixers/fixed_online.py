@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.mixers.fixed import FixedMixer, counter, reach_of
+from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, ring_lags, ring_of, ring_write
 
@@ -32,7 +32,7 @@ class FixedOnline(FixedMixer):
 
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
-        self.online = OnlineTaps(mixer.kernel.taps, reach_of(mixer))
+        self.online = OnlineTaps(mixer.kernel.taps, mixer.kernel.reach)
         near = self.online.near.detach().flip(0)
         self.register_buffer("near", F.pad(near, (0, 0, 0, 2 * ONLINE_BLOCK - len(near))))
 

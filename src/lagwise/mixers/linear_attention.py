@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple
+from lagwise.mixers.base import Mixer, StateTuple, check_heads
 from lagwise.ops import Layout, linear_attention
 from lagwise.tables import known, whole_number
 
@@ -48,8 +48,7 @@ class LinearAttentionMixer(Mixer):
         count: int = 64,
     ):
         super().__init__(channels, causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        check_heads(channels, heads)
         self.heads, self.feature_map = heads, known(feature_map, FEATURE_MAPS, "feature_map")
         self.max_length = whole_number("span", span) if feature_map == "cosformer" else None
         self.qkv = nn.Linear(channels, 3 * channels)

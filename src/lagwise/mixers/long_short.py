@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer, check_heads, masked
 from lagwise.ops import Layout, from_first_token
 from lagwise.tables import whole_number
 
@@ -32,8 +32,7 @@ class LongShortMixer(Mixer):
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, window: int = 128, rank: int = 8):
         super().__init__(channels, causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        check_heads(channels, heads)
         self.heads, self.window, self.rank = heads, whole_number("window", window), whole_number("rank", rank)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.project = nn.Linear(channels, heads * rank, bias=False)  # one would cancel in the softmax

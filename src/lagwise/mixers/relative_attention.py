@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple
+from lagwise.mixers.base import Mixer, StateTuple, check_heads
 from lagwise.ops import Layout, Window
 from lagwise.tables import whole_number
 
@@ -34,8 +34,7 @@ class RelativeAttentionMixer(Mixer):
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, memory: int = 128):
         super().__init__(channels, causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        check_heads(channels, heads)
         self.heads, self.memory = heads, whole_number("memory", memory)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.relative = nn.Linear(channels, channels, bias=False)

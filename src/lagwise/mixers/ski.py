@@ -168,7 +168,7 @@ class SKI:
     @torch.no_grad()
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
         """The plan in force for a causal kernel as it is now, and its error as `plan_from_tolerance` estimates it."""
-        reach = kernel.horizon() or kernel.max_length
+        reach = kernel.reach
         lags = SAMPLED_LAGS if reach is None else min(reach, SAMPLED_LAGS)
         taps, ends = kernel.taps(lags), reach == lags
         if self.tolerance is None:
@@ -282,7 +282,7 @@ class SKI:
 
     def most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
         """Coarse taps of the kernel that are not negligible, if it ends."""
-        reach = kernel.horizon() or kernel.max_length
+        reach = kernel.reach
         return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, state: SKIState, nodes: int) -> Tensor:

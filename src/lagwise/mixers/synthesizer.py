@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer, check_heads, masked
 from lagwise.ops import Layout, from_first_token
 from lagwise.tables import known, whole_number
 
@@ -31,8 +31,7 @@ class SynthesizerMixer(Mixer):
         self, channels: int, *, causal: bool = True, heads: int = 8, max_length: int = 1024, form: str = "dense"
     ):
         super().__init__(channels, causal)
-        if heads < 1 or channels % heads:
-            raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+        check_heads(channels, heads)
         self.heads, self.form = heads, known(form, FORMS, "form")
         self.max_length = whole_number("max_length", max_length)
         size = channels // heads

@@ -92,7 +92,7 @@ class ToeplitzMixer(Mixer):
 
     def _taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, or all there are if a graph leaves it open."""
-        reach = self.kernel.horizon() or self.kernel.max_length
+        reach = self.kernel.reach
         return self.kernel.taps(reach if symbolic(length) and reach else length)
 
     def _fits_circle(self, length: int) -> bool:
@@ -108,7 +108,7 @@ class ToeplitzMixer(Mixer):
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
             return ModalState(modes.poles.new_zeros(batch_size, *modes.poles.shape), modes)
-        reach = self.kernel.horizon() or self.kernel.max_length
+        reach = self.kernel.reach
         return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:

@@ -80,7 +80,7 @@ def recurrent_form(
 def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
     """Taps ``(channels, n)`` that a causal mixer applies, as many as it reaches, ``lags`` if it has no end."""
     kernel = mixer.kernel
-    n = kernel.horizon() or kernel.max_length or lags
+    n = kernel.reach or lags
     if mixer.ski is None:
         return kernel.taps(n)
     cell = mixer.ski.plan(kernel).spacing

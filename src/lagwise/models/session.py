@@ -98,7 +98,7 @@ class StreamingSession:
         self._require_evaluation()
         chunk = prompt.ids[len(prompt.ids) - prompt.left :][: self.prefill_chunk]
         if len(chunk):
-            prompt.logits = self._forward(chunk[None], prompt.cache)
+            prompt.logits = self.model.next_logits(chunk[None], prompt.cache)
             prompt.left -= len(chunk)
 
     @torch.inference_mode()
@@ -138,7 +138,7 @@ class StreamingSession:
             cache = self._joined()
             if cache.stream is None:  # compiled code does not fail half-way
                 cache = cache.copy()  # which is given up if this does
-            self._logits = self._forward(torch.tensor(ids, device=self.model.device)[:, None], cache)
+            self._logits = self.model.next_logits(torch.tensor(ids, device=self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
         return self._logits
@@ -160,9 +160,6 @@ class StreamingSession:
             self._logits = self._logits[:0].clone()
         self._caches = caches
         self._seen = {handle: seen for handle, seen in self._seen.items() if handle not in handles}
-
-    def _forward(self, ids: Tensor, cache: StreamingCache) -> Tensor:
-        return self.model.next_logits(ids, cache)
 
     def _joined(self) -> StreamingCache:
         if len(self._caches) > 1:
