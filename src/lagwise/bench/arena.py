@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.bench.harness import Timing, interleaved, process_bytes
+from lagwise.bench.harness import Timing, interleaved, memory_of
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.tables import known
@@ -134,7 +133,7 @@ def time_models(
         forward = interleaved({w: _forward(m, inputs) for w, m in models.items()}, repeats=repeats, warmup=1)
         step = interleaved({w: _step(m, inputs) for w, m in models.items()}, repeats=repeats, warmup=1)
         for word, model in models.items():
-            used = _peak_memory(task, word, batch, threads) if memory else 0
+            used = memory_of(_steps, task, word, batch, threads=threads) if memory else 0
             size = sum(p.numel() for p in model.parameters())
             results.append(Speed(task, word, batch, size, forward[word], step[word], used))
             report(results[-1])
@@ -182,18 +181,8 @@ def _step(model: Any, inputs: dict[str, Tensor]) -> Callable[[], None]:
     return run
 
 
-def _peak_memory(task: str, word: str, batch: int, threads: int) -> int:
-    """Bytes that a training step needs beyond the model and its inputs, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_step_memory, (task, word, batch, threads))
-
-
-def _step_memory(task: str, word: str, batch: int, threads: int) -> int:
-    torch.set_num_threads(threads)
+def _steps(task: str, word: str, batch: int) -> Iterator[Callable[[], None]]:
+    """As `memory_of` takes them."""
     model = _made(task, word)
-    _step(model, batch_of(task, 1, 64))()  # libraries' own buffers are not the model's
-    step = _step(model, batch_of(task, batch))
-    before = process_bytes("VmRSS")
-    step()
-    return max(0, process_bytes("VmHWM") - before)
+    yield _step(model, batch_of(task, 1, 64))
+    yield _step(model, batch_of(task, batch))

@@ -8,7 +8,7 @@ import multiprocessing
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,19 +164,30 @@ def peak_memory(factory: Factory, channels: int, length: int, batch: int, thread
     """Bytes that one training step needs beyond the layer and its input: in a process of its own on a CPU."""
     if torch.cuda.is_available():
         return _step_memory_cuda(factory, channels, length, batch)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_step_memory, (factory, channels, length, batch, threads))
+    return memory_of(_layer_steps, factory, channels, length, batch, threads=threads)
 
 
-def _step_memory(factory: Factory, channels: int, length: int, batch: int, threads: int) -> int:
+def memory_of(make: Callable[..., Iterator[Callable[[], None]]], *arguments: Any, threads: int) -> int:
+    """Bytes that a step needs on a CPU, in a process of its own. ``make(*arguments)`` gives first a small step, since
+    libraries' own buffers are not the method's, and then the one to measure."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_memory_here, (make, arguments, threads))
+
+
+def _memory_here(make: Callable[..., Iterator[Callable[[], None]]], arguments: tuple[Any, ...], threads: int) -> int:
     torch.set_num_threads(threads)
-    training_step(factory(channels, 64), torch.randn(1, 64, channels))()  # libraries' own buffers are not the method's
-    step = training_step(factory(channels, length), torch.randn(batch, length, channels))
+    steps = make(*arguments)
+    next(steps)()
+    step = next(steps)
     gc.collect()
     before = process_bytes("VmRSS")
     step()
     return max(0, process_bytes("VmHWM") - before)
+
+
+def _layer_steps(factory: Factory, channels: int, length: int, batch: int) -> Iterator[Callable[[], None]]:
+    yield training_step(factory(channels, 64), torch.randn(1, 64, channels))
+    yield training_step(factory(channels, length), torch.randn(batch, length, channels))
 
 
 def _step_memory_cuda(factory: Factory, channels: int, length: int, batch: int) -> int:

@@ -31,19 +31,15 @@ def serve(
     import torch
 
     from lagwise.bench.harness import save_results
+    from lagwise.bench.prompts import run_prompts
     from lagwise.bench.serving import make_transformer, measure, started, table_rows
     from lagwise.cli.terminal import print_table
-    from lagwise.data import prepare
     from lagwise.models.loading import load_language_model
-    from lagwise.training import load_run
 
     counts = whole_numbers(clients, "--clients")
     torch.set_num_threads(threads)
     model, tokenizer = load_language_model(run)
-    options = load_run(run).data
-    text = prepare(options.source or "stdlib", options.tokenizer, vocab_size=options.vocab_size).splits["test"]
-    starts = torch.linspace(0, len(text) - prompt_tokens, prompts).long().tolist()
-    chosen = [str(tokenizer.decode(text[start : start + prompt_tokens].astype("int64").tolist())) for start in starts]
+    chosen = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]
     transformer = make_transformer(model, tokenizer) if peer else None
     with started(run, max(counts), threads, peer=transformer, tokenizer=tokenizer, batched=batched) as servers:
         rows = measure(servers, chosen, clients=counts, new_tokens=tokens, repeats=repeats)

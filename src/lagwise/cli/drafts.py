@@ -31,17 +31,13 @@ def drafts(
 
     from lagwise.bench.drafts import table_rows, time_drafts
     from lagwise.bench.harness import save_results
+    from lagwise.bench.prompts import run_prompts
     from lagwise.cli.terminal import print_table
-    from lagwise.data import prepare
     from lagwise.models.loading import load_language_model
-    from lagwise.training import load_run
 
     torch.set_num_threads(threads)
     model, assistant = load_language_model(run)[0], load_language_model(draft)[0]
-    options = load_run(run).data
-    text = prepare(options.source or "stdlib", options.tokenizer, vocab_size=options.vocab_size).splits["test"]
-    starts = torch.linspace(0, len(text) - prompt_tokens, prompts).long().tolist()
-    chosen = [torch.tensor(text[start : start + prompt_tokens].astype("int64")) for start in starts]
+    chosen = run_prompts(run, prompts, prompt_tokens)
     rows = time_drafts(
         model, assistant, chosen, sizes=whole_numbers(sizes, "--sizes"), new_tokens=tokens, repeats=repeats
     )

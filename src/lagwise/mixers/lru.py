@@ -35,21 +35,18 @@ class LRUMixer(RecurrentMixer):
         most_radius: float = 1.0,
         most_angle: float = 2 * math.pi,
     ):
-        super().__init__(channels, causal)
         n = channels if states is None else whole_number("states", states)
+        super().__init__(channels, causal, n)
         if not 0 <= least_radius < most_radius <= 1:
             raise ValueError(f"least_radius < most_radius must be in [0, 1], got {least_radius} and {most_radius}")
         if not 0 < most_angle <= 2 * math.pi:
             raise ValueError(f"most_angle must be in (0, 2 pi], got {most_angle}")
         self.ring = (least_radius**2, most_radius**2, most_angle)
         self.rate, self.log_angle, self.log_gain = (nn.Parameter(torch.empty(n)) for _ in range(3))
-        self.input = nn.Parameter(torch.empty(n, channels, 2))
-        self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, n, 2))
-        self.direct = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Poles as above; B, C and D normal, of variance 1 / (2 channels) a part, 1 / (2 states) a part, and 1."""
+        """Poles as above, and `RecurrentMixer.reset_maps`."""
         with torch.no_grad():
             low, high, most_angle = self.ring
             square = torch.rand_like(self.rate, dtype=torch.float64) * (high - low) + low
@@ -57,14 +54,12 @@ class LRUMixer(RecurrentMixer):
             self.rate.copy_((-0.5 * square.log()).log())
             self.log_angle.copy_((most_angle * torch.rand_like(self.rate).clamp(min=1e-6)).log())
             self.log_gain.copy_(0.5 * torch.log1p(-square))
-            self.input.normal_(std=(2 * self.channels) ** -0.5)
-            self.output.normal_(std=(2 * len(self.rate)) ** -0.5)
-            self.direct.normal_()
+        self.reset_maps(len(self.rate))
 
     def recurrence(self) -> Recurrence:
         """See `RecurrentMixer.recurrence`."""
         dtype = torch.promote_types(self.rate.dtype, torch.float32)
-        rate, gain, direct = (p.to(dtype) for p in (self.rate, self.log_gain, self.direct))
-        into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
+        rate, gain = self.rate.to(dtype), self.log_gain.to(dtype)
+        into, out, direct = self.maps(dtype)
         outputs: tuple[Tensor, ...] = out.unbind(0)
         return Recurrence(-rate.exp(), self.log_angle.double().exp(), gain.exp()[:, None] * into, outputs, direct)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple
 from lagwise.ops import Layout, diagonal_scan
@@ -27,11 +27,31 @@ class Recurrence(NamedTuple):
 
 
 class RecurrentMixer(Mixer):
-    """A linear recurrence with many inputs and outputs. Abstract: subclasses give `recurrence`.
+    """A linear recurrence with many inputs and outputs. Abstract: subclasses give `recurrence`, and own the poles; B, C
+    and D are held here, B and C as real and imaginary parts. states: their number.
 
     It streams as what it is, with nothing approximated, in constant memory and time: one complex number a state. A
     two-sided one runs once from either end, so that lag 0 counts in both.
     """
+
+    def __init__(self, channels: int, causal: bool, states: int):
+        super().__init__(channels, causal)
+        self.input = nn.Parameter(torch.empty(states, channels, 2))
+        self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, states, 2))
+        self.direct = nn.Parameter(torch.empty(channels))
+
+    def reset_maps(self, states: int) -> None:
+        """B, C and D normal, of variance 1 / (2 channels) a part, 1 / (2 states) a part, and 1; a pair of conjugate
+        states counts twice."""
+        with torch.no_grad():
+            self.input.normal_(std=(2 * self.channels) ** -0.5)
+            self.output.normal_(std=(2 * states) ** -0.5)
+            self.direct.normal_()
+
+    def maps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """B ``(states, channels)`` and C ``(directions, channels, states)``, complex, and D, in a precision."""
+        into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
+        return into, out, self.direct.to(dtype)
 
     def recurrence(self) -> Recurrence:
         """In float32 or better, the angle in float64: the error of a turn grows with the text."""

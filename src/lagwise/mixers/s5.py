@@ -31,30 +31,25 @@ class S5Mixer(RecurrentMixer):
     """
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):
-        super().__init__(channels, causal)
         n = max(1, channels // 2) if modes is None else whole_number("modes", modes)
+        super().__init__(channels, causal, n)
         self.rate, self.angle, self.log_step = (nn.Parameter(torch.empty(n)) for _ in range(3))
-        self.input = nn.Parameter(torch.empty(n, channels, 2))
-        self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, n, 2))
-        self.direct = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A and dt as above; B and C complex normal of variance 1 / channels and 1 / (2 modes); D normal."""
+        """A and dt as above, and `RecurrentMixer.reset_maps`."""
         with torch.no_grad():
             self.rate.fill_(math.log(0.5))
             self.angle.copy_(torch.from_numpy(hippo_legs(len(self.rate))[0].copy()))
             self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
-            self.input.normal_(std=(2 * self.channels) ** -0.5)
-            self.output.normal_(std=(4 * len(self.rate)) ** -0.5)
-            self.direct.normal_()
+        self.reset_maps(2 * len(self.rate))
 
     def recurrence(self) -> Recurrence:
         """See `RecurrentMixer.recurrence`."""
         dtype = torch.promote_types(self.rate.dtype, torch.float32)
         decay, angle, step = self.rate.to(dtype).exp(), self.angle.to(dtype), self.log_step.to(dtype).exp()
-        into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
+        into, out, direct = self.maps(dtype)
         a = torch.complex(-decay, angle)
         into = (step * mean_exponential(a * step))[:, None] * into
         turn = self.angle.double() * self.log_step.double().exp()
-        return Recurrence(-decay * step, turn, into, (2 * out).unbind(0), self.direct.to(dtype))
+        return Recurrence(-decay * step, turn, into, (2 * out).unbind(0), direct)
