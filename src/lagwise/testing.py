@@ -1,4 +1,4 @@
-"""The mixer contract as checks that any package can run on its own mixers."""
+"""The mixer contract as checks that any package can run on its own mixers, and lagwise on those of its table."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ def check_mixer(factory: Factory, *, channels: int = 16, lengths: Sequence[int] 
 
     AssertionError says what does not hold.
     """
-    made = factory(channels, _direction(factory, channels))
-    for causal in type(made).directions:
+    kind = type(_any(factory, channels))
+    for causal in kind.directions:
         check_shapes(factory, channels, causal, lengths)
         check_padding(factory, channels, causal)
         check_packing(factory, channels, causal)
         check_gradients(factory, channels, causal)
         check_weights(factory, channels, causal)
-    if True in type(made).directions:
+        check_autocast(factory, channels, causal)
+    if True in kind.directions:
         check_causality(factory, channels)
-        if type(made).streams:
+        if kind.streams:
             check_streaming(factory, channels)
-            check_states(factory, channels)
-        check_autocast(factory, channels)
+            check_padded_stream(factory, channels)
+            check_old_states(factory, channels)
+            check_picked_states(factory, channels)
+            check_joined_states(factory, channels)
 
 
-def _direction(factory: Factory, channels: int) -> bool:
-    """A direction in which the factory makes a mixer: causal if it can be."""
+def _any(factory: Factory, channels: int) -> Mixer:
+    """A causal mixer, or a two-sided one if there is none."""
     try:
-        factory(channels, True)
+        return factory(channels, True)
     except ValueError:
-        return False
-    return True
+        return factory(channels, False)
 
 
 def check_shapes(factory: Factory, channels: int, causal: bool, lengths: Sequence[int] = LENGTHS) -> None:
@@ -76,12 +78,13 @@ def check_causality(factory: Factory, channels: int) -> None:
 
 
 def check_padding(factory: Factory, channels: int, causal: bool) -> None:
-    """Rows padded on either side, with large numbers or NaN, give what they give alone, and so do gradients."""
+    """Rows padded on either side, with large numbers or NaN, give what they give alone, and finite gradients."""
     mixer = factory(channels, causal).double()
     x = _noise(1, 30, channels)
     alone = mixer(x)
-    for left, right, value in ((7, 0, 1e3), (0, 7, 1e3), (4, 9, float("nan"))):
-        padded = F.pad(x, (0, 0, left, right), value=value).requires_grad_()
+    for left, right, scale in ((7, 0, 1e3), (0, 7, 1e3), (4, 9, 1e3), (4, 9, float("nan"))):
+        parts = [scale * _noise(1, left, channels), x, scale * _noise(1, right, channels)]
+        padded = torch.cat(parts, dim=1).requires_grad_()
         mask = torch.tensor([[0] * left + [1] * 30 + [0] * right])
         y = mixer(padded, mask=mask)
         assert y.isfinite().all(), "outputs at padding that are not finite"
@@ -103,25 +106,58 @@ def check_packing(factory: Factory, channels: int, causal: bool) -> None:
     assert outside.abs().max() == 0, "a document has a gradient to another"
 
 
+def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Under autocast, whole sequences, chunks and single tokens stay near those in float64."""
+    mixer = factory(channels, causal).float()
+    x = _noise(2, 200, channels, torch.float32)
+    with torch.autocast("cpu", dtype):
+        results = [mixer(x)]
+        if causal and mixer.streams:
+            first, state = mixer.prefill(x[:, :150], mixer.init_state(2))
+            token, _ = mixer.step(x[:, 150], state)
+            results += [first, token]
+    exact = mixer.double()(x.double())
+    for ours, wanted in zip(results, (exact, exact[:, :150], exact[:, 150]), strict=False):
+        assert ours.isfinite().all(), f"outputs that are not finite under autocast to {dtype}"
+        error = float(((ours.double() - wanted).norm() / wanted.norm()).detach())
+        assert error < 8 * torch.finfo(dtype).eps, f"under autocast to {dtype} outputs are off by {error:.1e}"
+
+
+def check_gradients(factory: Factory, channels: int, causal: bool) -> None:
+    """Gradients to the signal and some small parameters are those of finite differences."""
+    mixer = factory(channels, causal).double()
+    x = _noise(1, 6, channels).requires_grad_()
+    some = [p for p in mixer.parameters() if p.numel() <= 64][:2]
+    try:
+        torch.autograd.gradcheck(lambda a, *_: mixer(a), (x, *some), fast_mode=True)
+    except RuntimeError as error:
+        raise AssertionError(f"gradients are not those of finite differences: {error}") from error
+
+
+def check_weights(factory: Factory, channels: int, causal: bool) -> None:
+    """A mixer is its state_dict: another gives other outputs, and with the same weights the same."""
+    mixer, other = (factory(channels, causal).double() for _ in range(2))
+    x = _noise(1, 30, channels)
+    if list(mixer.parameters()):
+        assert not torch.equal(mixer(x), other(x)), "two mixers of their own random weights give the same"
+    other.load_state_dict(mixer.state_dict())
+    assert torch.equal(mixer(x), other(x)), "another mixer with the same state_dict gives other outputs"
+
+
 def check_streaming(factory: Factory, channels: int, lengths: Sequence[int] = (1, 3, 64, 301)) -> None:
-    """Any chunks, and single tokens, give what the whole sequence gives; also after padding on the left."""
-    mixer = factory(channels, True).double()
+    """Any chunks, and single tokens, give what the whole sequence gives."""
     for length in lengths:
+        mixer = factory(channels, True).double()
         x = _noise(2, length, channels)
         whole = mixer(x)
-        sizes = torch.randint(1, 80, (length,)).tolist()
+        generator = torch.Generator().manual_seed(length)
+        sizes = torch.randint(1, 81, (length,), generator=generator).tolist()
         _same(streamed(mixer, x, sizes), whole, 1e-9, f"chunks of a sequence of {length}")
         state, tokens = mixer.init_state(2), []
         for token in x[:, : min(length, 40)].unbind(1):
             y, state = mixer.step(token, state)
             tokens.append(y)
         _same(torch.stack(tokens, 1), whole[:, : len(tokens)], 1e-9, "single tokens")
-    x = _noise(1, 40, channels)
-    padded = F.pad(x, (0, 0, 5, 0), value=1e3)
-    mask = torch.tensor([[0] * 5 + [1] * 40])
-    y, state = mixer.prefill(padded[:, :25], mixer.init_state(1), mask=mask[:, :25])
-    rest, _ = mixer.prefill(padded[:, 25:], state, mask=mask[:, 25:])
-    _same(torch.cat([y, rest], 1)[:, 5:], mixer(x), 1e-9, "a stream that begins with padding")
 
 
 def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -136,66 +172,88 @@ def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def check_states(factory: Factory, channels: int) -> None:
-    """A state is not changed by going on from it, its rows can be picked, and rows of several states can be joined."""
+def check_padded_stream(factory: Factory, channels: int) -> None:
+    """A stream that begins with padding goes on as without it."""
     mixer = factory(channels, True).double()
-    x, token = _noise(3, 20, channels), _noise(3, 1, channels)[:, 0]
-    _, state = mixer.prefill(x, mixer.init_state(3))
-    first, after = mixer.step(token, state)
-    mixer.step(_noise(3, 1, channels)[:, 0], after)
+    x = _noise(1, 40, channels)
+    padded = torch.cat([1e3 * _noise(1, 5, channels), x], dim=1)
+    mask = torch.tensor([[0] * 5 + [1] * 40])
+    y, state = mixer.prefill(padded[:, :25], mixer.init_state(1), mask=mask[:, :25])
+    rest, _ = mixer.prefill(padded[:, 25:], state, mask=mask[:, 25:])
+    _same(torch.cat([y, rest], 1)[:, 5:], mixer(x), 1e-9, "a stream that begins with padding")
+
+
+def check_old_states(factory: Factory, channels: int) -> None:
+    """Going on from a state leaves it as it was: two continuations do not disturb each other."""
+    mixer = factory(channels, True).double()
+    _, state = mixer.prefill(_noise(1, 50, channels), mixer.init_state(1))
+    one = mixer.step(_noise(1, 1, channels)[:, 0], state)
+    token = _noise(1, 1, channels)[:, 0]
+    first, _ = mixer.step(token, state)
+    mixer.step(_noise(1, 1, channels)[:, 0], one[1])
     assert torch.equal(first, mixer.step(token, state)[0]), "going on from a state has changed it"
-    picked = state.map_batch(lambda t: t[torch.tensor([2, 0])])
-    y, _ = mixer.step(token[:2], picked)
+
+
+def check_picked_states(factory: Factory, channels: int) -> None:
+    """A batch of states is the states of its rows, which can be picked and put in another order."""
+    mixer = factory(channels, True).double()
+    x = _noise(3, 20, channels)
+    _, state = mixer.prefill(x, mixer.init_state(3))
+    picked, token = state.map_batch(lambda t: t[torch.tensor([2, 0])]), _noise(2, 1, channels)[:, 0]
+    y, _ = mixer.step(token, picked)
     for row, source in enumerate((2, 0)):
         _, alone = mixer.prefill(x[source : source + 1], mixer.init_state(1))
         _same(y[row : row + 1], mixer.step(token[row : row + 1], alone)[0], 1e-10, "a row picked of a state")
-    signals = [_noise(1, n, channels) for n in (40, 21, 20)]
-    states = [mixer.init_state(1)]
-    for signal in signals[:2]:
-        states.append(mixer.prefill(signal[:, :-20], mixer.init_state(1))[1])
-    joined = states[0].join([states[1], states[2], states[0]])
-    at = 0
-    for size in (1, 7, 12):
-        part = torch.cat([signal[:, signal.shape[1] - 20 + at :][:, :size] for signal in signals])
-        y, joined = mixer.prefill(part, joined)
-        for i, signal in enumerate(signals):
-            start = signal.shape[1] - 20 + at
-            _same(y[i : i + 1], mixer(signal)[:, start : start + size], 1e-9, "a row joined with others")
-        at += size
 
 
-def check_autocast(factory: Factory, channels: int, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Under autocast, whole sequences stay near those in float64."""
-    mixer = factory(channels, True).float()
-    x = _noise(2, 200, channels, torch.float32)
-    with torch.autocast("cpu", dtype):
-        y = mixer(x)
-    exact = mixer.double()(x.double())
-    error = float(((y.double() - exact).norm() / exact.norm()).detach())
-    assert error < 8 * torch.finfo(dtype).eps, f"under autocast to {dtype} outputs are off by {error:.1e}"
+def check_joined_states(factory: Factory, channels: int) -> None:
+    """Requests join and leave a batch that runs: rows that have seen different numbers of tokens, or none."""
+    rows = _Rows(factory(channels, True).double(), channels, [260, 80, 60, 100, 60, 60])
+    state = rows.begin(0, 193).join([rows.begin(0, 193), rows.begin(1, 1), rows.begin(2, 0), rows.begin(3, 38)])
+    state = rows.go_on([0, 1, 2, 3], state, [1, 1, 1, 15, 1, 2, 1, 20])
+    left = state.map_batch(lambda t: t[torch.tensor([3, 1])])
+    again = left.join([left, rows.begin(4, 5), rows.begin(5, 0)])
+    again = rows.go_on([3, 1, 4, 5], again, [9], padding=(0, 0, 0, 4))
+    rows.go_on([3, 1, 4, 5], again, [1, 7, 1])
+    rows.go_on([0, 2], state.map_batch(lambda t: t[torch.tensor([0, 2])]), [1, 6])  # the old state stays valid
 
 
-def check_gradients(factory: Factory, channels: int, causal: bool) -> None:
-    """Gradients to the signal and some small parameters are those of finite differences."""
-    mixer = factory(channels, causal).double()
-    x = _noise(1, 6, channels).requires_grad_()
-    some = [p for p in mixer.parameters() if p.numel() <= 64][:2]
-    right = torch.autograd.gradcheck(lambda a, *_: mixer(a), (x, *some), fast_mode=True, raise_exception=False)
-    assert right, "gradients are not those of finite differences"
+class _Rows:
+    """Signals of different length that stream together, and what each must give alone."""
 
+    def __init__(self, mixer: Mixer, channels: int, lengths: list[int]):
+        self.mixer = mixer
+        self.signals = [_noise(1, n, channels) for n in lengths]
+        self.expected = [mixer(x) for x in self.signals]
+        self.at = [0] * len(lengths)
 
-def check_weights(factory: Factory, channels: int, causal: bool) -> None:
-    """A mixer is its state_dict: another with the same gives the same."""
-    mixer, other = (factory(channels, causal).double().eval() for _ in range(2))
-    other.load_state_dict(mixer.state_dict())
-    x = _noise(1, 30, channels)
-    assert torch.equal(mixer(x), other(x)), "another mixer with the same state_dict gives other outputs"
+    def begin(self, row: int, tokens: int) -> Any:
+        """The state of a row by itself, after some tokens."""
+        state, self.at[row] = self.mixer.init_state(1), tokens
+        return self.mixer.prefill(self.signals[row][:, :tokens], state)[1] if tokens else state
+
+    def go_on(self, rows: list[int], state: Any, sizes: list[int], *, padding: tuple[int, ...] = ()) -> Any:
+        """Stream these rows on, by `step` where a size is 1; padding before the rows' first tokens, in one chunk."""
+        for size in sizes:
+            left = [min(size, n) for n in padding or [0] * len(rows)]
+            parts = [self.signals[r][:, self.at[r] : self.at[r] + size - n] for r, n in zip(rows, left, strict=True)]
+            x = torch.cat([F.pad(part, (0, 0, n, 0), value=7.0) for part, n in zip(parts, left, strict=True)])
+            if size == 1:
+                token, state = self.mixer.step(x[:, 0], state)
+                y = token[:, None]
+            else:
+                mask = torch.arange(size) >= torch.tensor(left)[:, None] if padding else None
+                y, state = self.mixer.prefill(x, state, mask=mask)
+            for i, (row, n) in enumerate(zip(rows, left, strict=True)):
+                end = self.at[row] + size - n
+                _same(y[i, n:], self.expected[row][0, self.at[row] : end], 1e-9, "a row joined with others")
+                self.at[row] = end
+        return state
 
 
 def _noise(batch: int, length: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, length, channels, dtype=dtype)
 
 
-def _same(ours: Any, wanted: Any, tolerance: float, what: str) -> None:
-    error = float((ours - wanted).detach().abs().max())
-    assert error <= tolerance, f"{what}: off by {error:.1e}"
+def _same(ours: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=tolerance, msg=lambda found: f"{what}: {found}")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
 
 CHANNELS = 16
@@ -95,6 +96,11 @@ def make(
     if not causal and isinstance(engine, dict):  # a plan is for causal kernels only, and refused for others
         options = {**options, "engine": {k: v for k, v in engine.items() if k not in ("spacing", "width")}}
     return MIXERS[name](CHANNELS, causal=causal, **options).to(dtype)
+
+
+def factory(name: str, options: dict[str, Any]) -> testing.Factory:
+    """As the checks of `lagwise.testing` take it, for `CHANNELS`."""
+    return lambda channels, causal: make(name, options, causal=causal)
 
 
 def noise(batch: int, length: int, dtype: torch.dtype = torch.float64) -> Tensor:

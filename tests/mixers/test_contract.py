@@ -6,49 +6,27 @@ from typing import Any
 
 import pytest
 import torch
-from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_entry, every_mixer, make, noise
+from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_entry, every_mixer, factory, make, noise
 from poison import check_poisoned_padding
 from torch import Tensor
 
-from lagwise.mixers import Mixer
-
-LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
+from lagwise import testing
+from lagwise.mixers import MIXERS, Mixer
 
 
 @every_direction
 def test_shape_and_dtype_at_all_lengths(name: str, options: dict, causal: bool) -> None:
-    mixer = make(name, options, causal=causal, dtype=torch.float32)
-    for length in LENGTHS:
-        y = mixer(noise(2, length, torch.float32))
-        assert y.shape == (2, length, CHANNELS)
-        assert y.dtype == torch.float32
-        assert y.isfinite().all()
+    testing.check_shapes(factory(name, options), CHANNELS, causal)
 
 
 @every_causal_mixer
 def test_causality_of_values_and_gradients(name: str, options: dict) -> None:
-    mixer = make(name, options)
-    x = noise(1, 100).requires_grad_()
-    y = mixer(x)
-    changed = x.detach().clone()
-    changed[:, 60:] += 1
-    torch.testing.assert_close(mixer(changed)[:, :60], y[:, :60], rtol=0, atol=1e-12)
-    (grad,) = torch.autograd.grad(y[:, 40].sum(), x)
-    assert grad[:, 41:].abs().max() < 1e-12
-    assert grad[:, :41].abs().max() > 1e-6
+    testing.check_causality(factory(name, options), CHANNELS)
 
 
 @every_direction
 def test_padding_leaves_no_trace(name: str, options: dict, causal: bool) -> None:
-    mixer = make(name, options, causal=causal)
-    x = noise(1, 30)
-    alone = mixer(x)
-    for left, right in ((7, 0), (0, 7), (4, 9)):
-        padded = torch.cat([1e3 * noise(1, left), x, 1e3 * noise(1, right)], dim=1)
-        mask = torch.tensor([[0] * left + [1] * 30 + [0] * right])
-        y = mixer(padded, mask=mask)
-        assert y.isfinite().all()
-        torch.testing.assert_close(y[:, left : left + 30], alone, rtol=0, atol=1e-9)
+    testing.check_padding(factory(name, options), CHANNELS, causal)
 
 
 @every_direction
@@ -59,51 +37,23 @@ def test_nan_and_infinity_at_padding_reach_nothing(name: str, options: dict, cau
 
 @every_direction
 def test_packed_documents_equal_separate_ones(name: str, options: dict, causal: bool) -> None:
-    mixer = make(name, options, causal=causal)
-    documents = [noise(1, n) for n in (5, 1, 30, 14)]
-    row = torch.cat(documents, dim=1).requires_grad_()
-    seq_idx = torch.cat([torch.full((1, d.shape[1]), i) for i, d in enumerate(documents)], dim=1)
-    packed = mixer(row, seq_idx=seq_idx)
-    separate = torch.cat([mixer(d) for d in documents], dim=1)
-    torch.testing.assert_close(packed, separate, rtol=0, atol=1e-9)
-    (grad,) = torch.autograd.grad(packed[:, 6:36].sum(), row)
-    assert grad[:, :6].abs().max() == 0
-    assert grad[:, 36:].abs().max() == 0
+    testing.check_packing(factory(name, options), CHANNELS, causal)
 
 
 @every_mixer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_stays_near_float64(name: str, options: dict, dtype: torch.dtype) -> None:
-    mixer = make(name, options, dtype=torch.float32)
-    x = noise(2, 200, torch.float32)
-    with torch.autocast("cpu", dtype):
-        y = mixer(x)
-        results = [y]
-        if mixer.causal and mixer.streams:
-            first, state = mixer.prefill(x[:, :150], mixer.init_state(2))
-            token, _ = mixer.step(x[:, 150], state)
-            results += [first, token]
-    exact = mixer.double()(x.double())
-    for ours, wanted in zip(results, (exact, exact[:, :150], exact[:, 150]), strict=False):
-        assert ours.isfinite().all()
-        assert (ours.double() - wanted).norm() / wanted.norm() < 8 * torch.finfo(dtype).eps
+    testing.check_autocast(factory(name, options), CHANNELS, MIXERS[name].directions[0], dtype)
 
 
 @every_direction
 def test_gradcheck(name: str, options: dict, causal: bool) -> None:
-    mixer = make(name, options, causal=causal)
-    x = noise(1, 6).requires_grad_()
-    some = [p for p in mixer.parameters() if p.numel() <= 64][:2]
-    assert torch.autograd.gradcheck(lambda a, *_: mixer(a), (x, *some), fast_mode=True)
+    testing.check_gradients(factory(name, options), CHANNELS, causal)
 
 
 @every_mixer
 def test_state_dict_round_trip(name: str, options: dict) -> None:
-    mixer, other = make(name, options), make(name, options)
-    x = noise(1, 30)
-    assert not list(mixer.parameters()) or not torch.equal(mixer(x), other(x))
-    other.load_state_dict(mixer.state_dict())
-    assert torch.equal(mixer(x), other(x))
+    testing.check_weights(factory(name, options), CHANNELS, MIXERS[name].directions[0])
 
 
 @every_mixer
