@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lagwise.bench.harness import save_results
+from run_queue import finish, keep, scores
 
 _1D = "model.block.token_mixer.name=gtu"
 PLAN: dict[str, tuple[str, list[str]]] = {
@@ -41,7 +41,7 @@ PLAN: dict[str, tuple[str, list[str]]] = {
     "retrieval-tnn": ("lra-retrieval-small", []),
 }
 _WARMUP, _TIMED, _EVALUATIONS = 3, 15, 12  # steps, steps, and evaluations in a run
-_WRITING = threading.Lock()
+_PLANNING = threading.Lock()
 
 
 def step_seconds(recipe_name: str, overrides: list[str], steps: int = _TIMED) -> float:
@@ -82,7 +82,7 @@ def planned(name: str, source: str | None, minutes: float, kept: dict[str, Any],
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
         seconds = float(found.stdout.splitlines()[-1])
-        with _WRITING:
+        with _PLANNING:
             kept[name] = {"seconds": seconds, "steps": round(0.9 * 60 * minutes / seconds)}  # a tenth is for validation
             file.write_text(json.dumps(kept, indent=1) + "\n")
     return kept[name]
@@ -90,37 +90,27 @@ def planned(name: str, source: str | None, minutes: float, kept: dict[str, Any],
 
 def train(name: str, source: str | None, runs: Path, plan: dict[str, Any], results: Path) -> None:
     recipe, overrides = PLAN[name]
-    run, log, steps = runs / name, runs / f"{name}.log", plan["steps"]
+    steps = plan["steps"]
     every = max(1, steps // _EVALUATIONS)
-    if not (run / "config.json").is_file():
-        arguments = ["--resume", str(run)]
-        if not (run / "recipe.yaml").is_file():
-            arguments = ["--recipe", recipe, "--out", str(run), *(["--data", source] if source else [])]
-            arguments += [*overrides, f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"]
-            arguments += [f"training.evaluate_every={every}", f"training.save_every={every}"]
-        _lagwise(log, "train", *arguments)
-    if not (run / "evaluation.json").is_file():
-        _lagwise(log, "evaluate", str(run))
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    scores = json.loads((run / "evaluation.json").read_text())
-    found = {
-        **plan,
-        "recipe": recipe,
-        "overrides": overrides,
-        "machine": json.loads((run / "run.json").read_text()),
-        "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in metrics if "eval_accuracy" in m],
-        "scores": {split: scores[split] for split in ("valid", "test")},
-    }
-    with _WRITING:
-        kept = json.loads(results.read_text())["results"] if results.is_file() else {}
-        save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
-    print(f"{name}: {steps} steps, test accuracy {scores['test']['accuracy']:.4f}", flush=True)
-
-
-def _lagwise(log: Path, *arguments: str) -> None:
-    with open(log, "a") as file:
-        command = [sys.executable, "-m", "lagwise", *arguments]
-        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, check=True)
+    new = [
+        *("--recipe", recipe, *(["--data", source] if source else []), *overrides),
+        *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
+        *(f"training.evaluate_every={every}", f"training.save_every={every}"),
+    ]
+    done, found = finish(runs / name, new), scores(runs / name)
+    keep(
+        results,
+        name,
+        {
+            **plan,
+            "recipe": recipe,
+            "overrides": overrides,
+            "machine": done["machine"],
+            "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in done["evaluations"]],
+            "scores": {split: found[split] for split in ("valid", "test")},
+        },
+    )
+    print(f"{name}: {steps} steps, test accuracy {found['test']['accuracy']:.4f}", flush=True)
 
 
 def main() -> None:

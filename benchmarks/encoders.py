@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lagwise.bench.harness import save_results
+from run_queue import finish, keep, scores
 
 MODELS = ("tnn", "transformer", "fd-tnn", "ski-tnn", "tcn")
 _BATCH, _RATE, _LENGTHS = 16, 0.001, "512,2048,8192"
-_WRITING = threading.Lock()
 
 
 def step_times(names: list[str]) -> dict[str, float]:
@@ -76,38 +71,21 @@ def calibrated(names: list[str], steps: int, runs: Path) -> dict[str, dict[str, 
     return json.loads(path.read_text())
 
 
-def lagwise(log: Path, *arguments: str) -> None:
-    """Run the command line on one thread. CalledProcessError if it fails."""
-    with open(log, "a") as file:
-        command = [sys.executable, "-m", "lagwise", *arguments]
-        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, check=True)
-
-
 def pretrain(name: str, data: Path, runs: Path, steps: int, results: Path, seconds: float) -> None:
-    run, log = runs / name, runs / f"{name}.log"
-    if not (run / "config.json").is_file():
-        began = (run / "recipe.yaml").is_file()
-        overrides = [
-            *(f"training.steps={steps}", f"training.batch_size={_BATCH}", f"training.learning_rate={_RATE}"),
-            *(f"training.warmup_steps={steps // 20}", "training.evaluate_every=250", "training.save_every=250"),
-        ]
-        command = (
-            ["--resume", str(run)] if began else ["--recipe", f"{name}-mlm", "--data", str(data), "--out", str(run)]
-        )
-        lagwise(log, "train", *command, *([] if began else overrides))
-    if not (run / "evaluation.json").is_file():
-        lagwise(log, "evaluate", str(run), "--lengths", _LENGTHS)
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    new = [
+        *("--recipe", f"{name}-mlm", "--data", str(data)),
+        *(f"training.steps={steps}", f"training.batch_size={_BATCH}", f"training.learning_rate={_RATE}"),
+        *(f"training.warmup_steps={steps // 20}", "training.evaluate_every=250", "training.save_every=250"),
+    ]
+    done = finish(runs / name, new, ["--lengths", _LENGTHS])
     found = {
         "steps": steps,
         "step_seconds": seconds,
-        "machine": json.loads((run / "run.json").read_text()),
-        "curve": [(m["step"], m["eval_loss"], m["eval_masked_accuracy"]) for m in metrics if "eval_loss" in m],
-        "test": json.loads((run / "evaluation.json").read_text())["test"],
+        "machine": done["machine"],
+        "curve": [(m["step"], m["eval_loss"], m["eval_masked_accuracy"]) for m in done["evaluations"]],
+        "test": scores(runs / name)["test"],
     }
-    with _WRITING:  # runs end in several threads
-        kept = json.loads(results.read_text())["results"] if results.is_file() else {}
-        save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
+    keep(results, name, found)
     last = found["test"][0]
     print(
         f"{name}: {steps} steps, loss {last['loss']:.3f}, accuracy {last['accuracy']:.3f} at {last['length']}",
