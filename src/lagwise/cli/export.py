@@ -21,8 +21,10 @@ def export(
         Path | None, typer.Option(parser=path, help="Folder for the files.", show_default="RUN-export")
     ] = None,
 ) -> None:
-    """Write a language model to a file that runs without lagwise, with the tokenizer beside it. The file's logits are
-    compared with the model's first, and a file that gives others is not kept.
+    """Write a language model to a file that runs without lagwise.
+
+    The tokenizer is written beside it. The file's logits are first compared with the model's, and a file that gives
+    others is not kept.
 
     lagwise export runs/mega-lm
 
