@@ -22,14 +22,14 @@ def export(
     ] = None,
 ) -> None:
     """Write a language model to a file that runs without lagwise, with the tokenizer beside it. The file's logits are
-    compared with the model's first, and a file that gives others is not kept.
+    compared with the model's first, and a file with different logits is not kept.
 
     lagwise export runs/mega-lm
 
     lagwise export runs/tnn-lm --format pt2 --what forward
 
-    A kernel that decays streams by a ring buffer of all the tokens that it reaches; as a state space it is faster, and
-    one without an end has no other step:
+    A kernel that decays streams with a ring buffer over its support. As a state space it is faster. A kernel without an
+    end needs the conversion:
 
     lagwise convert runs/tnn-lm
 

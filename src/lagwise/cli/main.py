@@ -157,13 +157,13 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Scores on held-out data, as the run's task defines them. Of text: bits per byte and perplexity at several context
-    lengths, beside general compressors. Of classes: accuracy, F1 and the confusion matrix; of numbers: correlations and
-    the mean squared error. Of associative recall: the accuracy at the trained length or others.
+    """Scores on held-out data, as the run's task defines them. For text: bits per byte and perplexity at several
+    context lengths, beside general compressors. For classes: accuracy, F1 and the confusion matrix; for numbers:
+    correlations and the mean squared error. For associative recall: the accuracy at the training length or others.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
 
-    With another engine, or a finer grid of a frequency kernel, than it was trained with:
+    With another engine, or a finer grid of a frequency kernel, than in training:
 
     lagwise evaluate runs/tnn-lm model.block.token_mixer.engine=ski
 
@@ -198,9 +198,9 @@ def convert(
     lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
     tokens: Annotated[int, typer.Option(callback=at_least(2), help="Tokens of the test text to compare on.")] = 65537,
 ) -> None:
-    """Turn a model's lag kernels into state spaces: constant memory and time a token, whatever the length.
+    """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints what it costs: states and certified error of each layer, and bits per byte before and after.
+    Prints the cost: states and certified error of each layer, and bits per byte before and after.
 
     lagwise convert runs/tnn-lm --tolerance 1e-3
 
@@ -227,7 +227,7 @@ def demo(
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on if the user stops the training."""
+    """Print how to resume if the user stops the training."""
     try:
         yield
     except KeyboardInterrupt:
