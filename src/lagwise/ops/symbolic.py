@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 
 FINE = 64  # tokens between exponentials of a symbolic number of lags, those between being products
 
