@@ -31,9 +31,9 @@ def run(app: typer.Typer) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (KeyboardInterrupt, typer.Abort) as stop:
-        # typer takes an EOFError for the user's Ctrl-D; here it is a file that is cut short.
+        # typer takes an EOFError for the user's Ctrl-D; here it is a truncated file.
         status = _report(stop.__cause__) if isinstance(stop.__cause__, EOFError) else 130
-    except BaseException as error:  # a panic in tokenizers is no Exception
+    except BaseException as error:  # a panic in tokenizers is not an Exception
         status = _report(error)
     sys.exit(status)
 

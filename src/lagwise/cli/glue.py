@@ -30,7 +30,7 @@ def glue(
     ] = None,
 ) -> None:
     """Fine-tune pretrained runs on tasks of GLUE with several seeds, and compare their scores on the dev sets with each
-    other, the commonest class, and TF-IDF.
+    other, the most common class, and TF-IDF.
 
     The checkpoint is chosen on a tenth of the training rows. What has ended is not done again, and what was stopped is
     resumed, when the same command is given again:
@@ -56,5 +56,7 @@ def glue(
         overrides=change or [],
         report=report,
     )
-    print_table("Scores on the dev sets in percent: mean and spread", table_head(results), table_rows(results))
+    print_table(
+        "Scores on the dev sets in percent: mean and standard deviation", table_head(results), table_rows(results)
+    )
     typer.echo(f"written: {plain(str(file))}")
