@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
 
 _POOL = 50  # batches that are sorted by length together
-_SCALARS = ("label", "length")  # the columns of encoded rows that are no inputs
+_SCALARS = ("label", "length")  # the columns of encoded rows that are not inputs
 
 
 class BucketedExamples(Dataset):

@@ -38,7 +38,7 @@ class RowEncoder:
     def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
         """input_ids (and token_type_ids) or input_values, and length, of rows as mappings; other fields are ignored.
 
-        ValueError names a row without one of the columns, a text that is no string, or a series that is not
+        ValueError names a row without one of the columns, a text that is not a string, or a series that is not
         ``(length, features)`` or has NaN or inf.
         """
         import pyarrow as pa
@@ -92,7 +92,7 @@ class RowEncoder:
         try:
             return np.asarray(value, dtype=np.float32).tolist()
         except (ValueError, TypeError) as error:
-            raise ValueError(f"row {number}: {column!r} is no series of numbers: {error}") from error
+            raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
 
     def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
         import pyarrow as pa
@@ -168,7 +168,7 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
             f"{name!r} must hold series, lists of numbers or of equally long vectors, but it is {error}"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{name!r} of {where(i)} is no series of finite numbers: {error}") from error
+        raise ValueError(f"{name!r} of {where(i)} is not a series of finite numbers: {error}") from error
 
 
 def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:

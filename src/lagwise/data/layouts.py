@@ -1,4 +1,4 @@
-"""Published data sets whose files have layouts of their own: which fields are what, and which file is which split."""
+"""Published data sets whose files have their own layouts: which fields are what, and which file is which split."""
 
 from __future__ import annotations
 

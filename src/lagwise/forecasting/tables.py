@@ -51,7 +51,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     path = Path(path)
     frame = _read(path)
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
-        raise ValueError(f"{str(path)!r} has no rows, or no column beside the times")
+        raise ValueError(f"{str(path)!r} has no rows, or no column besides the times")
     names = [str(name) for name in frame.columns]
     if all(_is_number(name) for name in names):
         raise ValueError(f"the first row of {str(path)!r} has numbers, {shown(names)}; it must have names of columns")
@@ -66,7 +66,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     if columns is None:
         chosen = [name for name in names if name != time]
     if not chosen:
-        raise ValueError(f"{str(path)!r} has no column beside the times in {time!r}")
+        raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
     times, grid, notes = regular_times(frame[time])
     values = type(frame)({name: _numbers(frame[name], name) for name in chosen})
     full, more = _regular(values, times, grid)
@@ -114,7 +114,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no number; leave "
+            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave "
             "it empty if it is missing, choose columns with --columns, or name the times with --time"
         )
     if numbers.isna().all():

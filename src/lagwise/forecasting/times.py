@@ -121,7 +121,7 @@ def _no_time(column: pd.Series, text: pd.Series) -> Any:
             missing = pd.to_datetime(text, errors="coerce", utc=True).isna()
     row = int(missing.to_numpy().argmax())
     raise ValueError(
-        f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no time; name the "
+        f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a time; name the "
         "column of times with --time"
     )
 
