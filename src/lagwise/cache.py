@@ -43,7 +43,7 @@ def make_private(folder: Path) -> None:
 
 def require_private(path: Path, root: Path) -> None:
     """PermissionError unless a path and the folders above it, up to ``root``, belong to the user or to root, are
-    writable for nobody else, and are no symbolic links."""
+    writable for nobody else, and are not symbolic links."""
     for each in (path, *path.parents):
         status = each.lstat()
         if stat.S_ISLNK(status.st_mode):

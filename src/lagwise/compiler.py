@@ -90,7 +90,7 @@ def _record(library: Path) -> Path:
 
 
 def _as_recorded(library: Path) -> bool:
-    """Whether the library is, byte for byte, what this user compiled. (A file cut short can end the process.)"""
+    """Whether the library is, byte for byte, what this user compiled: loading a truncated file can end the process."""
     try:
         for path in (library, _record(library)):
             require_private(path, library.parent)

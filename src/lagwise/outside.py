@@ -13,7 +13,7 @@ from lagwise.files import one_line
 def add_part(table: dict[str, Any], own: frozenset[str], base: type, what: str, name: str, part: Any) -> None:
     """Put a class into a table under a name.
 
-    ValueError for one of lagwise's ``own`` names, TypeError for what is no subclass of ``base``.
+    ValueError for one of lagwise's ``own`` names, TypeError for anything that is not a subclass of ``base``.
     """
     if name in own:
         raise ValueError(f"lagwise has a {what} {name!r} itself; choose another name")

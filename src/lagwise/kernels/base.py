@@ -69,7 +69,9 @@ class LagKernel(nn.Module):
 
     def recurrence(self) -> Modes:
         """A causal kernel as what `modal_step` takes. ValueError for one that is none."""
-        raise ValueError(f"{type(self).__name__} is no state space; `lagwise.ops.reduce_taps` makes one of its taps")
+        raise ValueError(
+            f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
+        )
 
     def spectrum(self) -> Tensor:
         """A two-sided kernel as `spectral_product` takes it, on its `circle`. For kernels made in the frequency

@@ -26,7 +26,7 @@ class TokenInput(nn.Embedding):
         """ValueError for ids of a wrong shape or outside the vocabulary."""
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
-                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun "
+                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; begin an empty prompt "
                 "with the end-of-text token"
             )
         if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):

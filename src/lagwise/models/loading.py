@@ -74,7 +74,7 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():
         raise FileNotFoundError(
-            f"the training of {str(folder)!r} has not finished; go on with 'lagwise train --resume {folder}'"
+            f"the training of {str(folder)!r} has not finished; resume it with 'lagwise train --resume {folder}'"
         )
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
@@ -155,7 +155,7 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             found = {name: (list(s.get_shape()), s.get_dtype() in _FLOATING) for name, s in slices.items()}
     except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is cut short or damaged ({error}); use another checkpoint") from error
+        raise ValueError(f"{str(path)!r} is truncated or damaged ({error}); use another checkpoint") from error
     if model is None:
         return
     own = {name: (list(value.shape), value.is_floating_point()) for name, value in model.state_dict().items()}

@@ -173,7 +173,7 @@ class StreamingSession:
             raise ValueError(f"input_ids must be whole numbers, got {input_ids!r:.80}") from error
         if ids.dim() != 1 or ids.numel() == 0:
             raise ValueError(
-                f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; an empty prompt is begun with the "
+                f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; begin an empty prompt with the "
                 "end-of-text token"
             )
         if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():

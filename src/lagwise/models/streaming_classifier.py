@@ -48,12 +48,12 @@ class StreamingClassifier:
         if not isinstance(model.model.embed_tokens, ValueInput):
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
         if model.config.problem_type == "regression":
-            raise ValueError("the model must say classes, this one is of problem_type 'regression'")
+            raise ValueError("the model must predict classes, this one is of problem_type 'regression'")
         require_loaded(model, "a streaming classifier")
         if model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
         if model.length_limit is not None:
-            raise ValueError(f"the model takes at most {model.length_limit} steps, and a stream has no end")
+            raise ValueError(f"the model takes at most {model.length_limit} steps, but a stream is unbounded")
         self.model = model
         self.chunk = whole_number("chunk", chunk)
         self.features: int = model.model.embed_tokens.features

@@ -74,7 +74,7 @@ def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor
 def centre(taps: Tensor) -> int:
     """Index of lag 0 among two-sided taps. ValueError if they are even in number."""
     if taps.shape[1] % 2 == 0:
-        raise ValueError(f"two-sided taps must be odd in number, with lag 0 in the middle, got {taps.shape[1]}")
+        raise ValueError(f"two-sided taps need an odd number of lags, with lag 0 in the middle, got {taps.shape[1]}")
     return taps.shape[1] // 2
 
 

@@ -53,7 +53,7 @@ def evaluate_run(
 
 
 def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
-    """A run's recipe and its task. FileNotFoundError if the folder is no finished run."""
+    """A run's recipe and its task. FileNotFoundError if the folder is not a finished run."""
     if not (run / "recipe.yaml").is_file():
         load_model(run)  # says why not
         raise FileNotFoundError(f"{str(run)!r} is a model folder, not a run: it has no recipe.yaml")
@@ -66,5 +66,5 @@ def require_unchanged(run: Path, recipe: Recipe) -> None:
     if not data_unchanged(run, recipe):
         raise ValueError(
             f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
-            "seen in training. To evaluate on it all the same, give it with --data"
+            "seen in training. To evaluate on it anyway, pass it with --data"
         )

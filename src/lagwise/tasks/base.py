@@ -71,7 +71,7 @@ class Task:
     def check_config(self, config: Any) -> None:
         """ValueError for a model that cannot read what the task gives it, as far as that is known."""
         if config.input_name != self.inputs:
-            raise ValueError(f"the task reads {self.inputs}, and the model {config.input_name} (model.inputs)")
+            raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name} (model.inputs)")
 
     def identity(self) -> str:
         """A hash of the data, of how they are split, and of what decides how they are encoded. Encodes nothing."""

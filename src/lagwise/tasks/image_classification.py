@@ -228,7 +228,7 @@ class ImageClassification(Task):
         return result
 
     def _mistakes(self, rows: Any, logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
-        """The pictures whose wrong class the model is surest of, small, as PNG files in base64."""
+        """The pictures with the most confident wrong predictions, small, as PNG files in base64."""
         shares = torch.tensor(logits).softmax(-1).numpy()
         predicted = shares.argmax(-1)
         wrong = np.flatnonzero(predicted != labels)
@@ -260,7 +260,7 @@ class ImageClassification(Task):
             figures["mistakes"] = lambda: pictures(
                 [base64.b64decode(each["picture"]) for each in evaluation["mistakes"]],
                 [f"{each['predicted']}, not {each['true']}" for each in evaluation["mistakes"]],
-                title="Mistakes that the model is surest of",
+                title="Most confident mistakes",
             )
         return figures
 

@@ -36,7 +36,7 @@ def classification_scores(
     predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Accuracy, macro F1, Matthews' correlation, and of two classes the F1 of the second; and the confusion matrix,
-    figures by class, and the share of the commonest class.
+    figures by class, and the share of the most common class.
 
     Shapes: predicted and true ``(rows,)``, places in ``names``. Macro F1 is the mean over the classes that occur among
     the true or predicted ones. Matthews' correlation is 0 where all rows are, or are predicted, of one class.

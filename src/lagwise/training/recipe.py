@@ -134,7 +134,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     for one, other, why in (
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
         ("model.init_from", "data.tokenizer", "a run that is started from brings its own tokenizer"),
-        ("training.steps", "training.epochs", "they are two ways to say how long to train"),
+        ("training.steps", "training.epochs", "both set how long to train"),
     ):
         if one in keys and other in keys:
             raise ValueError(f"give either {one} or {other}: {why}")

@@ -107,7 +107,7 @@ class LagwiseTrainer(Trainer):
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
                 f"cannot save {name} in {str(run)!r} ({one_line(error)}); earlier checkpoints are whole: free space, "
-                f"then go on with 'lagwise train --resume {run}'"
+                f"then resume with 'lagwise train --resume {run}'"
             ) from error
         finally:
             self._saving = False
