@@ -30,8 +30,8 @@ def export(
 
     lagwise export runs/tnn-lm --format pt2 --what forward
 
-    A kernel that decays streams by a ring buffer of all the tokens that it reaches; as a state space it is faster, and
-    one without an end has no other step:
+    A kernel that decays streams with a ring buffer over its support. As a state space it is faster. A kernel without an
+    end needs the conversion:
 
     lagwise convert runs/tnn-lm
 

@@ -17,7 +17,7 @@ def import_model(
     ],
     out: Annotated[Path, typer.Option(parser=path, help="Folder for the result.")],
 ) -> None:
-    """Turn a MEGA that transformers saved into a lagwise model.
+    """Convert a MEGA model that transformers saved.
 
     It takes `MegaForCausalLM` and `MegaForMaskedLM`, which transformers 5 no longer has. The logits are the same.
 

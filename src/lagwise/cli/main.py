@@ -153,7 +153,7 @@ def evaluate(
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
 
-    With another engine, or a finer grid of a frequency kernel, than it was trained with:
+    With another engine, or a finer grid of a frequency kernel, than in training:
 
     lagwise evaluate runs/tnn-lm model.block.token_mixer.engine=ski
 
@@ -187,9 +187,9 @@ def convert(
     lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
     tokens: Annotated[int, typer.Option(callback=at_least(2), help="Tokens of the test text to compare on.")] = 65537,
 ) -> None:
-    """Turn a model's lag kernels into state spaces: constant memory and time a token, whatever the length.
+    """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints what it costs: states and certified error of each layer, and bits per byte before and after.
+    Prints the cost: states and certified error of each layer, and bits per byte before and after.
 
     lagwise convert runs/tnn-lm --tolerance 1e-3
 
@@ -215,7 +215,7 @@ def demo(
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on if the user stops the training."""
+    """Print how to resume if the user stops the training."""
     try:
         yield
     except KeyboardInterrupt:

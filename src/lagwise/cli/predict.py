@@ -37,7 +37,7 @@ def predict(
 
     lagwise predict runs/classify --text "I would see it again."
 
-    Without either, every line of standard input is the text of a row:
+    Without `--data` and `--text`, every line of standard input is the text of a row:
 
     cat reviews.txt | lagwise predict runs/classify
     """
