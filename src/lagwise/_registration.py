@@ -1,7 +1,7 @@
-"""Make `AutoModelForCausalLM.from_pretrained` know lagwise after ``import lagwise``, without importing anything heavy.
+"""Make lagwise known to `AutoModelForCausalLM.from_pretrained` after ``import lagwise``, without heavy imports.
 
 transformers takes seconds to import, and ``import lagwise`` must not. Our configuration and model modules register
-themselves with the Auto classes; here we see to it that they are imported as soon as the Auto classes are.
+themselves with the Auto classes; this module imports them as soon as the Auto classes are imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ON_IMPORT = {
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the two Auto modules like everybody else, and imports ours after they have run."""
+    """Finds the two Auto modules through the other finders, and imports ours after them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -35,12 +35,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             run(module)
             importlib.import_module(_ON_IMPORT[fullname])
 
-        spec.loader.exec_module = exec_module  # this loader object serves this one import
+        spec.loader.exec_module = exec_module  # this loader object is used for this import only
         return spec
 
 
 def register() -> None:
-    """Register with the Auto classes now if they are imported, else when they will be."""
+    """Register with the Auto classes now if they are imported, otherwise when they are."""
     for theirs, ours in _ON_IMPORT.items():
         if theirs in sys.modules:
             importlib.import_module(ours)

@@ -69,7 +69,8 @@ def started_from(recipe: Recipe) -> Path | None:
 
 
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
-    """The configuration, from the recipe, and then from the task and the data. ValueError for unknown fields."""
+    """The configuration from the task and the data; fields of the recipe take precedence. ValueError for unknown
+    fields."""
     for name in recipe.model:
         known(name, [*field_types(), _START], "key in model")
     return LagwiseConfig(**{**task.fixed_fields(), **fields, **own_fields(recipe)})
