@@ -1,8 +1,8 @@
-"""Make `AutoModelForCausalLM.from_pretrained` know lagwise after ``import lagwise``, without importing anything heavy.
+"""Make lagwise known to `AutoModelForCausalLM.from_pretrained` after ``import lagwise``, without heavy imports.
 
 transformers takes seconds to import, and ``import lagwise`` must not. Our modules register themselves with the Auto
-classes; here we see to it that they are imported as soon as the Auto classes are. While one of our own model modules is
-being imported, which may be what imports the Auto classes, the others wait for its end, as they may need it whole.
+classes; this module imports them as soon as the Auto classes are imported. While one of our own model modules is being
+imported, which may be what imports the Auto classes, the others wait until it is complete, because they may need it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _running: list[str] = []
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the Auto modules and our own like everybody else, and imports what is due after they have run."""
+    """Finds the Auto modules and our own through the other finders, and imports what is due after them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -47,12 +47,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             while _due and not _running:
                 importlib.import_module(_due.pop(0))
 
-        spec.loader.exec_module = exec_module  # this loader object serves this one import
+        spec.loader.exec_module = exec_module  # this loader object is used for this import only
         return spec
 
 
 def register() -> None:
-    """Register with the Auto classes now if they are imported, else when they will be."""
+    """Register with the Auto classes now if they are imported, otherwise when they are."""
     for theirs, ours in _ON_IMPORT.items():
         if theirs in sys.modules:
             importlib.import_module(ours)

@@ -219,7 +219,7 @@ def test_matrix_has_the_taps_on_its_diagonals() -> None:
         (torch.ones(1, 0, 2), torch.ones(2, 3), {}, "length >= 1"),
         (torch.ones(4, 2), torch.ones(2, 3), {}, "batch, length"),
         (torch.ones(1, 4, 2), torch.ones(3, 3), {}, "channels=2"),
-        (torch.ones(1, 4, 2), torch.ones(2, 4), {"causal": False}, "odd in number"),
+        (torch.ones(1, 4, 2), torch.ones(2, 4), {"causal": False}, "an odd number of lags"),
         (torch.ones(1, 4, 2), torch.ones(2, 4), {"engine": "magic"}, "'magic'"),
     ],
 )

@@ -58,7 +58,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(parser=path, help="Go on with a run that was stopped; takes no other options.")
+        Path | None, typer.Option(parser=path, help="Resume an interrupted run; takes no other options.")
     ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
@@ -117,7 +117,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
         lines = (line.strip() for line in (options.__doc__ or "").splitlines())
         typer.echo("\n".join(f"# {section}.{line}" if ":" in line else f"#     {line}" for line in lines))
     typer.echo("# model: one word is a kind of model (model=tnn); model.init_from=RUN starts from another run")
-    typer.echo("# model.block: options of the blocks, mixers and kernels named there; a misspelt one lists them all")
+    typer.echo("# model.block: options of the blocks, mixers and kernels named there; an unknown name lists them all")
 
 
 def evaluate(
@@ -220,7 +220,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (folder / "recipe.yaml").is_file():
-            typer.echo(f"\nStopped. To go on: lagwise train --resume {plain(str(folder))}", err=True)
+            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(str(folder))}", err=True)
         raise
 
 

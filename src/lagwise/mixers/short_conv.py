@@ -13,11 +13,12 @@ from lagwise.tables import whole_number
 
 
 class ShortConvMixer(Mixer):
-    """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where
-    w is a depthwise convolution and the other products are elementwise.
+    """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where w is
+    a depthwise convolution and the other products are elementwise.
 
     Options: kernel_size, taps of the convolution: lags 0 to kernel_size - 1, or centred ones, then an odd number, if
-    the mixer is two-sided (the published one is causal). No bias, as published. ValueError for an even centred size.
+    the mixer is two-sided (the published one is causal). There is no bias, as published. ValueError for an even centred
+    size.
 
     Streams in constant memory, the last kernel_size tokens.
 
@@ -33,7 +34,7 @@ class ShortConvMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within the inverse root of the taps, as the framework's convolutions."""
+        """Uniform within the inverse root of the number of taps, as PyTorch's convolutions."""
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
 

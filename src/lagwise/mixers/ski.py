@@ -31,16 +31,16 @@ _FIRST_NODES = 64
 
 
 class SKIState(NamedTuple):
-    """What causal SKI remembers of its rows, and the kernel in the form they meet it.
+    """The state of causal SKI, and the kernel in the forms it needs.
 
     tail: the last ``width - 1`` inputs, ``(batch, width - 1, channels)``, zero before the first.
     nodes: inputs restricted to the nodes before each row's current cell, ``(batch, n, channels)``; n is what the row
-        that has seen most needs: one for every ``spacing`` tokens, and no more than the kernel reaches.
-    cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, which tokens still add to.
-    far: what the long part adds at those, ``(batch, degree + 1, channels)``: constant while the cell lasts.
+    that has seen most needs: one for every ``spacing`` tokens, and at most what the kernel reaches.
+    cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, to which tokens still add.
+    far: contribution of the long part at these nodes, ``(batch, degree + 1, channels)``: constant within a cell.
     seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
     short: short taps ``(width, channels)``, lag 0 last. coarse: coarse taps ``(n, channels)``, lag 0 last.
-    within: interpolation at each place of a cell, ``(spacing, degree + 1)``.
+    within: interpolation at each position of a cell, ``(spacing, degree + 1)``.
     """
 
     tail: Tensor
@@ -82,15 +82,17 @@ class SKI:
     Two-sided: the kernel's free taps as a depthwise convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
     Causal: the whole kernel split into a short and a long part (`causal_ski_product`), by a plan or to a tolerance.
 
-    SKI-TNN's own kernel is rough at its start, with more knots than nodes: such a model is what its nodes make of it,
-    and an exact engine would run another one. A smooth kernel, such as RPE's, is approximated, as `choose` says.
+    SKI-TNN's own kernel is rough near lag 0 and has more knots than nodes: such a model is defined by its nodes, and an
+    exact engine would compute another one. A smooth kernel, such as RPE's, is approximated, with the error that
+    `choose` gives.
 
     Options, two-sided: rank, the inducing points (SKI-TNN §5.2: 64); degree of the interpolation (1, linear).
-    Options, causal: spacing, width and degree, as in `SKIPlan` (8, 64, 1); or tolerance, to take the plan that
-        `plan_from_tolerance` chooses for the kernel as it is at every forward and at the start of every stream, or the
-        most accurate one, with a warning, if none meets it. `torch.export` needs a plan.
+    Options, causal: spacing, width and degree, as in `SKIPlan` (8, 64, 1); or tolerance, to use the plan that
+    `plan_from_tolerance` chooses for the current kernel at every forward pass and at the start of every stream, or the
+    most accurate one, with a warning, if none meets it. `torch.export` needs a plan.
 
-    ValueError for options out of range or of no effect, and for a two-sided kernel without values between tokens.
+    ValueError for options that are out of range or have no effect, and for a two-sided kernel without values between
+    tokens.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class SKI:
             raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
         self.causal = kernel.causal
         if not kernel.causal and not kernel.continuous:
-            kernel.smooth_at(torch.zeros(0))  # says why not
+            kernel.smooth_at(torch.zeros(0))  # raises, and says why
         self.rank = 64 if rank is None else rank
         self.degree = 1 if degree is None else degree
         self.tolerance = tolerance
@@ -135,21 +137,21 @@ class SKI:
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
         if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
-            kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # says why not
-        graph = torch.compiler.is_compiling()  # which cannot branch on what padding there is
+            kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # raises, and says why
+        graph = torch.compiler.is_compiling()  # which cannot branch on padding
         if not self.causal:
             if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
                 return self._two_sided(kernel, x)
             return self._two_sided_rows(kernel, x, mask)
         if mask is None or (not graph and mask[:, 0].all()):
             return self._causal(kernel, x)
-        # Nodes count from a row's first token: rows are moved to the start, and back.
+        # Nodes count from a row's first token, so rows are moved to the start, and back.
         first, lengths = row_extents(mask)
         moved = self._causal(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
         return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
-        """The plan for a causal kernel as it is now."""
+        """The plan for a causal kernel with its current parameters."""
         if self.tolerance is None:
             return self.fixed_plan
         plan, error = self.choose(kernel)
@@ -163,7 +165,8 @@ class SKI:
 
     @torch.no_grad()
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
-        """The plan in force for a causal kernel as it is now, and its error as `plan_from_tolerance` estimates it."""
+        """The plan for a causal kernel with its current parameters, and its error as `plan_from_tolerance` estimates
+        it."""
         reach = kernel.reach
         lags = SAMPLED_LAGS if reach is None else min(reach, SAMPLED_LAGS)
         taps, ends = kernel.taps(lags), reach == lags
@@ -192,7 +195,7 @@ class SKI:
         """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
         if kernel.max_length is not None and int(state.seen.max()) + length > kernel.max_length:
-            kernel.taps(int(state.seen.max()) + length)  # says why not
+            kernel.taps(int(state.seen.max()) + length)  # raises, and says why
         signal = torch.cat([state.tail, x.to(state.tail.dtype)], dim=1)
         new = signal[:, plan.width - 1 :]
         if length == 1:
@@ -200,13 +203,13 @@ class SKI:
         else:
             near = direct_product(signal, state.short.t().flip(1), 0)[:, plan.width - 1 :]
         phase = state.seen % plan.spacing
-        if length == 1 and mask is None and int(phase.max()) + 1 < plan.spacing:  # no row moves on to its next cell
+        if length == 1 and mask is None and int(phase.max()) + 1 < plan.spacing:  # no row enters its next cell
             weight = state.within[phase][..., None]
             y = near + (weight * state.far).sum(1, keepdim=True)
             cell = state.cell + weight * new
             return y.to(x.dtype), state._replace(tail=signal[:, 1:], cell=cell, seen=state.seen + 1)
-        # Rows are shifted so that each begins where its current cell does: padding before a row's first token falls
-        # out, and a row in the middle of a cell is moved on into it. The grid ends where the last row does.
+        # Rows are shifted so that each starts where its current cell does: padding before a row's first token drops
+        # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
             skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
@@ -221,8 +224,8 @@ class SKI:
         cells, most = ends // plan.spacing, furthest // plan.spacing
         tail = signal[:, length:]
         if length > plan.width:
-            tail = tail.clone()  # or it would hold on to all of the signal
-        if most == 0:  # the nodes before need not be looked at
+            tail = tail.clone()  # otherwise it would keep the whole signal in memory
+        if most == 0:  # the nodes before are not needed
             y = near + move_rows(prolong(state.far, grid), -shift, length)
             return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
         nodes, far = torch.cat([state.nodes, cell], dim=1), state.far
@@ -230,11 +233,11 @@ class SKI:
         if grid.nodes > count:
             far = toeplitz_product(nodes, coarse.flip(0).t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
         y = near + move_rows(prolong(far, grid), -shift, length)
-        # The state ends with the nodes of each row's own new cell.
+        # The state ends with the nodes of each row's new cell.
         kept = before + count + most
         limit = self.most_nodes(kernel, plan)
-        # Rows out of step move on at other times, but none needs more nodes than it has seen; if the kernel ends, the
-        # last cell's first node still needs as many before it.
+        # Rows out of step change cells at other times, but none needs more nodes than it has seen. If the kernel ends,
+        # the last cell's first node still needs that many before it.
         needed = int(seen.max()) // plan.spacing + count
         needed = needed if limit is None else min(needed, limit + plan.degree)
         cut = max(0, kept - needed)
@@ -252,7 +255,7 @@ class SKI:
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
     def _two_sided_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
-        """SKI-TNN alg. 1 for every row by itself, from its first token to its last."""
+        """SKI-TNN alg. 1 for every row separately, from its first token to its last."""
         first, lengths = row_extents(mask)
         rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
         steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
@@ -269,7 +272,7 @@ class SKI:
         limit = self.most_nodes(kernel, plan)
         if not symbolic(nodes):
             nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
-        else:  # a few more than enough do no harm
+        else:  # a few more than needed do no harm
             nodes = limit or nodes + plan.short_nodes
         device = next(kernel.parameters()).device
         lags = torch.cat([torch.arange(plan.width, device=device), torch.arange(nodes, device=device) * plan.spacing])
@@ -282,7 +285,7 @@ class SKI:
         return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, state: SKIState, nodes: int) -> Tensor:
-        """The state's coarse taps, or twice as many when the nodes outgrow them."""
+        """The state's coarse taps, or twice as many when there are more nodes."""
         limit = self.most_nodes(kernel, state.plan)
         if nodes <= len(state.coarse) or (limit is not None and limit <= len(state.coarse)):
             return state.coarse

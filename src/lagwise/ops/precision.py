@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
-    """float64 if either is, else float32: FFTs of less are refused or worthless."""
+    """float64 if either input is, otherwise float32: half-precision FFTs are unsupported or too inaccurate."""
     return torch.float64 if {x.dtype, taps.dtype} & {torch.float64, torch.complex128} else torch.float32

@@ -261,7 +261,7 @@ class ImageClassification(Task):
             figures["mistakes"] = lambda: pictures(
                 [base64.b64decode(each["picture"]) for each in evaluation["mistakes"]],
                 [f"{each['predicted']}, not {each['true']}" for each in evaluation["mistakes"]],
-                title="Mistakes that the model is surest of",
+                title="Most confident mistakes",
             )
         return figures
 

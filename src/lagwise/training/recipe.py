@@ -1,4 +1,4 @@
-"""Recipes: what to train, on what and how, in a YAML file that is checked key by key."""
+"""Recipes: the task, model, data and training of a run, in a YAML file that is checked key by key."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_wa
 PRECISIONS = ("auto", "float32", "bfloat16")
 SELECTIONS = ("last", "best")
 DEFAULT_RECIPE = "tnn-lm"
-MOST_STEPS = 10**8  # the length of each is drawn beforehand
-_LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels
+MOST_STEPS = 10**8  # the length of each step is drawn beforehand
+_LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels of nesting
 
 
 @dataclass
 class TrainingOptions:
     """steps: optimiser steps.
-    epochs: passes over the training data, in place of steps; may be a fraction.
-    batch_size: sequences in a step, over all processes.
-    accumulate: micro-batches that a step is cut into, to save memory.
+    epochs: passes over the training data, instead of steps; may be a fraction.
+    batch_size: sequences per step, over all processes.
+    accumulate: micro-batches per step, to save memory.
     learning_rate: its peak.
     schedule: after the warm-up: inverse_sqrt, polynomial, cosine, linear or constant_with_warmup.
-    warmup_steps: steps from zero to the peak; of `epochs`, at most a tenth of their steps.
+    warmup_steps: steps from zero to the peak; with `epochs`, at most a tenth of their steps.
     weight_decay: decoupled, on matrices only.
-    beta1, beta2, epsilon: AdamW's.
+    beta1, beta2, epsilon: of AdamW.
     clip: largest gradient norm; 0 for none.
     precision: auto (bfloat16 where the hardware has it), float32 or bfloat16.
     gradient_checkpointing: recompute blocks in the backward pass, to save memory.
-    average: decay of a moving average of the weights, which is then what is evaluated and kept; 0 for none.
-    workers: processes that prepare batches, such as changed pictures; 0 does it between the steps.
+    average: decay of a moving average of the weights, which is then evaluated and kept; 0 for none.
+    workers: processes that prepare batches, such as augmented pictures; 0 prepares them between the steps.
     seed: of weights and of the order of the data.
     log_every, evaluate_every, save_every: in steps.
     evaluate_tokens: tokens of the validation text to use.
-    keep_checkpoints: the newest ones to keep.
+    keep_checkpoints: number of newest checkpoints to keep.
     select: the model that a run ends with: the `last`, or the `best` on validation data by the task's own metric.
-    patience: stop after so many evaluations without a better one; 0 never does."""
+    patience: stop after this many evaluations without a better one; 0 never does."""
 
     steps: int = 1000
     epochs: float | None = None
@@ -78,7 +78,7 @@ class TrainingOptions:
 @dataclass
 class Recipe:
     """description: one line. task: a name from `lagwise.tasks.TASKS`, and its options. model: fields of
-    `LagwiseConfig`, and perhaps init_from. data, training: see their options."""
+    `LagwiseConfig`, and optionally init_from. data, training: see their options."""
 
     description: str = ""
     task: dict[str, Any] = field(default_factory=lambda: {"name": "language_modelling"})
@@ -99,12 +99,19 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
-    Two overrides replace what the recipe says of the model, but for its dropout: ``model=WORD``, its block by a word of
+    Two overrides replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
     `lagwise.models.presets`, for pictures in two dimensions; and ``model.init_from=RUN``, all of it by the model of
-    another run. They apply first.
+    another run. They are applied first.
 
-    ValueError names the unknown key (and the nearest known one), the value of a wrong type, or what is out of range
-    (docs/limits.md). Keys below ``model.block`` are checked when the model is built.
+    Keys below ``model.block`` are checked when the model is built.
+
+    Args:
+        name: Name of a recipe or path of a YAML file.
+        overrides: Each ``section.key=value``.
+
+    Raises:
+        ValueError: For an unknown key (with the nearest known one), a value of a wrong type, or a value out of range
+            (docs/limits.md).
     """
     path = expanded(name)
     if path.suffix in (".yaml", ".yml"):
@@ -129,19 +136,19 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """ValueError for overrides of which one would undo another."""
+    """ValueError for overrides that contradict each other."""
     keys = [override.partition("=")[0] for override in overrides]
     for one, other, why in (
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
         ("model.init_from", "data.tokenizer", "a run that is started from brings its own tokenizer"),
-        ("training.steps", "training.epochs", "they are two ways to say how long to train"),
+        ("training.steps", "training.epochs", "both set how long to train"),
     ):
         if one in keys and other in keys:
             raise ValueError(f"give either {one} or {other}: {why}")
 
 
 def _parsed(text: bytes | str, what: str) -> Any:
-    """YAML as plain values. ValueError unless it is valid and of a moderate size, aliases written out."""
+    """YAML as plain values. ValueError unless it is valid and of moderate size after expanding aliases."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -153,8 +160,8 @@ def _parsed(text: bytes | str, what: str) -> Any:
 
 
 def _is_moderate(root: yaml.Node | None) -> bool:
-    """Whether a document is neither large nor deep. An alias is the node that it stands for, so that a few lines can
-    say as much as a disk holds, or contain themselves."""
+    """Whether a document is neither large nor deep. An alias counts as the node that it refers to, because a few lines
+    of aliases can expand to any size, or contain themselves."""
     waiting, count = [(root, 1)], 0
     while waiting:
         node, depth = waiting.pop()
@@ -205,19 +212,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe's model says of dropout and pooling, which belong to the training and the task: another model is
-    trained with them too."""
+    """Dropout and pooling of a recipe's model, which belong to the training and the task: another model is trained with
+    them too."""
     model = values.get("model") or {}
     kept = {
         name: value for name, value in model.items() if name in ("embedding_dropout", "classifier_dropout", "pooling")
     }
-    if isinstance(model.get("block"), dict) and "dropout" in model["block"]:  # which every block has
+    if isinstance(model.get("block"), dict) and "dropout" in model["block"]:  # every block has a dropout
         kept["block"] = {"dropout": model["block"]["dropout"]}
     return kept
 
 
 def _fill(cls: type, values: Any, where: str) -> Any:
-    """Build a dataclass from a mapping, refusing unknown keys and wrong types."""
+    """Build a dataclass from a mapping, and refuse unknown keys and wrong types."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where or 'a recipe'} must be a mapping, got {shown(values)}")
     hints = typing.get_type_hints(cls)
