@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers.base import Mixer, masked
-from lagwise.mixers.ski import SKI, SKIState
+from lagwise.mixers.causal_ski import CausalSKI, SKIState
+from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, Modes, online_prefill, toeplitz_product
 from lagwise.ops.recurrence import modal_prefill
 from lagwise.ops.streaming import OnlineState, OnlineTaps
@@ -39,7 +40,7 @@ class ToeplitzMixer(Mixer):
     Options:
         kernel: spec from the table of kernels.
         engine: as in `toeplitz_product`, or ``ski``: SKI-TNN's approximation, with options as ``{"name": "ski", ...}``
-            (`lagwise.mixers.ski.SKI`).
+            (`CausalSKI` or `TwoSidedSKI`).
 
     Exact engines stream by `online_prefill`: O(log² n) per token, where n is the length of the text or the kernel's
     horizon, if it has one; memory is then constant too. A kernel that is a state space (``modal``) streams as one. SKI
@@ -59,9 +60,14 @@ class ToeplitzMixer(Mixer):
         if not isinstance(engine, str | Mapping):
             raise ValueError(f"engine must be a name or a mapping with a 'name', got {engine!r}")
         spec = {"name": engine} if isinstance(engine, str) else engine
-        self.ski: SKI | None = None
+        self.ski: CausalSKI | TwoSidedSKI | None = None
         if spec.get("name") == "ski":
-            self.ski = build({"ski": SKI}, spec, self.kernel, what="engine")
+            self.ski = build(
+                {"ski": CausalSKI if causal else TwoSidedSKI},
+                spec,
+                self.kernel,
+                what="causal engine" if causal else "two-sided engine",
+            )
         elif len(spec) > 1:
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
         self.engine: str = known(spec.get("name"), ENGINES, "engine")
@@ -97,7 +103,7 @@ class ToeplitzMixer(Mixer):
 
     def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
         self.require_causal()
-        if self.ski is not None:
+        if isinstance(self.ski, CausalSKI):
             return self.ski.init_state(self.kernel, batch_size)
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
@@ -106,7 +112,7 @@ class ToeplitzMixer(Mixer):
         return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        if self.ski is not None:
+        if isinstance(self.ski, CausalSKI):
             return self.ski.prefill(self.kernel, x, state, mask)
         if self.kernel.recurrent:
             y, memory = modal_prefill(x.to(state.modes.direct.dtype), state.modes, state.memory)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.mixers import ToeplitzMixer
+from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.models.offload import require_loaded
 from lagwise.ops import Reduction, reduce_taps
 from lagwise.progress import progress_bar
@@ -91,7 +92,7 @@ def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
     """Taps ``(channels, n)`` that a causal mixer applies: as many as it reaches, or ``lags`` if it has no end."""
     kernel = mixer.kernel
     n = kernel.reach or lags
-    if mixer.ski is None:
+    if not isinstance(mixer.ski, CausalSKI):
         return kernel.taps(n)
     cell = mixer.ski.plan(kernel).spacing
     parameter = next(kernel.parameters())

@@ -1,4 +1,4 @@
-"""SKI as an engine of the Toeplitz mixer: any lag kernel, approximately, in linear time."""
+"""Causal SKI as an engine of the Toeplitz mixer: any lag kernel, approximately, in linear time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.ops import SKIPlan, causal_ski_product, ski_product, toeplitz_product
+from lagwise.mixers.two_sided_ski import check_length
+from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ski import (
     SAMPLED_LAGS,
     best_plan,
     prolong,
-    ragged_ski_product,
     restrict,
-    row_spacing,
     ski_error,
     split_kernel,
 )
@@ -76,78 +75,54 @@ class SKIState(NamedTuple):
         )
 
 
-class SKI:
-    """How `ToeplitzMixer` applies a kernel with ``engine="ski"``.
-
-    Two-sided: the kernel's free taps as a depthwise convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
-    Causal: the whole kernel split into a short and a long part (`causal_ski_product`), by a plan or to a tolerance.
+class CausalSKI:
+    """How `ToeplitzMixer` applies a causal kernel with ``engine="ski"``: the kernel split into a short and a long part
+    (`causal_ski_product`), by a plan or to a tolerance.
 
     SKI-TNN's own kernel is rough near lag 0 and has more knots than nodes: such a model is defined by its nodes, and an
     exact engine would compute another one. A smooth kernel, such as RPE's, is approximated, with the error that
     `choose` gives.
 
-    Options, two-sided: rank, the inducing points (SKI-TNN §5.2: 64); degree of the interpolation (1, linear).
-    Options, causal: spacing, width and degree, as in `SKIPlan` (8, 64, 1); or tolerance, to use the plan that
-    `plan_from_tolerance` chooses for the current kernel at every forward pass and at the start of every stream, or the
-    most accurate one, with a warning, if none meets it. `torch.export` needs a plan.
+    Options:
+        spacing, width, degree: as in `SKIPlan` (8, 64, 1).
+        tolerance: instead of these, use the plan that `plan_from_tolerance` chooses for the current kernel at every
+            forward pass and at the start of every stream, or the most accurate one, with a warning, if none meets it.
+            `torch.export` needs a plan.
 
-    ValueError for options that are out of range or have no effect, and for a two-sided kernel without values between
-    tokens.
+    ValueError for options that are out of range, and for a tolerance beside parts of a plan.
     """
 
     def __init__(
         self,
         kernel: LagKernel,
         *,
-        rank: int | None = None,
-        degree: int | None = None,
         spacing: int | None = None,
         width: int | None = None,
+        degree: int | None = None,
         tolerance: float | None = None,
     ):
-        given = {"rank": rank, "degree": degree, "spacing": spacing, "width": width, "tolerance": tolerance}
-        useless = ("rank",) if kernel.causal else ("spacing", "width", "tolerance")
-        if kernel.causal and tolerance is not None:
-            useless = ("rank", "degree", "spacing", "width")
-        for name in useless:
-            if given[name] is not None:
-                side = "causal" if kernel.causal else "two-sided"
-                beside = " beside a tolerance" if kernel.causal and name != "rank" else ""
-                raise ValueError(f"{name} has no effect on {side} SKI{beside}, got {given[name]}")
-        for name in ("rank", "degree"):
-            value = given[name]
-            if value is not None and (not isinstance(value, int) or value < (2 if name == "rank" else 0)):
-                least = "of at least 2" if name == "rank" else "of at least 0"
-                raise ValueError(f"{name} must be a whole number {least}, got {value!r}")
-        if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
-            raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
-        self.causal = kernel.causal
-        if not kernel.causal and not kernel.continuous:
-            kernel.smooth_at(torch.zeros(0))  # raises, and says why
-        self.rank = 64 if rank is None else rank
-        self.degree = 1 if degree is None else degree
+        given = {
+            name: value
+            for name, value in zip(SKIPlan._fields, (spacing, width, degree), strict=True)
+            if value is not None
+        }
+        if tolerance is not None and given:
+            name, value = next(iter(given.items()))
+            raise ValueError(f"{name} has no effect on SKI beside a tolerance, got {value}")
+        if tolerance is not None and tolerance <= 0:
+            raise ValueError(f"tolerance must be greater than 0, got {tolerance}")
         self.tolerance = tolerance
-        default = SKIPlan()
-        self.fixed_plan = default
-        if kernel.causal:
-            self.fixed_plan = SKIPlan(
-                default.spacing if spacing is None else spacing, default.width if width is None else width, self.degree
-            ).check()
+        self.fixed_plan = SKIPlan(**given).check()
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
-            kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # raises, and says why
+        check_length(kernel, x, mask)
         graph = torch.compiler.is_compiling()  # which cannot branch on padding
-        if not self.causal:
-            if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
-                return self._two_sided(kernel, x)
-            return self._two_sided_rows(kernel, x, mask)
         if mask is None or (not graph and mask[:, 0].all()):
-            return self._causal(kernel, x)
+            return self._mix(kernel, x)
         # Nodes count from a row's first token, so rows are moved to the start, and back.
         first, lengths = row_extents(mask)
-        moved = self._causal(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
+        moved = self._mix(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
         return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
@@ -247,23 +222,7 @@ class SKI:
         after = state._replace(tail=tail, nodes=nodes[:, :-count], cell=nodes[:, -count:])
         return y.to(x.dtype), after._replace(far=far, seen=seen, coarse=coarse)
 
-    def _two_sided(self, kernel: LagKernel, x: Tensor) -> Tensor:
-        """SKI-TNN alg. 1."""
-        rank = min(self.rank, x.shape[1])
-        spacing = (x.shape[1] - 1) / max(1, rank - 1)
-        lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
-        return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
-
-    def _two_sided_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
-        """SKI-TNN alg. 1 for every row separately, from its first token to its last."""
-        first, lengths = row_extents(mask)
-        rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
-        steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
-        lags = row_spacing(lengths, rank)[:, None] * steps
-        coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
-        return ragged_ski_product(x, coefficients, first, lengths, degree=self.degree, local=kernel.local_taps())
-
-    def _causal(self, kernel: LagKernel, x: Tensor) -> Tensor:
+    def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
         plan = self.plan(kernel)
         return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
 
