@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,33 @@ def columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[fl
     """Points as the two lists that plotting functions take."""
     points = list(points)
     return [x for x, _ in points], [y for _, y in points]
+
+
+def inline_svg(figure: Figure, name: str) -> str:
+    """A figure as an ``<svg>`` element for a page, in the page's colours: black becomes the CSS colour of the text, and
+    the ground of legends ``--paper``.
+
+    Text remains text, and paths are simplified to half a point. Identifiers contain ``name``, because those of all
+    figures of a page must differ.
+    """
+    from matplotlib import rc_context
+    from matplotlib.legend import Legend
+
+    for legend in figure.findobj(Legend):
+        legend.get_frame().set_facecolor(_PAPER)
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "path.simplify_threshold": 0.5}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = re.sub(r' d="[^"]*"', lambda path: _DIGITS.sub(r"\1", path[0]), _NOT_INLINE.sub("", buffer.getvalue()))
+    svg = svg.replace("#000000", "currentColor").replace(_PAPER, "var(--paper)")
+    return svg[svg.index("<svg") :].replace("<svg", '<svg role="img" fill="currentColor"', 1)
+
+
+_PAPER = "#fdfdfe"  # a colour that no plot uses
+_DIGITS = re.compile(r"(\.\d\d)\d+")
+#: names of groups, which are the same in every figure, and namespaces, which HTML has of its own
+_NOT_INLINE = re.compile(r' (id="[\w.]+_\d+"|xmlns(:xlink)?="[^"]*")')
 
 
 def close(figure: Figure) -> None:

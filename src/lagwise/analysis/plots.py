@@ -57,6 +57,19 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Fig
     return figure
 
 
+def learning_curves(curves: Mapping[str, Sequence[tuple[float, float]]], over: str, label: str) -> Figure:
+    """A metric of several runs over steps or seconds, one line per run."""
+    figure, axes = single()
+    for number, points in enumerate(curves.values()):
+        style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}  # there are ten colours
+        axes.plot(*columns(points), linewidth=1, marker="o" if len(points) <= 40 else None, markersize=3, **style)
+    axes.set(xlabel=over, ylabel=label, title=f"{label.capitalize()} over {'steps' if over == 'step' else over}")
+    legend = axes.legend(axes.lines, curves.keys(), fontsize=8)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # names of folders may have dollars
+    return figure
+
+
 def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float, int]]]]) -> Figure:
     """Speed over length, one panel per setting and one line per method, with marker size for memory (SKI-TNN fig. 1).
 

@@ -12,30 +12,47 @@ from lagwise.cli.terminal import plain
 
 
 def plot(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN|theory", parser=path, help="Folder of a trained run, or `theory`.")
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN|theory", parser=path, help="Folders of trained runs, or `theory`.")
     ],
     out: Annotated[
-        Path | None, typer.Option(parser=path, help="Folder for the pictures.", show_default="plots/theory")
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="Folder for a comparison or for the pictures of `theory`.",
+            show_default="comparison beside the first run; plots/theory",
+        ),
     ] = None,
 ) -> None:
-    """Draw learning curve, extrapolation and learned kernels into RUN/plots, and gather them in RUN/report.html.
+    """Write a report of a run, with its plots, results and learned kernels, or compare several runs of a task.
 
-    lagwise plot runs/tnn-lm
+    The report of one run is RUN/report.html, a single file that needs no network; its plots are also in RUN/plots:
 
-    With `theory`: the theorems of SKI-TNN beside measurements, into plots/theory.
+        lagwise plot runs/tnn-lm
 
-    lagwise plot theory
+    Of several runs: learning curves on shared axes, results side by side, and the settings that differ:
+
+        lagwise plot runs/tnn-lm runs/mega
+
+        lagwise plot runs/tnn-lm runs/mega --out reports/tnn-and-mega
+
+    With `theory`: the theorems of SKI-TNN beside measurements.
+
+        lagwise plot theory
     """
-    if str(run) == "theory" and not run.is_dir():
+    if [str(run) for run in runs] == ["theory"] and not runs[0].is_dir():
         from lagwise.analysis.plots import plot_theory
 
         written = plot_theory(out or Path("plots") / "theory")
+    elif len(runs) > 1:
+        from lagwise.analysis.comparison import compare_runs
+
+        written = compare_runs(runs, out)
     else:
         from lagwise.analysis.report import plot_run
 
         if out is not None:
-            raise typer.BadParameter("--out is for `theory`; a run's pictures go into its own folder")
-        written = plot_run(run)
+            raise typer.BadParameter("--out is for several runs and for `theory`; a run's report goes into its folder")
+        written = plot_run(runs[0])
     for file in written:
         typer.echo(plain(str(file)))

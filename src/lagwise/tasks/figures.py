@@ -88,8 +88,10 @@ def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, m
     figure, axes = single(width=side + 1.4, height=side)
     axes.grid(False)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(chosen)), chosen, rotation=45 if max(map(len, chosen)) > 3 else 0, ha="right")
-    axes.set_yticks(range(len(chosen)), chosen)
+    axes.set_xticks(
+        range(len(chosen)), chosen, rotation=45 if max(map(len, chosen)) > 3 else 0, ha="right", parse_math=False
+    )
+    axes.set_yticks(range(len(chosen)), chosen, parse_math=False)  # names of classes may have dollars
     axes.set(xlabel="predicted", ylabel="true", title="Test rows by true and predicted class")
     if len(chosen) <= 12:
         for i, j in np.ndindex(matrix.shape):

@@ -36,8 +36,12 @@ class LagwiseTrainer(Trainer):
         self.task, self.best, self.average = task, best, average
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
-        self._saving = False
+        self._saving, self._logged_at = False, 0.0
         self.remove_callback(PrinterCallback)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._logged_at = time.monotonic()
+        return super().train(*args, **kwargs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, self.task.collate_evaluation
@@ -62,6 +66,10 @@ class LagwiseTrainer(Trainer):
             logs |= {f"eval_{name}": value for name, value in self.task.metrics(logs["eval_loss"]).items()}
         if "train_loss" in logs:
             logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's value leaves out earlier processes
+        now = time.monotonic()
+        before = next((line["seconds"] for line in reversed(self.state.log_history) if "seconds" in line), 0.0)
+        logs["seconds"] = round(before + now - self._logged_at, 3)  # of training, without the pauses before a resume
+        self._logged_at = now
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
             with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:

@@ -1,0 +1,98 @@
+"""What a run's folder says about it, for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lagwise.files import one_line, read_json
+from lagwise.runs.evaluate import EVALUATION_FILE, open_run
+from lagwise.tasks import Table, Task
+from lagwise.training import Recipe, read_metrics
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """about: what run.json says. metrics: the lines of the log. evaluation: the result of `lagwise evaluate`, None
+    before it, and tables: the same for people."""
+
+    folder: Path
+    recipe: Recipe
+    task: Task
+    about: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, float]]
+    evaluation: Mapping[str, Any] | None
+    tables: Sequence[Table]
+
+    def facts(self) -> dict[str, str]:
+        """What was trained, for how long, and how well it did on validation data."""
+        facts = {
+            "task": self.recipe.task["name"].replace("_", " "),
+            "data": self.recipe.data.source or "generated",
+            "parameters": f"{self.about['parameters']:,}",
+            "steps": f"{max((line['step'] for line in self.metrics), default=0):,}",
+        }
+        if seconds := self.curve("seconds"):
+            facts["seconds"] = f"{seconds[-1][1]:,.0f}"
+        label = self.task.headline_label
+        if scores := self.curve(f"eval_{self.task.headline}"):
+            step, best = (max if self.task.greater_is_better else min)(scores, key=lambda point: point[1])
+            facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
+            facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
+        return facts
+
+    def machine(self) -> dict[str, str]:
+        """Hardware and versions."""
+        about = self.about
+        versions = [name for name in ("lagwise", "torch", "transformers", "numpy", "python") if name in about]
+        return {
+            "processor": f"{about['processor']}, {about['threads']} threads",
+            "GPU": about["gpu"] or "none",
+            "processes": str(self.processes),
+            "versions": ", ".join(f"{name} {about[name]}" for name in versions),
+        }
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that shared the batch."""
+        return self.about.get("processes", 1)
+
+    def curve(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
+        """The logged values of a metric over the steps or seconds of training."""
+        return [(line[over], line[metric]) for line in self.metrics if metric in line and over in line]
+
+
+def recorded_run(run: Path) -> RecordedRun:
+    """Read a run's folder, but not its weights. FileNotFoundError if it is not a run that has begun; ValueError if a
+    file in it is damaged."""
+    with_evaluation = (run / EVALUATION_FILE).is_file()
+
+    def read() -> RecordedRun:
+        recipe, task = open_run(run)
+        evaluation = read_json(run / EVALUATION_FILE) if with_evaluation else None
+        tables = task.tables(evaluation) if evaluation else ()
+        recorded = RecordedRun(run, recipe, task, read_json(run / "run.json"), read_metrics(run), evaluation, tables)
+        recorded.facts(), recorded.machine()  # they fail if a file has been damaged
+        return recorded
+
+    return undamaged(run, read)
+
+
+def undamaged(run: Path, use: Callable[[], T]) -> T:
+    """The result of a function of a run's files, whose errors become a ValueError where JSON has been changed."""
+    try:
+        return use()
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"run.json, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})") from error
+
+
+def facts_table(facts: Mapping[str, Mapping[str, str]]) -> Table:
+    """The facts of runs by name, one column each; of a single run without a head."""
+    head = ("", *facts) if len(facts) > 1 else ("", "")
+    keys = dict.fromkeys(key for each in facts.values() for key in each)
+    return Table("", head, [(key, *(each.get(key, "-") for each in facts.values())) for key in keys])

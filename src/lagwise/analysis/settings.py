@@ -1,0 +1,78 @@
+"""The settings of runs: what differs between them, and the command that trains a run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lagwise.models.presets import PRESETS
+from lagwise.training import Recipe, load_recipe, recipe_names
+
+
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """The values of a recipe by the keys that overrides use, such as ``training.steps``."""
+    return _flat(dataclasses.asdict(recipe), "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        is_section = isinstance(value, Mapping) and value
+        found |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return found
+
+
+def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
+    """One row for each setting that is not the same in all recipes: its key, and the value in each recipe as YAML, or
+    ``-`` where there is none."""
+    values = [settings(recipe) for recipe in recipes.values()]
+    keys = dict.fromkeys(key for each in values for key in each)
+    rows = [(key, *(_yaml(each[key]) if key in each else "-" for each in values)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def training_command(run: Path, recipe: Recipe, processes: int = 1) -> str:
+    """The shell command that trains a run's recipe again, into ``RUN-again``.
+
+    It names one of lagwise's recipes and the overrides if these give exactly the run's recipe, and otherwise the file
+    ``RUN/recipe.yaml``.
+    """
+    options = _shortest_overrides(recipe)
+    if options is None:
+        options = ["--recipe", str(run / "recipe.yaml")]
+        if (run / "tokenizer").is_dir():  # the recipe names the folder from which the run copied it
+            options.append(f"data.tokenizer={run / 'tokenizer'}")
+    start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
+    return shlex.join([*start, "train", *options, "--out", f"{run}-again"])
+
+
+def _shortest_overrides(recipe: Recipe) -> list[str] | None:
+    """Options and overrides that turn the recipe of lagwise with the same description into this one."""
+    found: list[list[str]] = []
+    wanted = settings(recipe)
+    for name in recipe_names():
+        if load_recipe(name).description != recipe.description:
+            continue
+        for start in ([], *([f"model={word}"] for word in PRESETS)):
+            base = settings(load_recipe(name, start))
+            changes = {key: value for key, value in wanted.items() if key not in base or base[key] != value}
+            overrides = start + [f"{key}={_yaml(value)}" for key, value in changes.items() if key != "data.source"]
+            data = [f"data.source={recipe.data.source}"] if "data.source" in changes else []
+            try:
+                if settings(load_recipe(name, overrides + data)) != wanted:
+                    continue
+            except ValueError:  # the overrides contradict each other
+                continue
+            source = ["--data", str(recipe.data.source)] if data else []
+            found.append(["--recipe", name, *source, *overrides])
+    return min(found, key=len, default=None)
+
+
+def _yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("...\n").strip()
