@@ -61,8 +61,9 @@ def inline_svg(figure: Figure, name: str) -> str:
 
 _PAPER = "#fdfdfe"  # a colour that no plot uses
 _DIGITS = re.compile(r"(\.\d\d)\d+")
-#: names of groups, which are the same in every figure, and namespaces, which HTML has of its own
-_NOT_INLINE = re.compile(r' (id="[\w.]+_\d+"|xmlns(:xlink)?="[^"]*")')
+#: identifiers of groups and images, which may be the same in other figures and which nothing refers to, and
+#: namespaces, which HTML defines itself
+_NOT_INLINE = re.compile(r' (id="([\w.]+_\d+|image[0-9a-f]+)"|xmlns(:xlink)?="[^"]*")')
 
 
 def close(figure: Figure) -> None:

@@ -1,22 +1,16 @@
-"""Kernels as numbers, pictures and a page."""
+"""Kernels as numbers and pictures."""
 
 from __future__ import annotations
 
 import math
-from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from lagwise.analysis import LayerKernel, learned_kernels
 from lagwise.analysis.plots import kernel_curves, kernel_matrices
-from lagwise.analysis.report import plot_run
 from lagwise.mixers import ToeplitzMixer
-from lagwise.runs import evaluate_run
 from lagwise.tasks.figures import accuracy_curve, length_curve, loss_curve
-from lagwise.training import Recipe, load_recipe, train
 
 
 def test_learned_kernels_are_the_mixers_taps() -> None:
@@ -52,56 +46,3 @@ def test_curves_show_the_numbers() -> None:
     assert (
         kernel_matrices([kernel], size=3).axes[0].images[0].get_array().filled(0).tolist() == kernel.matrix(3).tolist()
     )
-
-
-class _Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sources: list[str] = []
-        self.links = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        if tag == "img":
-            self.sources.append(values["src"] or "")
-        self.links += tag in ("link", "script") or bool(values.get("href"))
-
-
-@pytest.mark.parametrize("transformer", [False, True])
-def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, transformer: bool) -> None:
-    if transformer:
-        tiny_recipe.model = {
-            "hidden_size": 8,
-            "num_hidden_layers": 1,
-            "block": {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}},
-        }
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    assert len(plot_run(run)) == (2 if transformer else 4)  # without an evaluation: no extrapolation
-    evaluate_run(run, [32, 64], progress=False)
-    (run / "sample.txt").write_text("if a < b & c:")
-    written = plot_run(run)
-    assert [p.name for p in written if p.suffix == ".png"][:2] == ["loss.png", "extrapolation.png"]
-    text = written[-1].read_text()
-    page = _Page()
-    page.feed(text)
-    assert len(page.sources) == (2 if transformer else 4)
-    assert all(s.startswith("data:image/png;base64,") for s in page.sources)
-    assert page.links == 0
-    assert "if a &lt; b &amp; c:" in text
-    assert "gzip" in text
-
-
-def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Accuracy, over steps and at lengths; nothing of bytes."""
-    recall = load_recipe("associative-recall", ["data.length=8"])
-    tiny_recipe.data, tiny_recipe.task = recall.data, recall.task
-    block = {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}
-    tiny_recipe.model = {**tiny_recipe.model, "block": block}
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    assert [p.name for p in plot_run(run)] == ["accuracy.png", "report.html"]
-    evaluate_run(run, [8, 16], max_tokens=160, progress=False)
-    text = plot_run(run)[-1].read_text()
-    assert "<th>accuracy</th>" in text
-    assert "<td>20</td>" in text
-    assert "<td>10</td>" in text
-    assert "byte" not in text.split("<h2>Recipe</h2>")[0]

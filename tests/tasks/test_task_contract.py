@@ -93,7 +93,7 @@ def test_its_report_has_its_pictures_and_tables(name: str, runs: dict[str, Path]
     *pictures, report = plot_run(runs[name])
     assert all(path.stat().st_size > 5000 for path in pictures)
     page = report.read_text()
-    assert page.count("<img") == len(pictures)
+    assert page.count("<svg") == len(pictures)
     assert "<h2>Results</h2>" in page
 
 

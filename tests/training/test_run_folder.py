@@ -196,6 +196,9 @@ def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> Non
         (line["step"], line["loss"]) for line in resumed if "loss" in line
     ]
     assert lines[-1]["train_loss"] == resumed[-1]["train_loss"]
+    seconds = [line["seconds"] for line in resumed]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
     tiny_recipe.training.log_every = 1
     every = train(tiny_recipe, tmp_path / "every", progress=False)
     losses = [line["loss"] for line in read_metrics(every) if "loss" in line]

@@ -36,7 +36,7 @@ def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
         raise ValueError(f"out must not be the folder of a run, got {str(out)!r}")
     recorded = {name: recorded_run(run) for name, run in _named(runs).items()}
     _require_same("task", {name: run.recipe.task["name"] for name, run in recorded.items()})
-    _require_same("headline metric", {name: run.task.headline for name, run in recorded.items()})
+    _require_same("headline metric", {name: run.headline[0] for name, run in recorded.items()})
     return write_page(out, f"{len(recorded)} runs: {', '.join(recorded)}", _sections(recorded))
 
 
@@ -88,21 +88,22 @@ def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
 def _learning(runs: Mapping[str, RecordedRun]) -> Section:
     """The headline metric and the training loss over steps, and over seconds if all runs have logged them."""
     untimed = ", ".join(name for name, run in runs.items() if not run.curve("seconds"))
-    task = next(iter(runs.values())).task
+    metric, label = next(iter(runs.values())).headline
     plots = {}
     for over in ("step", "seconds")[: 1 if untimed else 2]:
-        for name, metric, label in (
-            ("validation", f"eval_{task.headline}", f"validation {task.headline_label}"),
+        for name, logged, what in (
+            ("validation", f"eval_{metric}", f"validation {label}"),
             ("loss", "loss", "training loss"),
         ):
-            curves = {each: run.curve(metric, over) for each, run in runs.items()}
-            plots[f"{name}-{over}"] = learning_curves(curves, over, label)
+            curves = {each: run.curve(logged, over) for each, run in runs.items()}
+            plots[f"{name}-{over}"] = learning_curves(curves, over, what)
     note = f"No curves over seconds: these runs have no times in their logs: {untimed}."
     return Section("Learning", [note] if untimed else (), plots=plots)
 
 
 def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
-    """Tables of results with the same columns as one, whose rows of the same name follow each other."""
+    """Tables of results with the same columns as one: with a column for each run if the tables have one value a row,
+    and otherwise with the rows of the same name one below the other."""
     groups: dict[tuple[int, tuple[str, ...]], dict[str, Table]] = {}
     for name, each in tables.items():
         for place, table in enumerate(each):
@@ -110,7 +111,12 @@ def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
     merged = []
     for (_, head), group in groups.items():
         first = dict.fromkeys(row[0] for table in group.values() for row in table.rows)
-        rows = [(key, name, *row[1:]) for key in first for name, t in group.items() for row in t.rows if row[0] == key]
         title = " / ".join(dict.fromkeys(table.title for table in group.values()))
+        if len(head) == 2:
+            values = [dict(table.rows) for table in group.values()]
+            rows = [(key, *(each.get(key, "-") for each in values)) for key in first]
+            merged.append(Table(f"{title}: {head[1]}", (head[0], *group), rows))
+            continue
+        rows = [(key, name, *row[1:]) for key in first for name, t in group.items() for row in t.rows if row[0] == key]
         merged.append(Table(title, (head[0], "run", *head[1:]), rows))
     return merged

@@ -21,7 +21,7 @@ _NEAR = 64  # lags drawn to scale
 
 
 def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
-    """Taps over lag, one panel per layer: a few channels, and the mean size over all."""
+    """Taps over lag, one panel per layer: a few channels, and the mean size over all in the colour of the text."""
     figure, drawn = panels(len(kernels), height=2.2)
     for axes, kernel in zip(drawn, kernels, strict=True):
         lags = kernel.lags + (0 if kernel.origin else 1)
@@ -38,7 +38,7 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
         else:
             axes.set_xscale("log")
         axes.axhline(0, color="0.8", linewidth=0.5)
-    figure.suptitle("Kernels: six channels, mean size (black)")
+    figure.suptitle("Kernels: six channels (thin), mean size of all (thick)")
     return figure
 
 
@@ -62,7 +62,7 @@ def learning_curves(curves: Mapping[str, Sequence[tuple[float, float]]], over: s
     figure, axes = single()
     for number, points in enumerate(curves.values()):
         style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}  # there are ten colours
-        axes.plot(*columns(points), linewidth=1, marker="o" if len(points) <= 40 else None, markersize=3, **style)
+        axes.plot(*columns(points), linewidth=1.4, marker="o" if len(points) <= 40 else None, markersize=3, **style)
     axes.set(xlabel=over, ylabel=label, title=f"{label.capitalize()} over {'steps' if over == 'step' else over}")
     legend = axes.legend(axes.lines, curves.keys(), fontsize=8)
     for text in legend.get_texts():

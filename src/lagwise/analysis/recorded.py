@@ -38,8 +38,8 @@ class RecordedRun:
         }
         if seconds := self.curve("seconds"):
             facts["seconds"] = f"{seconds[-1][1]:,.0f}"
-        label = self.task.headline_label
-        if scores := self.curve(f"eval_{self.task.headline}"):
+        name, label = self.headline
+        if scores := self.curve(f"eval_{name}"):
             step, best = (max if self.task.greater_is_better else min)(scores, key=lambda point: point[1])
             facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
             facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
@@ -50,7 +50,8 @@ class RecordedRun:
         about = self.about
         versions = [name for name in ("lagwise", "torch", "transformers", "numpy", "python") if name in about]
         return {
-            "processor": f"{about['processor']}, {about['threads']} threads",
+            "processor": about["processor"],
+            "threads": str(about["threads"]),
             "GPU": about["gpu"] or "none",
             "processes": str(self.processes),
             "versions": ", ".join(f"{name} {about[name]}" for name in versions),
@@ -60,6 +61,11 @@ class RecordedRun:
     def processes(self) -> int:
         """Number of processes that shared the batch."""
         return self.about.get("processes", 1)
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """The metric by which the task compares checkpoints, and its name for people."""
+        return self.task.logged_headline(self.metrics)
 
     def curve(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
         """The logged values of a metric over the steps or seconds of training."""

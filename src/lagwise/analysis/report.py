@@ -48,4 +48,5 @@ def _plot_run(folder: Path) -> list[Path]:
         Section("Recipe", code=run.recipe.to_yaml(), folded=True),
         Section("Machine and versions", tables=[facts_table({"": run.machine()})]),
     ]
-    return write_page(folder, run.recipe.description or folder.name, sections)
+    name = folder.resolve().name
+    return write_page(folder, f"{name}: {run.recipe.description}" if run.recipe.description else name, sections)

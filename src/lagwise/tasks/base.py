@@ -73,6 +73,10 @@ class Task:
         if config.input_name != self.inputs:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name} (model.inputs)")
 
+    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> tuple[str, str]:
+        """The headline of a run and its name for people, from the lines of the run's log."""
+        return self.headline, self.headline_label
+
     def identity(self) -> str:
         """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
         raise NotImplementedError

@@ -117,6 +117,12 @@ class SequenceClassification(Task):
     def headline_label(self) -> str:  # type: ignore[override]
         return METRICS[self.headline]
 
+    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> tuple[str, str]:
+        if self.metric is not None or self.kind != "auto":
+            return super().logged_headline(metrics)
+        name = "pearson" if any("eval_pearson" in line for line in metrics) else "accuracy"
+        return name, METRICS[name]
+
     @property
     def next_command(self) -> str:  # type: ignore[override]
         reads_lines = self.inputs == "tokens" and len(self.columns()) == 1

@@ -1,0 +1,243 @@
+"""Reports of a run and of several: what the pages hold, and that they need nothing else."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lagwise.analysis.comparison import compare_runs
+from lagwise.analysis.plots import learning_curves
+from lagwise.analysis.report import plot_run
+from lagwise.analysis.settings import different_settings, training_command
+from lagwise.cli.main import app
+from lagwise.figures import close, inline_svg
+from lagwise.runs import evaluate_run
+from lagwise.tasks.figures import confusion_matrix
+from lagwise.training import Recipe, load_recipe, read_metrics, train
+
+ODD = 'a_<b> & "c" $d_$'  # a folder's name
+
+
+class Page(HTMLParser):
+    """The parts of a page, and its text by the id of the section."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = [""]
+        self.texts: dict[str, str] = {}
+        self.section = ""
+        self.html = file.read_text()
+        self.feed(self.html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append(tag)
+        if tag == "section":
+            self.section = values["id"] or ""
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.sources += [values[name] or "" for name in ("src", "xlink:href") if name in values]
+        self.links += [values["href"] or ""] if "href" in values else []
+
+    def handle_data(self, data: str) -> None:
+        place = self.section or self.tags[-1]
+        self.texts[place] = f"{self.texts.get(place, '')} {data}".strip()
+
+    def check(self) -> None:
+        """Every link and reference leads somewhere in the page, and to one place; nothing is on the network."""
+        assert len(set(self.ids)) == len(self.ids)
+        assert self.links
+        assert {link.removeprefix("#") for link in self.links} <= set(self.ids)
+        assert set(re.findall(r"url\(#(\w+)\)", self.html)) <= set(self.ids)
+        assert all(s.startswith("data:image/png;base64,") or s.removeprefix("#") in self.ids for s in self.sources)
+        assert "http" not in self.html.replace("http-equiv", "")
+        assert self.tags.count("svg") == self.tags.count("figure")
+        assert "link" not in self.tags
+        assert "#000000" not in self.html  # would not be seen on a dark ground
+
+
+@pytest.mark.parametrize("transformer", [False, True])
+def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, transformer: bool) -> None:
+    if transformer:
+        tiny_recipe.model = {
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "block": {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}},
+        }
+    run = train(tiny_recipe, tmp_path / ODD, progress=False)
+    assert len(plot_run(run)) == (2 if transformer else 4)  # without an evaluation: no extrapolation
+    evaluate_run(run, [32, 64], progress=False)
+    (run / "sample.txt").write_text("if a < b & c:")
+    written = plot_run(run)
+    assert [p.name for p in written if p.suffix == ".png"][:2] == ["loss.png", "extrapolation.png"]
+    page = Page(written[-1])
+    page.check()
+    assert page.tags.count("svg") == (2 if transformer else 4)
+    assert page.texts["title"].startswith(f"{ODD}: ")
+    assert "if a < b & c:" in page.texts["a-sample"]
+    assert "gzip" in page.texts["results"]
+    assert "best validation bits/byte" in page.texts["summary"]
+    assert f"--recipe {shlex.quote(str(run / 'recipe.yaml'))}" in page.texts["reproduce"]
+    assert "training:\n  steps: 6" in page.texts["recipe"]
+    assert "details" in page.tags
+    assert "torch" in page.texts["machine-and-versions"]
+    assert [link.removeprefix("#") for link in page.links] == [name for name in page.ids if name in page.texts]
+
+
+def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Accuracy, over steps and at lengths; nothing of bytes."""
+    recall = load_recipe("associative-recall", ["data.length=8"])
+    tiny_recipe.data, tiny_recipe.task = recall.data, recall.task
+    block = {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}
+    tiny_recipe.model = {**tiny_recipe.model, "block": block}
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert [p.name for p in plot_run(run)] == ["accuracy.png", "report.html"]
+    evaluate_run(run, [8, 16], max_tokens=160, progress=False)
+    text = plot_run(run)[-1].read_text()
+    assert "<th>accuracy</th>" in text
+    assert "<td>20</td>" in text
+    assert "<td>10</td>" in text
+    assert "byte" not in text.split("<h2>Recipe</h2>")[0]
+
+
+class TestCommand:
+    def recipe(self, command: str) -> tuple[Recipe, list[str]]:
+        """The recipe that a command trains, and its words."""
+        words = shlex.split(command)
+        options = words[words.index("train") + 1 :]
+        values = {name: options[options.index(name) + 1] for name in ("--recipe", "--data", "--out") if name in options}
+        overrides = [word for word in options if word not in values and word not in values.values()]
+        recipe = load_recipe(values["--recipe"], overrides)
+        if "--data" in values:
+            recipe.data.source = values["--data"]
+        return recipe, words
+
+    @pytest.mark.parametrize(
+        ("name", "overrides"),
+        [
+            ("tnn-lm", []),
+            ("tnn-lm", ["data.source=a file.txt", "model=mega", "model.block.chunk=64", "training.epsilon=1e-9"]),
+            ("classify", ["task.text=[a, 'b c']", "task.label='no'", "model.hidden_size=32"]),
+            ("mega-lm", ["data.lengths=[128, 256]", "data.length=256", "data.source=stdlib"]),
+        ],
+    )
+    def test_names_a_recipe_and_what_was_changed(self, name: str, overrides: list[str], tmp_path: Path) -> None:
+        wanted = load_recipe(name, overrides)
+        recipe, words = self.recipe(training_command(tmp_path / ODD, wanted))
+        assert recipe == wanted
+        assert words[:4] == ["lagwise", "train", "--recipe", name]
+        assert words[-2:] == ["--out", str(tmp_path / f"{ODD}-again")]
+        assert len(words) <= 6 + len(overrides) + ("data.source" in str(overrides))
+
+    def test_else_names_the_recipe_of_the_run(self, tmp_path: Path) -> None:
+        wanted = replace(load_recipe("tnn-lm"), description="my own")
+        (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
+        recipe, words = self.recipe(training_command(tmp_path, wanted, processes=2))
+        assert recipe == wanted
+        assert words[:6] == ["torchrun", "--nproc-per-node", "2", "-m", "lagwise", "train"]
+        (tmp_path / "tokenizer").mkdir()
+        assert f"data.tokenizer={tmp_path / 'tokenizer'}" in training_command(tmp_path, wanted)
+
+
+def test_plots_for_pages_keep_names_as_they_are() -> None:
+    """Dollars are no mathematics, an underscore hides nothing, and markup is escaped."""
+    figure = confusion_matrix([[3, 1], [0, 2]], ["<b>$\\x$", "no"])
+    svg = inline_svg(figure, "confusion")
+    close(figure)
+    assert "&lt;b&gt;$\\x$" in svg
+    assert svg.startswith("<svg ")
+    figure = learning_curves({"_$a$": [(1, 2.0), (2, 1.0)], "b": [(1, 3.0), (2, 2.5)]}, "step", "loss")
+    svg = inline_svg(figure, "loss")
+    assert [line.get_xydata().tolist() for line in figure.axes[0].lines] == [[[1, 2], [2, 1]], [[1, 3], [2, 2.5]]]
+    close(figure)
+    assert ">_$a$</text>" in svg
+    assert "var(--paper)" in svg  # the ground of the legend
+
+
+@pytest.fixture(scope="module")
+def runs(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("compared")
+    few = ["training.batch_size=4", "training.evaluate_every=3", "training.log_every=1", "data.length=32"]
+    few += ["model.hidden_size=8", "model.num_hidden_layers=1", "training.evaluate_tokens=512"]
+    few += [f"data.source={text_file}", "training.warmup_steps=2"]
+    runs = []
+    for name, steps, rate in (("one", 3, 0.001), (ODD, 6, 0.002)):
+        recipe = load_recipe("tnn-lm", [*few, f"training.steps={steps}", f"training.learning_rate={rate}"])
+        runs.append(train(recipe, folder / name, progress=False))
+    return runs
+
+
+class TestComparison:
+    def test_shows_curves_results_and_what_differs(self, runs: list[Path], tmp_path: Path) -> None:
+        for run in runs:
+            evaluate_run(run, [32, 64], progress=False)
+        *plots, report = compare_runs(runs, tmp_path / "new" / "place")
+        assert report == tmp_path / "new" / "place" / "report.html"
+        names = ["validation-step", "loss-step", "validation-seconds", "loss-seconds"]
+        assert [path.stem for path in plots] == names
+        page = Page(report)
+        page.check()
+        assert page.texts["title"] == f"2 runs: one, {ODD}"
+        assert page.tags.count("svg") == 4
+        assert "training.learning_rate 0.001 0.002" in page.texts["recipes"]
+        assert "training.seed" not in page.texts["recipes"]
+        assert page.texts["results"].count(ODD) == 3  # a column, and two lengths
+        assert page.texts["reproduce"].count("lagwise train --recipe tnn-lm --data") == 2
+        assert "torch" in page.texts["machine-and-versions"]
+
+    def test_goes_beside_the_first_run(self, runs: list[Path]) -> None:
+        result = CliRunner().invoke(app, ["plot", *map(str, runs)], catch_exceptions=False)
+        assert result.exit_code == 0
+        report = runs[0].resolve().parent / "comparison" / "report.html"
+        assert str(report) in result.output.replace("\n", "")
+        assert report.is_file()
+
+    def test_needs_no_evaluation_no_weights_and_no_times(self, runs: list[Path], tmp_path: Path) -> None:
+        folders = [Path(shutil.copytree(run, tmp_path / place / "run")) for run, place in zip(runs, "ab", strict=True)]
+        for name in ("evaluation.json", "config.json", "model.safetensors"):
+            (folders[0] / name).unlink(missing_ok=True)
+        log = folders[0] / "metrics.jsonl"
+        log.write_text(re.sub(r', "seconds": [\d.]+', "", log.read_text()))
+        assert not any("seconds" in line for line in read_metrics(folders[0]))
+        *plots, report = compare_runs(folders)
+        assert [path.stem for path in plots] == ["validation-step", "loss-step"]
+        page = Page(report)
+        assert "no times in their logs: a/run." in page.texts["learning"]
+        assert "Not evaluated yet: a/run" in page.texts["results"]
+
+    def test_refuses_what_cannot_be_compared(self, runs: list[Path], tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"needs different runs, got .* twice"):
+            compare_runs([runs[0], runs[0].parent / "." / runs[0].name])
+        with pytest.raises(ValueError, match="out must not be the folder of a run"):
+            compare_runs(runs, runs[0])
+        with pytest.raises(FileNotFoundError):
+            compare_runs([runs[0], tmp_path / "nothing"])
+        other = Path(shutil.copytree(runs[0], tmp_path / "other", ignore=shutil.ignore_patterns("evaluation.json")))
+        recipe = (other / "recipe.yaml").read_text()
+        (other / "recipe.yaml").write_text(recipe.replace("name: language_m", "name: masked_language_m"))
+        message = "one task can be compared: 'one' has language_modelling, 'other' has masked_language_modelling"
+        with pytest.raises(ValueError, match=message):
+            compare_runs([runs[0], other])
+        damaged = Path(shutil.copytree(runs[0], tmp_path / "damaged"))
+        (damaged / "run.json").write_text("{}")
+        with pytest.raises(ValueError, match=r"run\.json.* in '.*damaged' is damaged"):
+            compare_runs([runs[1], damaged])
+        result = CliRunner().invoke(app, ["plot", str(runs[0]), "--out", str(tmp_path)])
+        assert "--out is for several runs" in result.output
+
+
+def test_settings_that_only_some_recipes_have_are_shown() -> None:
+    recipes = {"a": load_recipe("tnn-lm"), "b": load_recipe("tnn-lm", ["model=mega", "data.lengths=[512]"])}
+    rows = {key: values for key, *values in different_settings(recipes)}
+    assert rows["data.lengths"] == ["null", "[512]"]
+    assert rows["model.block.chunk"][0] == "-"
+    assert "training.steps" not in rows
