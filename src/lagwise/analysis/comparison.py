@@ -113,7 +113,7 @@ def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
         first = dict.fromkeys(row[0] for table in group.values() for row in table.rows)
         title = " / ".join(dict.fromkeys(table.title for table in group.values()))
         if len(head) == 2:
-            values = [dict(table.rows) for table in group.values()]
+            values = [{row[0]: row[1] for row in table.rows} for table in group.values()]
             rows = [(key, *(each.get(key, "-") for each in values)) for key in first]
             merged.append(Table(f"{title}: {head[1]}", (head[0], *group), rows))
             continue
