@@ -36,7 +36,6 @@ _LEFT_OUT = """
 
 | model | why, and what there is |
 |---|---|
-| AFNO | its network acts on frequencies of each picture's own size; batches of several sizes are not done; `gfnet` |
 | Linformer, Nyströmformer, Reformer, BigBird, Informer, Skyformer | they approximate attention; packages: \
 (`linformer`, `nystrom-attention`, `reformer-pytorch`, transformers) |
 """

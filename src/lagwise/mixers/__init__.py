@@ -4,6 +4,7 @@ import warnings
 from importlib.metadata import entry_points
 
 from lagwise.files import one_line
+from lagwise.mixers.afno import AFNO2d, AFNOMixer
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
@@ -48,6 +49,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "relative_attention": RelativeAttentionMixer,
     "fnet": FNetMixer,
     "gfnet": GFNetMixer,
+    "afno": AFNOMixer,
+    "afno2d": AFNO2d,
 }
 
 _OWN = frozenset(MIXERS)
@@ -83,6 +86,8 @@ _register_installed()
 __all__ = [
     "GTU",
     "MIXERS",
+    "AFNO2d",
+    "AFNOMixer",
     "AttentionMixer",
     "ChunkedAttention",
     "ChunkedAttentionMixer",

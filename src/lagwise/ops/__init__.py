@@ -55,7 +55,7 @@ from lagwise.ops.packing import (
     row_extents,
     seq_idx_from_cu_seqlens,
 )
-from lagwise.ops.ragged_dft import ragged_dft
+from lagwise.ops.ragged_dft import ragged_dft, ragged_irdft
 from lagwise.ops.ring import ring_lags, ring_of, ring_product, ring_read, ring_tokens, ring_write
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
@@ -131,6 +131,7 @@ __all__ = [
     "plan_from_tolerance",
     "prolong",
     "ragged_dft",
+    "ragged_irdft",
     "ragged_ski_product",
     "receptive_field",
     "reduce_taps",
