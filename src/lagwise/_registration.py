@@ -16,15 +16,22 @@ _ON_IMPORT = {
     "transformers.models.auto.configuration_auto": "lagwise.models.configuration",
     "transformers.models.auto.modeling_auto": "lagwise.models.modeling",
 }
+# These import the Auto classes before they define what our modules need of them.
+_FIRST_WHOLE = {"transformers.modeling_layers"}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the two Auto modules like everybody else, and imports ours after they have run."""
+    """Finds the two Auto modules like everybody else, and imports ours after they have run, and whatever imported them
+    that ours need whole."""
+
+    def __init__(self) -> None:
+        self._running = 0  # modules of `_FIRST_WHOLE`
+        self._waiting: list[str] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _ON_IMPORT:
+        if fullname not in _ON_IMPORT and fullname not in _FIRST_WHOLE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -32,8 +39,16 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
-            importlib.import_module(_ON_IMPORT[fullname])
+            whole = fullname in _FIRST_WHOLE
+            self._running += whole
+            try:
+                run(module)
+            finally:
+                self._running -= whole
+            if not whole:
+                self._waiting.append(_ON_IMPORT[fullname])
+            while self._waiting and not self._running:
+                importlib.import_module(self._waiting.pop(0))
 
         spec.loader.exec_module = exec_module  # this loader object serves this one import
         return spec
