@@ -148,12 +148,12 @@ ATTENTION_PEERS: dict[str, Callable[[int, int], Mixer]] = {
     "nystrom-attention": nystrom_attention,
     "performer-pytorch": performer,
     "reformer-pytorch": reformer,
-    "reformer, transformers": transformers_reformer,
-    "bigbird, transformers": bigbird,
-    "nystromformer, transformers": nystromformer,
-    "yoso, transformers": yoso,
-    "informer, transformers": informer,
-    "fnet, transformers": transformers_fnet,
+    "reformer (transformers)": transformers_reformer,
+    "bigbird (transformers)": bigbird,
+    "nystromformer (transformers)": nystromformer,
+    "yoso (transformers)": yoso,
+    "informer (transformers)": informer,
+    "fnet (transformers)": transformers_fnet,
 }
 
 
