@@ -109,6 +109,30 @@ def test_a_scan_turns_exactly_over_long_texts(dtype: torch.dtype) -> None:
     assert torch.equal(last, y[:, -1])
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("lru", {"states": 5}, (5,)),
+        ("s5", {"modes": 6}, (6,)),
+        ("toeplitz", {"kernel": {"name": "s4d", "modes": 3}}, (CHANNELS, 3)),
+        ("gss", {"contraction": 1, "kernel": {"name": "dss", "modes": 3}}, (CHANNELS, 3)),
+    ],
+)
+def test_state_spaces_stream_as_what_they_are(name: str, options: dict[str, Any], states: tuple[int, ...]) -> None:
+    """Over a text of any length one complex number a state, and outputs to rounding, not to a tolerance."""
+    mixer = make(name, options)
+    x = noise(1, 3000)
+    y, state = mixer.prefill(x[:, :2990], mixer.init_state(1))
+    rest = []
+    for token in x[:, 2990:].unbind(1):
+        token_y, state = mixer.step(token, state)
+        rest.append(token_y)
+    whole = mixer(x)
+    torch.testing.assert_close(torch.cat([y, torch.stack(rest, 1)], 1), whole, rtol=0, atol=1e-11)
+    held = [t for t in state if isinstance(t, Tensor)] if name in ("toeplitz", "gss") else list(state.parts)
+    assert [(t.shape, t.is_complex()) for t in held] == [((1, *states), True)]
+
+
 def test_favor_is_near_softmax_attention() -> None:
     """With many features; and two that are made alike have the same features, which are never drawn again."""
     mixer, other = (make("linear_attention", {"feature_map": "favor", "heads": 2, "count": 4096}) for _ in range(2))
