@@ -29,8 +29,10 @@ class AFNOMixer(Mixer):
     A row is transformed over its own tokens, so its padding leaves no trace; the published code transforms its padding
     too. Two-sided only. ValueError for options out of range.
 
-    Source: Guibas et al. 2022, "Adaptive Fourier Neural Operators: Efficient Token Mixers for Transformers", §4, with
-    the residual and the half spectrum of the published code; its cut of high frequencies, by default off, is left out.
+    The residual, and the half of the spectrum that says the other, are those of the published code; its cut of high
+    frequencies, by default off, is left out.
+
+    Source: Guibas et al. 2022, "Adaptive Fourier Neural Operators: Efficient Token Mixers for Transformers", §4.
     """
 
     directions = (False,)
