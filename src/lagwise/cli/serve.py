@@ -36,7 +36,7 @@ def serve(
     curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "tnn-lm", "prompt":
     "def "}'
 
-    The model is known by the name of its folder. Ctrl-C ends the server.
+    The model's name is that of its folder. Ctrl-C stops the server.
     """
     try:
         import uvicorn
