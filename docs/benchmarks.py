@@ -24,7 +24,8 @@ Every benchmark checks each method against a dense or sequential reference befor
 turn in one process. Times are medians. Machines were shared, so compare within a table, not between tables. Each table
 names the file that holds its figures, with versions and all details, and the command that made it.
 
-Other pages have tables of their own: [forecasting](forecasting.md), [signals](signals.md), [serving](serving.md),
+Other pages have tables of their own: [the family](family.md) (every mixer and kernel, and other packages),
+[forecasting](forecasting.md), [signals](signals.md), [serving](serving.md),
 [export and compiled steps](export.md), [drafts](clients.md#drafts-assisted-decoding-and-prompt-lookup).
 """
 
