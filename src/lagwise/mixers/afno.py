@@ -59,8 +59,10 @@ class AFNOMixer(Mixer):
 class AFNO2d(Mixer):
     """`AFNOMixer` over a grid, by Fourier transforms of two dimensions.
 
-    Options as there; grid and errors as in `GridMixer`. A picture is transformed over its own height and width: over
-    the smallest rectangle that holds all that its mask shows. Two-sided only.
+    Options: heads, threshold and activation, as in `AFNOMixer`. Grid and errors as in `GridMixer`.
+
+    A picture is transformed over its own height and width: over the smallest rectangle that holds all that its mask
+    shows. Two-sided only.
 
     Source: Guibas et al. 2022, "Adaptive Fourier Neural Operators: Efficient Token Mixers for Transformers", §4.
     """
