@@ -24,6 +24,7 @@ from run_queue import keep, lagwise
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
+from lagwise.mixers.recurrence import RecurrentMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
 from lagwise.ops import reduce_taps
@@ -86,7 +87,10 @@ def found(run: Path, tolerance: float) -> dict[str, Any]:
     row: dict[str, Any] = {"tolerance": tolerance, "streaming_error": streaming_error(model)}
     layers = [m for m in model.modules() if isinstance(m, ToeplitzMixer)]
     if not layers or layers[0].kernel.recurrent:
-        row["state_space"] = True
+        kernels: Any = [m.kernel for m in layers]
+        poles = [kernel.recurrence().poles[0] for kernel in kernels]
+        poles += [m.recurrence().log_decay for m in model.modules() if isinstance(m, RecurrentMixer)]
+        row["state_space"] = max(len(each) for each in poles)  # complex numbers, of a channel or of all together
         row["tokens_per_second"] = tokens_per_second({"before": model}, LENGTH)
         return row
     with tempfile.TemporaryDirectory() as folder:

@@ -94,6 +94,17 @@ are multiples of 128, of 64 |
 | Skyformer, kernelized attention | missing | there is only the code of their paper |
 """
 
+_SPEED_INTRODUCTION = """Steps are forward and backward on one thread. In brackets is how many times as fast as TNN they
+are, timed in turn with it, in the same direction; then the memory of a step. Every mixer was compared with its dense
+reference first.
+"""
+_CONVERSION_INTRODUCTION = """A causal model of 2 layers of 64 channels was trained with each. States are real, of the
+channel that needs most; error and bound are the largest over a channel's gain; bits per byte are of texts of 256 and
+1024 tokens. What is a state space is not converted: its complex numbers are of a channel, and of all channels together
+for LRU and S5. A kernel that cannot be reduced streams by its taps; in brackets is what a coarser tolerance takes.
+Streaming what is not converted is off by rounding, relative to the largest logit.
+"""
+
 
 def page() -> str:
     """The page's text."""
@@ -134,9 +145,8 @@ def _speed(path: Path) -> str:
     some = rows[0]
     lines = [
         f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels\n",
-        f"`{content['command']}` on {content['processor']}, {some['threads']} thread, torch {content['torch']}. In",
-        "brackets how many times as fast as the TNN timed in turn with it, then the memory of a step. Mixers without a",
-        "causal form are beside a TNN of their direction.\n",
+        f"`{content['command']}` ({content['processor']}, {some['threads']} thread, torch {content['torch']}).\n",
+        _SPEED_INTRODUCTION,
         f"| method | direction | parameters | {' | '.join(f'{n} tokens' for n in lengths)} |",
         "|---" * (3 + len(lengths)) + "|",
     ]
@@ -165,10 +175,8 @@ def _conversion() -> str:
     tolerance = next(iter(results.values()))["tolerance"]
     lines = [
         f"\n## Conversion of every kernel at {tolerance:g}\n",
-        f"`{content['command']}`: a model of 2 layers of 64 channels trained with each, tokens a second of one stream.",
-        "States, error and bound are the largest of a channel, error and bound over its gain; bits per byte at 256 and",
-        "1024 tokens. A kernel that cannot be reduced streams by its taps; states and errors in brackets are of a",
-        "coarser tolerance.\n",
+        f"`{content['command']}` ({content['processor']}, 1 thread, torch {content['torch']}).\n",
+        _CONVERSION_INTRODUCTION,
         "| kernel | taps | states | error, bound | bits per byte | lost | tokens/s before, after | streamed, off by |",
         "|---" * 8 + "|",
     ]
@@ -180,7 +188,7 @@ def _conversion_row(name: str, row: dict[str, Any]) -> str:
     speeds = ", ".join(f"{speed[key]:,.0f}" for key in ("before", "after") if key in speed)
     streamed = f"{row['streaming_error']:.0e}"
     if "layers" not in row:
-        why = "is a state space" if row.get("state_space") else "not reduced"
+        why = f"itself, {row['state_space']} complex" if "state_space" in row else "not reduced"
         return f"| {name} | | {why} | | | | {speeds} | {streamed} |"
     taps, states = (max(pick(layer) for layer in row["layers"]) for pick in (_taps, _states))
     figures = ", ".join(f"{max(layer[key] for layer in row['layers']):.0e}" for key in ("error", "bound"))
