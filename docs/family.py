@@ -72,6 +72,32 @@ between nodes.
 
 ![matrices](figures/toeplitz-matrices.png)
 """
+_PACKAGES = """
+## The same in other packages
+
+`tests/mixers/test_against_packages.py` copies weights and compares outputs, where the packages are installed
+(`pip install 'lagwise[peers]'`).
+
+| here | package | what to know |
+|---|---|---|
+| `attention` | `x-transformers` | equal, with ALiBi |
+| `chunked_attention` | `local-attention` | equal, without its look at the windows around |
+| `ema` | `mega-pytorch` | equal by other parameters: its decay is (1 - α) δ, where MEGA's is 1 - α δ |
+| `s5` | `s5-pytorch` | equal in both directions |
+| `lru` | `lru-pytorch` | equal; its D is a matrix |
+| `dss` | `gated-state-spaces-pytorch` | equal with a step of 1 and poles shared by all channels |
+| `gmlp` | `g-mlp-pytorch` | equal, with a dense matrix |
+| `linear_attention`, `favor` | `performer-pytorch` | equal two-sided, without the constant that it adds to features |
+| `short_conv` | transformers (LFM2) | equal |
+| `fnet` | transformers | equal (`tests/bench/test_attention_peers.py`) |
+| `afno2d` | `nvidia-physicsnemo` | equal, compared by hand: the package needs many others |
+| `flash` | `FLASH-pytorch` | not the same: it turns the linear part by positions too and adds a bias by lag |
+| `long_short` | `long-short-transformer` | not the same: keys are values, and norms and projections are of a head |
+| `tcn` | `pytorch-tcn` | not the same: its blocks are dense convolutions with weight norm |
+| `s4` | `s4-torch` | not usable: it is written in JAX |
+
+For Hyena, SGConv, STU, S4D, GFNet, the synthesizer and Transformer-XL no package was found that installs without a GPU.
+"""
 _LEFT_OUT = """
 ## Not here
 
@@ -116,7 +142,7 @@ def page() -> str:
     lines += [_kernel_row(name, kernel) for name, kernel in KERNELS.items()]
     sections = [_MATRICES, *(_speed(path) for path in SPEED if path.is_file())]
     sections += [_conversion()] if CONVERSION.is_file() else []
-    return "\n".join(lines) + "\n" + "".join(sections) + _LEFT_OUT
+    return "\n".join(lines) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT
 
 
 def _mixer_row(name: str, mixer: type[Mixer]) -> str:

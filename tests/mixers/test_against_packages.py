@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.mixers import (
+    AttentionMixer,
     GMLPMixer,
     LinearAttentionMixer,
     LRUMixer,
@@ -135,6 +136,17 @@ def test_chunked_attention(causal: bool) -> None:
     theirs = module.LocalAttention(window_size=8, causal=causal, look_backward=0, look_forward=0)
     query, key, value = torch.randn(3, 2, 4, LENGTH, CHANNELS)
     same(chunked_attention(query, key, value, chunk=8, causal=causal), theirs(query, key, value))
+
+
+def test_attention_with_alibi() -> None:
+    """x-transformers, which has no biases in its projections."""
+    module = pytest.importorskip("x_transformers.x_transformers")
+    theirs = module.Attention(8, heads=4, dim_head=2, causal=True)
+    ours = AttentionMixer(8, heads=4)
+    copy({ours.qkv.weight: torch.cat([theirs.to_q.weight, theirs.to_k.weight, theirs.to_v.weight])})
+    copy({ours.out.weight: theirs.to_out.weight, ours.qkv.bias: torch.zeros(24), ours.out.bias: torch.zeros(8)})
+    x = torch.randn(2, LENGTH, 8)
+    same(ours(x), theirs(x, rel_pos=module.AlibiPositionalBias(heads=4, total_heads=4)))
 
 
 def test_favor() -> None:
