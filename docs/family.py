@@ -96,7 +96,8 @@ _PACKAGES = """
 | `tcn` | `pytorch-tcn` | not the same: its blocks are dense convolutions with weight norm |
 | `s4` | `s4-torch` | not usable: it is written in JAX |
 
-For Hyena, SGConv, STU, S4D, GFNet, the synthesizer and Transformer-XL no package was found that installs without a GPU.
+Hyena's packages need a newer torch (`nvsubquadratic`) or a GPU (`stripedhyena`). For SGConv, STU, S4D, GFNet, the
+synthesizer and Transformer-XL none was found.
 """
 _LEFT_OUT = """
 ## Not here
