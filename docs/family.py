@@ -121,15 +121,16 @@ are multiples of 128, of 64 |
 | Skyformer, kernelized attention | missing | there is only the code of their paper |
 """
 
-_SPEED_INTRODUCTION = """Steps are forward and backward on one thread. In brackets is how many times as fast as TNN they
-are, timed in turn with it, in the same direction; then the memory of a step. Every mixer was compared with its dense
-reference first.
+_SPEED_INTRODUCTION = """\
+Steps are forward and backward on one thread. In brackets is how many times as fast as TNN they are, timed in turn with
+it, in the same direction; then the memory of a step. Every mixer was compared with its dense reference first.
 """
-_CONVERSION_INTRODUCTION = """A causal model of 2 layers of 64 channels was trained with each. States are real, of the
-channel that needs most; error and bound are the largest over a channel's gain; bits per byte are of texts of 256 and
-1024 tokens. What is a state space is not converted: its complex numbers are of a channel, and of all channels together
-for LRU and S5. A kernel that cannot be reduced streams by its taps; in brackets is what a coarser tolerance takes.
-Streaming what is not converted is off by rounding, relative to the largest logit.
+_CONVERSION_INTRODUCTION = """\
+A causal model of 2 layers of 64 channels was trained with each. States are real, of the channel that needs most; error
+and bound are the largest over a channel's gain; bits per byte are of texts of 256 and 1024 tokens. What is a state
+space is not converted: its complex numbers are of a channel, and of all channels together for LRU and S5. A kernel
+that cannot be reduced streams by its taps; in brackets is what a coarser tolerance takes. Streaming what is not
+converted is off by rounding, relative to the largest logit.
 """
 
 
