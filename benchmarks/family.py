@@ -183,8 +183,8 @@ def relative(ours: Tensor, exact: Tensor) -> float:
 
 def steps(name: str, causal: bool, layers: int, channels: int, length: int, batch: int) -> Iterator[Any]:
     """For `memory_of`: a small step and the one of interest."""
-    small = min(length, 1024)
-    yield training_step(stack(name, causal, layers, channels, small), torch.randn(1, small, channels))
+    few, small = 16, 512 if name in ATTENTION_PEERS else 64
+    yield training_step(stack(name, causal, 1, few, small), torch.randn(1, small, few))
     yield training_step(stack(name, causal, layers, channels, length), torch.randn(batch, length, channels))
 
 
