@@ -28,6 +28,7 @@ TOP = {
     "outside",
     "process",
     "progress",
+    "schema",
     "tables",
     "text",
 }
