@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from lagwise.kernels import RPEKernel, WarpedKernel
 from lagwise.mixers import ToeplitzMixer, ski
-from lagwise.ops import causal_ski_matrix, inducing_grid, interpolation_matrix, split_kernel, toeplitz_reference
+from lagwise.ops import toeplitz_reference
+from lagwise.ops.ski import causal_ski_matrix, inducing_grid, interpolation_matrix, split_kernel
 
 
 def mixer(**engine: Any) -> ToeplitzMixer:

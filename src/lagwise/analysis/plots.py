@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lagwise.analysis.kernels import LayerKernel
-from lagwise.analysis.theory import SKIErrorBound
-from lagwise.figures import columns, panels, pyplot, single
+from lagwise.analysis.theory import DECAY_ACTIVATIONS, SKIErrorBound, curved_share, random_responses, ski_error_bound
+from lagwise.figures import close, columns, panels, pyplot, single
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,3 +170,28 @@ def curved_shares(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     axes.set_title("A piecewise linear function bends at its kinks only")
     axes.legend()
     return figure
+
+
+def plot_theory(folder: Path) -> list[Path]:
+    """Draw theorem 1, theorems 2 to 4 and proposition 1 of SKI-TNN into a folder; returns the files written."""
+    bounds = {
+        f"degree {degree}": [ski_error_bound(rank=rank, degree=degree) for rank in (8, 12, 16, 24, 32, 64, 128)]
+        for degree in (1, 3)
+    }
+    responses = {(a, i): random_responses(a, i) for a in DECAY_ACTIVATIONS for i in ("omega", "cos")}
+    shares = {
+        name: [(n, curved_share(normalize=normalize, points=n)) for n in (512, 2048, 8192, 32768)]
+        for name, normalize in (("without the norm", False), ("with the norm", True))
+    }
+    figures = {
+        "theorem-1": error_bounds(bounds),
+        "theorems-2-to-4": decay_by_activation(responses),
+        "proposition-1": curved_shares(shares),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in figures.items():
+        written.append(folder / f"{name}.png")
+        figure.savefig(written[-1], dpi=110)
+        close(figure)
+    return written

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lagwise.kernels import FrequencyKernel, KernelNetwork
-from lagwise.ops import inducing_grid, interpolation_matrix
+from lagwise.ops.ski import inducing_grid, interpolation_matrix
 
 DECAY_ACTIVATIONS = ("gelu", "silu", "relu")
 
@@ -115,34 +114,6 @@ def curved_share(*, normalize: bool, points: int = 4096, hidden: int = 32, layer
     x = torch.linspace(-3, 3, points, dtype=torch.float64)[:, None]
     bend = network(x).diff(n=2, dim=0).abs()
     return float((bend > 1e-12 * network(x).abs().max()).double().mean())
-
-
-def plot_theory(folder: Path) -> list[Path]:
-    """Plot theorem 1, theorems 2 to 4 and proposition 1 of SKI-TNN into a folder. Returns the files written."""
-    from lagwise.analysis import plots
-    from lagwise.figures import close
-
-    bounds = {
-        f"degree {degree}": [ski_error_bound(rank=rank, degree=degree) for rank in (8, 12, 16, 24, 32, 64, 128)]
-        for degree in (1, 3)
-    }
-    responses = {(a, i): random_responses(a, i) for a in DECAY_ACTIVATIONS for i in ("omega", "cos")}
-    shares = {
-        name: [(n, curved_share(normalize=normalize, points=n)) for n in (512, 2048, 8192, 32768)]
-        for name, normalize in (("without the norm", False), ("with the norm", True))
-    }
-    figures = {
-        "theorem-1": plots.error_bounds(bounds),
-        "theorems-2-to-4": plots.decay_by_activation(responses),
-        "proposition-1": plots.curved_shares(shares),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, figure in figures.items():
-        written.append(folder / f"{name}.png")
-        figure.savefig(written[-1], dpi=110)
-        close(figure)
-    return written
 
 
 def _norm(matrix: Tensor) -> float:

@@ -23,7 +23,8 @@ from lagwise.bench.harness import (
 )
 from lagwise.bench.peers import LiteralTNO
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import causal_ski_matrix, ski_reference, split_kernel, toeplitz_matrix
+from lagwise.ops import toeplitz_matrix
+from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.base import masked
 from lagwise.mixers.chunked_attention import ChunkState
-from lagwise.ops import Layout, per_document
+from lagwise.ops import Layout
+from lagwise.ops.packing import per_document
 from lagwise.tables import build, known, whole_number
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_taps, modal_taps_of, symbolic
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import modal_taps, modal_taps_of
+from lagwise.ops.symbolic import symbolic
 
 
 class DiagonalKernel(LagKernel):

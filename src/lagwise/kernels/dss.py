@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lagwise.kernels.s4d import S4DKernel
-from lagwise.ops import mean_exponential
+from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import known, whole_number
 
 NORMALIZATIONS = ("exp", "softmax")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import ema_parameters, ema_taps
+from lagwise.ops.recurrence import ema_parameters, ema_taps
 from lagwise.tables import whole_number
 
 

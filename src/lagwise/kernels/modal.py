@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.ops import Modes, modal_poles
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import modal_poles
 from lagwise.tables import whole_number
 
 _SLOWEST = 1000.0  # tokens that the slowest initial modes last

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.hippo import hippo_legs
-from lagwise.ops import Modes, mean_exponential
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import known, whole_number
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")

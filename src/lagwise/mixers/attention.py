@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import Layout, Window, alibi_slopes, attention
+from lagwise.ops import Layout
+from lagwise.ops.attention import alibi_slopes, attention
+from lagwise.ops.window import Window
 from lagwise.tables import known
 
 POSITIONS = ("alibi", "none")

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from lagwise.ops import Layout, per_document
+from lagwise.ops import Layout
+from lagwise.ops.packing import per_document
 
 
 class State(Protocol):

@@ -10,19 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import (
+from lagwise.ops import Layout, chunked_attention
+from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
-    Layout,
-    Window,
-    chunked_attention,
     first_real,
     lag_matrix,
     pair_attention,
     rotary,
     rotary_factors,
     rotate,
-    symbolic,
 )
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.window import Window
 from lagwise.tables import known, whole_number
 
 POSITIONS = ("none", "rope", "simple", "rotary")

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer
-from lagwise.ops import EXACT_ENGINES, Layout, Window, ema_prefill, ema_scan, symbolic, toeplitz_product
+from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
+from lagwise.ops.recurrence import ema_prefill
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.window import Window
 from lagwise.tables import known
 
 EMA_ENGINES = ("scan", *EXACT_ENGINES)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.mixers.fixed import FixedMixer, counter, endless
 from lagwise.mixers.ski import SKIState
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import ring_of, ring_product, ring_tokens, ring_write
+from lagwise.ops.streaming import ring_of, ring_product, ring_tokens, ring_write
 
 
 class FixedSKIState(NamedTuple):

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, masked
 from lagwise.mixers.gtu import gated_width
-from lagwise.ops import Layout, Window, move_rows, rotary_factors, rotate, row_extents
+from lagwise.ops import Layout
+from lagwise.ops.attention import rotary_factors, rotate
+from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import Layout, from_first_token, toeplitz_product
+from lagwise.ops import Layout, toeplitz_product
+from lagwise.ops.packing import from_first_token
 from lagwise.tables import known, whole_number
 
 MATRICES = ("toeplitz", "dense")

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, masked
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import Layout, Window, centre_tap, dilated_convolution, dilated_prefill
+from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, check_heads
-from lagwise.ops import Layout, Window
+from lagwise.ops import Layout
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.mixers.recurrence import Recurrence, RecurrentMixer
-from lagwise.ops import mean_exponential
+from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import whole_number
 
 _LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time per token, at the start

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple
-from lagwise.ops import Layout, Window, centre_tap, dilated_convolution, dilated_prefill
+from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 

@@ -11,24 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.ops import (
-    SKIPlan,
+from lagwise.ops import SKIPlan, causal_ski_product, ski_product, toeplitz_product
+from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.ski import (
+    SAMPLED_LAGS,
     best_plan,
-    causal_ski_product,
-    direct_product,
-    move_rows,
     prolong,
     ragged_ski_product,
     restrict,
-    row_extents,
     row_spacing,
     ski_error,
-    ski_product,
     split_kernel,
-    symbolic,
-    toeplitz_product,
 )
-from lagwise.ops.ski_plans import SAMPLED_LAGS
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.toeplitz import direct_product
 from lagwise.ops.window import join_rows
 
 _FIRST_NODES = 64

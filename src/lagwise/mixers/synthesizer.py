@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads, masked
-from lagwise.ops import Layout, from_first_token
+from lagwise.ops import Layout
+from lagwise.ops.packing import from_first_token
 from lagwise.tables import known, whole_number
 
 FORMS = ("dense", "random")

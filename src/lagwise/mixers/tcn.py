@@ -10,15 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import (
-    Layout,
-    Window,
-    centre_tap,
-    circular_convolution,
-    dilated_convolution,
-    dilated_prefill,
-    receptive_field,
-)
+from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefill, receptive_field
+from lagwise.ops.window import Window
 from lagwise.tables import known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

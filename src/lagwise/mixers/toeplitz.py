@@ -11,19 +11,11 @@ from torch import Tensor
 from lagwise.kernels import KERNELS
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.ski import SKI, SKIState
-from lagwise.ops import (
-    ENGINES,
-    Layout,
-    Modes,
-    OnlineState,
-    OnlineTaps,
-    fast_length,
-    modal_prefill,
-    online_prefill,
-    spectral_product,
-    symbolic,
-    toeplitz_product,
-)
+from lagwise.ops import ENGINES, Layout, Modes, online_prefill, toeplitz_product
+from lagwise.ops.recurrence import modal_prefill
+from lagwise.ops.streaming import OnlineState, OnlineTaps
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.toeplitz import fast_length, spectral_product
 from lagwise.tables import build, known
 
 

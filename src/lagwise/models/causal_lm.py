@@ -14,7 +14,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import VocabularyHead, head_forward
 from lagwise.models.inputs import check_prompt_length, check_prompts
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.ops import document_starts
+from lagwise.ops.packing import document_starts
 from lagwise.tables import whole_number
 
 _MOST_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache, real_positions
-from lagwise.ops import document_starts, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 
 def document_numbers(

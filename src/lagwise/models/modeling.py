@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -23,8 +23,9 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.offload import OffloadProbe, offloaded_weights
-from lagwise.ops import Layout, symbolic
+from lagwise.ops import Layout
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
 # Arguments that transformers passes to every model and that have no effect here.
@@ -326,17 +327,3 @@ def _traced() -> bool:
     """Whether a graph is being recorded, which must also hold for other padding than this batch's, or many batches are
     computed as one (`torch.vmap`)."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
-
-
-AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
-
-# The heads register themselves too; they are imported last to avoid a cycle.
-from lagwise.models import (  # noqa: E402, F401
-    causal_lm,
-    classification,
-    image_classification,
-    masked_lm,
-    prediction,
-    question_answering,
-    token_classification,
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lagwise.ops import document_starts
+from lagwise.ops.packing import document_starts
 
 
 def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:

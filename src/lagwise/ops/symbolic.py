@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 
 FINE = 64  # distance of exponentials over a symbolic number of lags; those between are products
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.local import direct_product
 from lagwise.ops.packing import row_extents
+from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.modal import Modes, modal_poles
-from lagwise.ops.spectral import fast_length
-from lagwise.ops.transfer import frequencies, largest_difference
+from lagwise.ops.recurrence.modal import Modes, modal_poles
+from lagwise.ops.recurrence.transfer import frequencies, largest_difference
+from lagwise.ops.toeplitz.spectral import fast_length
 
 _FIRST_SUBSPACE = 64  # doubled where the singular values outside could matter
 _ROUNDS = 2

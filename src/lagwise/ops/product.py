@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.block import block_product, centre, toeplitz_matrix
-from lagwise.ops.local import direct_product
-from lagwise.ops.ski_plans import ski_toeplitz_product
-from lagwise.ops.spectral import compute_dtype, fft_product
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic, symbolic_product
+from lagwise.ops.toeplitz.block import block_product, centre, toeplitz_matrix
+from lagwise.ops.toeplitz.direct import direct_product
+from lagwise.ops.toeplitz.spectral import fft_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")

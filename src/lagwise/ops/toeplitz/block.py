@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 
 _BLOCK = 64
 _SHORT_BLOCK = 32  # for kernels no longer than this: a smaller part of the blocks lies outside the band

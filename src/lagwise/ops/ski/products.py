@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.block import toeplitz_matrix
-from lagwise.ops.interpolation import (
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.ski.interpolation import (
     BlockWeights,
     NodeGrid,
     block_weights,
@@ -29,9 +29,10 @@ from lagwise.ops.interpolation import (
     row_weights,
     spaced_grid,
 )
-from lagwise.ops.local import convolve, direct_product, owned, tap_gradient
-from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
 from lagwise.ops.symbolic import pieces, symbolic, symbolic_product
+from lagwise.ops.toeplitz.block import toeplitz_matrix
+from lagwise.ops.toeplitz.direct import convolve, direct_product, owned, tap_gradient
+from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:

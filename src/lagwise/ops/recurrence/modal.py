@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.block import toeplitz_blocks
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import FINE, pieces
+from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks

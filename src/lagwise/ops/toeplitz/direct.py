@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
-from lagwise.ops.block import block_outer
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
+from lagwise.ops.toeplitz.block import block_outer
 
 _BLOCK = 32
 _SHORT_BLOCK = 16  # for up to 32 lags: a smaller part of the blocks lies outside them

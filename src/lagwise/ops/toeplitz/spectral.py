@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.precision import compute_dtype
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
 # 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
@@ -78,11 +79,6 @@ def fast_length(minimum: int) -> int:
     if minimum < 1:
         raise ValueError(f"minimum must be at least 1, got {minimum}")
     return min(odd * 2 ** max(1, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
-
-
-def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
-    """float64 if either input is, otherwise float32: half-precision FFTs are unsupported or too inaccurate."""
-    return torch.float64 if {x.dtype, taps.dtype} & {torch.float64, torch.complex128} else torch.float32
 
 
 class _Plan(NamedTuple):

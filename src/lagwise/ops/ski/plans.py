@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.local import direct_product
-from lagwise.ops.ski import SKIPlan, causal_ski_product, split_kernel
+from lagwise.ops.ski.products import SKIPlan, causal_ski_product, split_kernel
+from lagwise.ops.toeplitz.direct import direct_product
 
 # The channels and lags on which a plan is chosen.
 _SAMPLED_CHANNELS = 16

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.spectral import fast_length
+from lagwise.ops.toeplitz.spectral import fast_length
 
 
 def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.convolution import toeplitz_product
+from lagwise.ops.product import toeplitz_product
 from lagwise.ops.window import Window, may_write
 
 # Tokens of the smallest block. The last one to two blocks meet the taps directly (docs/log.md, "online convolution").

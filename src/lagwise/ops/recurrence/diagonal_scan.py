@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.ema import ema_prefill
+from lagwise.ops.recurrence.ema import ema_prefill
 
 
 def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.modal import Modes, modal_taps
-from lagwise.ops.spectral import fast_length
+from lagwise.ops.recurrence.modal import Modes, modal_taps
+from lagwise.ops.toeplitz.spectral import fast_length
 
 _FREQUENCIES = 8  # per tap
 _TIGHTNESS = 0.04  # largest relative gap between the bound and the largest value met
