@@ -10,7 +10,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,14 @@ def _type(kind: Any) -> str:
 def _default(value: Any) -> str:
     if value is inspect.Parameter.empty:
         return "required"
-    if value is None:
+    if value is None or value == ():
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _keys(rows: Iterator[tuple[str, Any, Any, str]]) -> str:
+def _keys(rows: Iterable[tuple[str, Any, Any, str]]) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     lines += [f"| `{n}` | {_type(t)} | {_default(v)} | {_words(m)} |" for n, t, v, m in rows]
     return "\n".join(lines)
@@ -104,26 +104,21 @@ def _fields(section: str, cls: Any, hints: Mapping[str, Any]) -> str:
 
 
 def _part(name: str, cls: type) -> str:
-    """A block, mixer or kernel: its first sentence, and its options as its docstring explains them."""
+    """A task, block, mixer or kernel: the first paragraph of its docstring, and a table of its options.
+
+    KeyError for an option that the section ``Options`` of the docstring does not explain.
+    """
     text = inspect.getdoc(cls) or ""
-    summary = re.split(r"\n\n", text)[0]
     parameters = [
         p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "causal"
     ]
-    lines = [f"#### `{name}`", "", _prose(summary)]
+    lines = [f"#### `{name}`", "", _prose(re.split(r"\n\n", text)[0])]
     if parameters:
+        explained = re.search(r"^Options[^\n]*:\n(.*?)(?=\n\n|\Z)", text, re.S | re.M)
+        meanings = _meanings(explained.group(1)) if explained else {}
         hints = typing.get_type_hints(cls.__init__)
-        options = ", ".join(f"`{p.name}` ({_type(hints[p.name])}{_given(p.default)})" for p in parameters)
-        lines += ["", _prose(f"Options: {options}.")]
-    explained = re.search(r"^Options[^\n]*:(.*?)(?=\n\n|\Z)", text, re.S | re.M)
-    if parameters and explained:
-        lines += ["", _prose(explained.group(1))]
+        lines += ["", _keys((p.name, hints[p.name], p.default, meanings[p.name]) for p in parameters)]
     return "\n".join(lines)
-
-
-def _given(default: Any) -> str:
-    value = _default(default)
-    return f", {value}" if value else ""
 
 
 def page() -> str:

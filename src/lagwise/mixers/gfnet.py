@@ -15,7 +15,8 @@ class GFNetMixer(Mixer):
     """A filter over a grid, learned in the frequency domain: ``irfft2(K * rfft2(x))`` in every channel, circular.
 
     Options:
-        height, width: of the filter's grid (published: 14 by 14 patches).
+        height: rows of the filter's grid (published: 14 patches).
+        width: columns of the filter's grid.
 
     The published filter is for one grid. Here smaller pictures are filtered on that grid too, with zeros beyond their
     edges, so that padding has no effect. ValueError for a larger picture, and as in `GridMixer`. Two-sided only.

@@ -54,7 +54,9 @@ class GTU2d(Mixer):
     """Gated Toeplitz unit over a grid: ``W_o (silu(W_u x) * (TNO_rows(v) + TNO_columns(v)))``, ``v = silu(W_v x)``.
 
     Options:
-        expansion, kernel, engine: as in `GTU`.
+        expansion: width of the gate relative to the channels.
+        kernel: spec of a lag kernel.
+        engine: as in `ToeplitzMixer`.
 
     Each axis has its own kernel, built from the same spec. Grid, masks and errors as in `GridMixer`.
 
