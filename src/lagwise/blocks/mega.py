@@ -50,9 +50,13 @@ class MegaBlock(Block):
     Options:
         memory: spec of a token mixer. ``{"name": "ema"}`` is MEGA (the default), ``{"name": "tcn", ...}`` TCNCA; any
             other works too.
-        query_size, value_size: width of queries and keys (MEGA: 128), and of values (twice the channels).
-        chunk, evaluation_chunk, function, position: of the attention, as in `ChunkedAttention`.
-        channel_mixer: spec from its table (MEGA: an MLP of twice the width with SiLU).
+        query_size: width of queries and keys (MEGA: 128).
+        value_size: width of values; by default twice the channels.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
+        position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
+        channel_mixer: spec of a channel mixer; by default MEGA's, an MLP of twice the width with SiLU.
         activation: of values and of the gated candidate: ``silu`` (the default, as above), ``gelu`` or ``relu``.
         norm: ``layer``, ``scale``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
         dropout: rate for values, gated candidates and channel mixer outputs in training.

@@ -244,7 +244,10 @@ class ChunkedAttentionMixer(Mixer):
 
     Options:
         heads: must divide the channels (the papers have one).
-        chunk, evaluation_chunk, function, position: as in `ChunkedAttention`.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
+        position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
 
     Streaming state: at most one chunk of keys and values.
     """

@@ -38,7 +38,7 @@ class ToeplitzMixer(Mixer):
     """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
 
     Options:
-        kernel: spec from the table of kernels.
+        kernel: spec of a lag kernel.
         engine: as in `toeplitz_product`, or ``ski``: SKI-TNN's approximation, with options as ``{"name": "ski", ...}``
             (`CausalSKI` or `TwoSidedSKI`).
 
