@@ -1,7 +1,9 @@
-"""Make `AutoModelForCausalLM.from_pretrained` know lagwise after ``import lagwise``, without importing anything heavy.
+"""Make lagwise known to `AutoModelForCausalLM.from_pretrained` after ``import lagwise``, without heavy imports.
 
-transformers takes seconds to import, and ``import lagwise`` must not. Our configuration and model modules register
-themselves with the Auto classes; here we see to it that they are imported as soon as the Auto classes are.
+transformers takes seconds to import, and ``import lagwise`` must not. Our modules register themselves with the Auto
+classes; this module imports them as soon as the Auto classes are imported. While one of our own model modules, or
+transformers' module of layers, is being imported, which may be what imports the Auto classes, the others wait until it
+is complete, because they may need it.
 """
 
 from __future__ import annotations
@@ -14,24 +16,21 @@ from types import ModuleType
 
 _ON_IMPORT = {
     "transformers.models.auto.configuration_auto": "lagwise.models.configuration",
-    "transformers.models.auto.modeling_auto": "lagwise.models.modeling",
+    "transformers.models.auto.modeling_auto": "lagwise.models.registry",
 }
-# These import the Auto classes before they define what our modules need of them.
-_FIRST_WHOLE = {"transformers.modeling_layers"}
+# Our modules may need these complete, and importing one of them may import the Auto classes.
+_FIRST = ("lagwise.models.", "transformers.modeling_layers")
+_due: list[str] = []  # of our modules, to be imported once no module of _FIRST is
+_running: list[str] = []
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the two Auto modules like everybody else, and imports ours after they have run, and whatever imported them
-    that ours need whole."""
-
-    def __init__(self) -> None:
-        self._running = 0  # modules of `_FIRST_WHOLE`
-        self._waiting: list[str] = []
+    """Finds the modules above through the other finders, and imports what is due after them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _ON_IMPORT and fullname not in _FIRST_WHOLE:
+        if fullname not in _ON_IMPORT and not fullname.startswith(_FIRST):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -39,23 +38,23 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            whole = fullname in _FIRST_WHOLE
-            self._running += whole
+            first = fullname.startswith(_FIRST)
+            _running.extend([fullname] * first)
             try:
                 run(module)
             finally:
-                self._running -= whole
-            if not whole:
-                self._waiting.append(_ON_IMPORT[fullname])
-            while self._waiting and not self._running:
-                importlib.import_module(self._waiting.pop(0))
+                if first:
+                    _running.remove(fullname)
+            _due.extend([] if first else [_ON_IMPORT[fullname]])
+            while _due and not _running:
+                importlib.import_module(_due.pop(0))
 
-        spec.loader.exec_module = exec_module  # this loader object serves this one import
+        spec.loader.exec_module = exec_module  # this loader object is used for this import only
         return spec
 
 
 def register() -> None:
-    """Register with the Auto classes now if they are imported, else when they will be."""
+    """Register with the Auto classes now if they are imported, otherwise when they are."""
     for theirs, ours in _ON_IMPORT.items():
         if theirs in sys.modules:
             importlib.import_module(ours)

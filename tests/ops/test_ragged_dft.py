@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lagwise.ops import ragged_dft, ragged_irdft
+from lagwise.ops.toeplitz import ragged_dft, ragged_irdft
 
 LENGTHS = torch.tensor([1, 2, 7, 12, 30])
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from lagwise.kernels.network import ACTIVATIONS
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import Layout, move_rows, ragged_dft, ragged_irdft, row_extents
+from lagwise.ops import Layout
+from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.toeplitz import ragged_dft, ragged_irdft
 from lagwise.tables import known
 
 _DEVIATION = 0.02 * math.sqrt(96)  # of the published 0.02 for heads of 96 channels, by the inputs of a layer
@@ -23,11 +25,13 @@ class AFNOMixer(Mixer):
     head, and act applied to real and imaginary parts. ``shrink(u) = sign(u) max(|u| - threshold, 0)``, in both parts.
     Transforms are orthonormal (``1 / sqrt(n)``).
 
-    Options: heads, which must divide the channels; threshold, at least 0; activation, as of kernel networks
-    (published: 8, 0.01 and relu).
+    Options:
+        heads: blocks of the weights; must divide the channels (published: 8).
+        threshold: size up to which a part of an output becomes 0; at least 0 (published: 0.01).
+        activation: of the hidden layer, as in kernel networks (published: ``relu``).
 
-    A row is transformed over its own tokens, so its padding leaves no trace; the published code transforms its padding
-    too. Two-sided only. ValueError for options out of range.
+    A row is transformed over its own tokens, so that padding has no effect; the published code transforms padding too.
+    Two-sided only. ValueError for options out of range.
 
     The residual, and the half of the spectrum that says the other, are those of the published code; its cut of high
     frequencies, by default off, is left out.
@@ -59,10 +63,13 @@ class AFNOMixer(Mixer):
 class AFNO2d(Mixer):
     """`AFNOMixer` over a grid, by Fourier transforms of two dimensions.
 
-    Options: heads, threshold and activation, as in `AFNOMixer`. Grid and errors as in `GridMixer`.
+    Options:
+        heads: blocks of the weights; must divide the channels (published: 8).
+        threshold: size up to which a part of an output becomes 0; at least 0 (published: 0.01).
+        activation: of the hidden layer, as in kernel networks (published: ``relu``).
 
     A picture is transformed over its own height and width: over the smallest rectangle that holds all that its mask
-    shows. Two-sided only.
+    shows. Two-sided only. Grid and errors as in `GridMixer`.
 
     Source: Guibas et al. 2022, "Adaptive Fourier Neural Operators: Efficient Token Mixers for Transformers", §4.
     """

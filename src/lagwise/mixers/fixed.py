@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from lagwise.mixers.ema import EMAMixer, EMAState
 from lagwise.mixers.tcn import TCNMixer, TCNState
 from lagwise.mixers.toeplitz import ModalState, ToeplitzMixer
-from lagwise.ops import OnlineState, OnlineTaps, Window, ring_of, ring_product, ring_read, ring_tokens, ring_write
+from lagwise.ops.streaming import OnlineState, OnlineTaps, ring_of, ring_product, ring_read, ring_tokens, ring_write
+from lagwise.ops.window import Window
 
 
 class FixedMixer(nn.Module):
@@ -58,7 +59,7 @@ class FixedModalState(NamedTuple):
 
 
 class FixedModal(FixedMixer):
-    """A kernel that is a state space, in real arithmetic (see `lagwise.ops.modal_step`)."""
+    """A kernel that is a state space, in real arithmetic (see `lagwise.ops.recurrence.modal_step`)."""
 
     poles: Tensor
     weights: Tensor
@@ -101,7 +102,7 @@ class FixedEMAState(NamedTuple):
 
 
 class FixedEMA(FixedMixer):
-    """MEGA's moving average (see `lagwise.ops.ema_prefill`)."""
+    """MEGA's moving average (see `lagwise.ops.recurrence.ema_prefill`)."""
 
     weight: Tensor
     decay: Tensor
@@ -161,7 +162,7 @@ class FixedTCNState(NamedTuple):
 
 
 class FixedTCN(FixedMixer):
-    """A stack of dilated convolutions (see `lagwise.ops.dilated_prefill`)."""
+    """A stack of dilated convolutions (see `lagwise.ops.toeplitz.dilated_prefill`)."""
 
     taps: Tensor
 
