@@ -110,15 +110,15 @@ times beside the mixers above (`lagwise.bench.attention_peers`; `pip install 'la
 | Linformer | `linformer` | one length; no causal form |
 | Nyströmformer | `nystrom-attention`, transformers | no causal form; that of transformers has one length, a multiple \
 of 64 |
-| Performer | `performer-pytorch` | its causal form lets a token see the largest feature of later ones; here \
-`linear_attention` with `favor` |
+| Performer | `performer-pytorch` | its causal form depends on later tokens, by the largest of all features; \
+`linear_attention` with `favor` is causal |
 | Reformer | `reformer-pytorch`, transformers | in both causal forms later tokens decide what shares a chunk; lengths \
 are multiples of 128, of 64 |
 | BigBird | transformers | block-sparse form two-sided only; multiples of 64 tokens, from 512 on |
-| YOSO | transformers | what samples hashes is a CUDA extension; on a CPU the expectation, quadratic in the length |
+| YOSO | transformers | on a CPU only the expectation, quadratic in the length; sampled hashes are a CUDA extension |
 | Informer | transformers | quadratic: it samples as many keys as there are tokens |
 | FNet | transformers | equal to `fnet` |
-| Skyformer, kernelized attention | missing | there is only the code of their paper |
+| Skyformer, kernelized attention | no package | only the code published with the paper |
 """
 
 _SPEED_INTRODUCTION = """\

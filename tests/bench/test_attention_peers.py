@@ -44,8 +44,8 @@ def test_a_peer_trains_in_a_block(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["performer-pytorch", "reformer-pytorch", "reformer (transformers)"])
-def test_causal_forms_of_peers_are_none(name: str) -> None:
-    """What their docstrings say: earlier outputs change with later tokens, by more than rounding."""
+def test_causal_forms_of_peers_depend_on_later_tokens(name: str) -> None:
+    """Earlier outputs change with later tokens, by more than rounding, as the docstrings say."""
     mixer, x = make(name, 32, causal=True), torch.randn(1, LENGTH, 32)
     later = x.clone()
     later[:, 300:] = 10 * torch.randn(1, LENGTH - 300, 32)

@@ -1,8 +1,8 @@
 """Other packages' approximations of attention, wrapped as token mixers: linformer, nystrom-attention, performer-pytorch
 and reformer-pytorch (the extra ``peers``), and layers of transformers.
 
-All of them are two-sided. Where a package has an option "causal" that lets a token see later ones, its function says
-so; a wrong result is not timed. Without a package, and so not here: Skyformer and kernelized attention.
+All of them are two-sided. Where a package has an option for causal attention whose outputs still depend on later
+tokens, the docstring says so, and it is not timed. Skyformer and kernelized attention have no package.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ HEADS = 8
 
 
 class PeerMixer(Mixer):
-    """A module on ``(batch, length, channels)`` in the place of a token mixer, without its contract: it takes whole
-    sequences without padding and packing, and ValueError otherwise. A tuple's first part is its output."""
+    """A module on ``(batch, length, channels)`` as a token mixer that does not obey the contract: it takes only whole
+    sequences without padding. If the module returns a tuple, its first item is the output. ValueError for padding."""
 
     directions = (False,)
 
     def __init__(self, channels: int, layer: nn.Module, *arguments: Callable[[Tensor], Any], out: bool = False):
-        """arguments: what the layer takes after x, made of x. out: follow it by a linear layer, as the mixers of this
-        package end in one."""
+        """arguments: functions of x that give the layer's further arguments. out: add a linear layer after it, as the
+        mixers of this package have one."""
         super().__init__(channels, False)
         self.layer, self.arguments = layer, arguments
         self.out = nn.Linear(channels, channels) if out else nn.Identity()
@@ -40,8 +40,8 @@ class PeerMixer(Mixer):
 
 
 def linformer(channels: int, length: int) -> Mixer:
-    """Attention to 256 projections of all keys (Wang et al. 2020). Package linformer. It has one length, and no causal
-    form."""
+    """Attention to 256 projections of all keys (Wang et al. 2020). Package linformer. A layer is made for one length,
+    and there is no causal form."""
     layer = _of("linformer", "linformer.linformer").LinformerSelfAttention(
         channels, length, k=min(256, length), heads=HEADS
     )
@@ -58,11 +58,11 @@ def nystrom_attention(channels: int, length: int) -> Mixer:
 
 
 def performer(channels: int, length: int, *, causal: bool = False) -> Mixer:
-    """FAVOR+ with as many features as the package chooses (Choromanski et al. 2021). Package performer-pytorch; it
-    imports distutils, which Python 3.12 and later have by way of setuptools alone.
+    """FAVOR+ with the package's default number of features (Choromanski et al. 2021). Package performer-pytorch; it
+    imports distutils, which from Python 3.12 on only setuptools provides.
 
-    Its causal form is none: keys are scaled by the largest of all features, later ones too, before a constant is added.
-    The mixer ``linear_attention`` of this package has a causal form that is.
+    Its causal form depends on later tokens: keys are scaled by the largest of all features before a constant is added.
+    The mixer ``linear_attention`` of this package is causal.
     """
     layer = _of("performer-pytorch", "performer_pytorch").SelfAttention(
         channels, heads=HEADS, dim_head=channels // HEADS, causal=causal
@@ -74,16 +74,16 @@ def reformer(channels: int, length: int, *, causal: bool = False) -> Mixer:
     """Attention among tokens of like hashes, 8 rounds (Kitaev et al. 2020). Package reformer-pytorch. Lengths are
     multiples of 128.
 
-    Its causal form masks later tokens, but they decide which earlier ones share a bucket's chunk: outputs change with
-    them.
+    Its causal form masks later tokens, but outputs depend on them: they decide which earlier tokens share a chunk of a
+    bucket.
     """
     layer = _of("reformer-pytorch", "reformer_pytorch").LSHSelfAttention(channels, heads=HEADS, causal=causal)
     return PeerMixer(channels, layer)
 
 
 def transformers_reformer(channels: int, length: int, *, causal: bool = False) -> Mixer:
-    """Reformer's hashed attention in transformers, one round of hashes, chunks of 64. Lengths are multiples of 64; its
-    causal form (``is_decoder``) lets later tokens decide as `reformer`'s does."""
+    """Reformer's hashed attention in transformers, one round of hashes, chunks of 64. Lengths are multiples of 64. Its
+    causal form (``is_decoder``) depends on later tokens as that of `reformer` does."""
     module = _of("transformers", "transformers.models.reformer.modeling_reformer")
     config = module.ReformerConfig(
         hidden_size=channels,
@@ -123,7 +123,7 @@ def nystromformer(channels: int, length: int) -> Mixer:
 
 def yoso(channels: int, length: int) -> Mixer:
     """Attention by the chance that hashes agree (Zeng et al. 2021), in transformers: the expectation, quadratic in the
-    length. What samples hashes in linear time is a CUDA extension. No causal form."""
+    length. The form that samples hashes, in linear time, is a CUDA extension. No causal form."""
     module = _of("transformers", "transformers.models.yoso.modeling_yoso")
     config = module.YosoConfig(hidden_size=channels, num_attention_heads=HEADS, use_expectation=True)
     return PeerMixer(channels, module.YosoSelfAttention(config), lambda x: x.new_zeros(x.shape[:2]), out=True)
@@ -138,7 +138,7 @@ def informer(channels: int, length: int) -> Mixer:
 
 
 def transformers_fnet(channels: int, length: int) -> Mixer:
-    """FNet's Fourier transform (Lee-Thorp et al. 2022) in transformers, which the mixer ``fnet`` equals."""
+    """FNet's Fourier transform (Lee-Thorp et al. 2022) in transformers; equal to the mixer ``fnet``."""
     module = _of("transformers", "transformers.models.fnet.modeling_fnet")
     return PeerMixer(channels, module.FNetBasicFourierTransform(module.FNetConfig(hidden_size=channels)))
 
