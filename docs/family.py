@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +204,18 @@ def _conversion() -> str:
     tolerance = next(iter(results.values()))["tolerance"]
     lines = [
         f"\n## Conversion of every kernel at {tolerance:g}\n",
-        f"`{content['command']}` ({content['processor']}, 1 thread, torch {content['torch']}).\n",
+        _made_by(content),
         _CONVERSION_INTRODUCTION,
         "| kernel | taps | states | error, bound | bits per byte | lost | tokens/s before, after | streamed, off by |",
         "|---" * 8 + "|",
     ]
     return "\n".join([*lines, *(_conversion_row(name, row) for name, row in results.items())]) + "\n"
+
+
+def _made_by(content: dict[str, Any]) -> str:
+    """The command and the machine of a results file, as a paragraph."""
+    text = f"`{content['command']}` ({content['processor']}, 1 thread, torch {content['torch']})."
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _conversion_row(name: str, row: dict[str, Any]) -> str:
