@@ -149,8 +149,10 @@ def page() -> str:
     parts += [_part(name, cls) for name, cls in TASKS.items()]
     parts += [
         "## `model`",
-        f"`model=WORD` takes the block of a family: {', '.join(f'`{word}`' for word in PRESETS)}. "
-        "`model.init_from=RUN` starts from the weights and the tokenizer of another run. Other keys:",
+        _prose(
+            f"`model=WORD` takes the block of a family: {', '.join(f'`{word}`' for word in PRESETS)}. "
+            "`model.init_from=RUN` starts from the weights and the tokenizer of another run. Other keys:"
+        ),
         _model(),
     ]
     for key, table in (
