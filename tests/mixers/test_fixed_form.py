@@ -86,6 +86,26 @@ def test_streams_pass_to_a_fixed_step_and_back(name: str, options: dict) -> None
     torch.testing.assert_close(mixer.prefill(x[:1, 263:], first)[0], whole[:1, 263:], rtol=0, atol=1e-9)
 
 
+@fixed_mixers
+@torch.no_grad()
+def test_several_tokens_of_a_graph(name: str, options: dict) -> None:
+    """Between single ones, from places within a chunk, a ring or a cell, and rows out of step."""
+    mixer = make(name, options).eval()
+    x, alone = noise(1, 200), noise(1, 193)
+    form, (made,) = fixed_form(mixer, x)
+    states = [mixer.prefill(x[:, :20], mixer.init_state(1))[1], mixer.prefill(alone[:, :13], mixer.init_state(1))[1]]
+    rows = torch.cat([x[:, 20:], alone[:, 13:]])
+    expected = torch.cat([mixer(x)[:, 20:], mixer(alone)[:, 13:]])
+    y, state = stream(form, rows[:, :3], made.take(states[0].join(states)))
+    parts = [y]
+    for start, stop in ((3, 64), (64, 65), (65, 180)):
+        y, state = form.prefill(rows[:, start:stop], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-9)
+    y, _ = form.prefill(x[:, :50], form.init_state(1))
+    torch.testing.assert_close(y, mixer(x)[:, :50], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("name", "options"), [case for case in OPTIONS if grows(*case)])
 def test_a_state_that_grows_is_refused(name: str, options: dict) -> None:
     with pytest.raises(ValueError, match="grows with"):

@@ -42,7 +42,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything but the compiler, which takes half a minute a model."""
 
     def use(self: Any, model: Any, step: Any) -> None:
-        self.step, self._weights, self._vocabulary = step, compiled._versions(model), 258
+        self.step, self._weights, self._vocabulary = step, compiled.tensor_versions(model), 258
         self._loader.module = compiled._InPlace(step, list(step.start(1)))
 
     def made(step: Any, batch_size: int, path: Path, report: Any) -> dict[str, Any]:

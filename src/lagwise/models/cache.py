@@ -238,6 +238,10 @@ class StreamingCache(Cache):
 
 def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
     states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
+    if torch.compiler.is_exporting():
+        plain = (Tensor, torch.SymInt, int, type(None))
+        if not all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(states)):
+            _refuse_context()
     return [states, cache.seen, *(getattr(cache, name) for name in _KNOWN)], None
 
 
@@ -255,12 +259,21 @@ def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
     return cache
 
 
+def _refuse_context(context: None = None) -> Any:
+    raise ValueError(
+        "a StreamingCache, whose states grow with the first tokens, cannot be part of an exported file; generate with "
+        "fixed shapes: generation_config=GenerationConfig(cache_implementation='static')"
+    )
+
+
 _KNOWN = ("real", "began", "right_padded", "rows", "model", "behind")  # of a cache's rows
 pytree.register_pytree_node(
     StreamingCache,
     _flatten,
     _unflatten,
     serialized_type_name="lagwise.StreamingCache",
+    to_dumpable_context=_refuse_context,
+    from_dumpable_context=lambda context: None,
     flatten_with_keys_fn=_flatten_with_keys,
 )
 

@@ -22,7 +22,7 @@ from lagwise.files import one_line
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.step import StreamingStep
+from lagwise.models.step import StreamingStep, tensor_versions
 
 _FILE = "step.pt2"
 # Weights are given at run time, so that code serves a model that is trained further. Loops of one thread: those of a
@@ -81,7 +81,7 @@ class CompiledStep:
 
     def _current(self, model: LagwiseForCausalLM) -> bool:
         """Take up the model's weights if they have changed; whether this code still fits the model."""
-        if self._weights == _versions(model):
+        if self._weights == tensor_versions(model):
             return True
         digest, step = described(model, self.batch_size)
         if digest != self.digest:
@@ -91,7 +91,7 @@ class CompiledStep:
         return True
 
     def _use(self, model: LagwiseForCausalLM, step: StreamingStep) -> None:
-        self.step, self._weights, self._vocabulary = step, _versions(model), model.config.vocab_size
+        self.step, self._weights, self._vocabulary = step, tensor_versions(model), model.config.vocab_size
         given = _constants(_InPlace(step, []))
         # User-managed: the code reads the model's own tensors, and this object keeps the others.
         self._held = {name: given[name] for name in self._loader.get_constant_fqns()}
@@ -205,12 +205,6 @@ def _folder(digest: str) -> Path:
 def _constants(module: nn.Module) -> dict[str, Tensor]:
     named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for each in named for name, tensor in each}
-
-
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Changes when a weight does, unless it is changed behind PyTorch's back (through ``.data``)."""
-    tensors = (*model.parameters(), *model.buffers())
-    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
 
 def _sources() -> str:

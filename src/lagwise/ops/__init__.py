@@ -56,7 +56,16 @@ from lagwise.ops.packing import (
     seq_idx_from_cu_seqlens,
 )
 from lagwise.ops.ragged_dft import ragged_dft
-from lagwise.ops.ring import ring_lags, ring_of, ring_product, ring_read, ring_tokens, ring_write
+from lagwise.ops.ring import (
+    ring_convolve,
+    ring_extend,
+    ring_lags,
+    ring_of,
+    ring_product,
+    ring_read,
+    ring_tokens,
+    ring_write,
+)
 from lagwise.ops.scan import block_scan
 from lagwise.ops.ski import (
     SKIPlan,
@@ -70,7 +79,7 @@ from lagwise.ops.ski import (
 from lagwise.ops.ski_plans import best_plan, plan_from_tolerance, ski_error
 from lagwise.ops.spectral import fast_length, spectral_product
 from lagwise.ops.state_space import Reduction, reduce_taps
-from lagwise.ops.symbolic import symbolic
+from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.window import Window
 
 __all__ = [
@@ -135,6 +144,8 @@ __all__ = [
     "receptive_field",
     "reduce_taps",
     "restrict",
+    "ring_convolve",
+    "ring_extend",
     "ring_lags",
     "ring_of",
     "ring_product",
@@ -155,6 +166,7 @@ __all__ = [
     "spectral_product",
     "split_kernel",
     "symbolic",
+    "symbolic_product",
     "toeplitz_matrix",
     "toeplitz_product",
     "toeplitz_reference",
