@@ -112,7 +112,9 @@ def test_the_onnx_exporters_graphs_give_the_models_tokens(kind: str) -> None:
 def test_other_caches_are_refused_with_the_remedy(kind: str) -> None:
     ids = torch.randint(256, (1, 5))
     with pytest.raises(RuntimeError) as caught:
-        exporters.DynamoExporter().export_for_generation(model_of(kind), {"input_ids": ids}, exporters.DynamoConfig(dynamic=False))
+        exporters.DynamoExporter().export_for_generation(
+            model_of(kind), {"input_ids": ids}, exporters.DynamoConfig(dynamic=False)
+        )
     assert "cache_implementation='static'" in str(caught.value.__cause__)
 
 

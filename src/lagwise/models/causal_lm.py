@@ -43,11 +43,11 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         self._steps, self._fixed = _Steps(), _Steps()
 
     def compile_step(
-        self, batch_size: int = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
+        self, batch_size: int | None = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
     ) -> bool:
-        """Compile the forward of one token for every row of a batch of this size. `generate`, `StreamingSession` and
-        whoever continues a `StreamingCache` token by token, without gradients, then run that: the same logits, to
-        rounding, several times as fast.
+        """Compile the forward of one token for every row of a batch of this size, or of any size (None). `generate`,
+        `StreamingSession` and whoever continues a `StreamingCache` token by token, without gradients, then run that:
+        the same logits, to rounding, several times as fast.
 
         It takes half a minute to two minutes, of which ``report`` receives a line before and after; models of one
         configuration share the result, which is kept in the cache folder. cached: only take it from there. Returns
@@ -59,15 +59,20 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """
         from lagwise.models.compiled import compiled_step
 
-        step = compiled_step(self, whole_number("batch_size", batch_size), cached=cached, report=report)
+        rows = None if batch_size is None else whole_number("batch_size", batch_size)
+        step = compiled_step(self, rows, cached=cached, report=report)
         if step is not None:
             self._steps[batch_size] = step
         return step is not None
 
+    def _compiled(self, rows: int) -> Any:
+        """The compiled step for so many rows, made for them or for any; None if there is none."""
+        return self._steps.get(rows, self._steps.get(None)) if self._steps else None
+
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
         """Logits ``(batch, vocab_size)`` of the token after input_ids ``(batch, length)``, which follow what a cache
         has seen. By the compiled step if there is one, with less around it than `forward` has."""
-        step = self._steps.get(len(input_ids))
+        step = self._compiled(len(input_ids))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:
             logits = self(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -77,7 +82,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if isinstance(cache := inputs.get("past_key_values"), FixedCache):
             return CausalLMOutputWithPast(logits=cache.advance(self, self._fixed_step(), inputs), past_key_values=cache)
         ids = inputs.get("input_ids")
-        step = None if ids is None or not self._steps else self._steps.get(len(ids))
+        step = None if ids is None else self._compiled(len(ids))
         logits = None if step is None else step.answer(self, inputs)
         return (
             None if logits is None else CausalLMOutputWithPast(logits=logits, past_key_values=inputs["past_key_values"])
