@@ -15,8 +15,13 @@ from lagwise.mixers.chunked_attention import ChunkedAttention
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedRing, FixedTCN
 from lagwise.mixers.fixed_attention import FixedAttention
+from lagwise.mixers.fixed_gates import FixedHyena, FixedLinearAttention, FixedRecurrence, FixedShortConv
 from lagwise.mixers.fixed_online import FixedOnline
 from lagwise.mixers.fixed_ski import FixedSKI
+from lagwise.mixers.hyena import HyenaMixer
+from lagwise.mixers.linear_attention import LinearAttentionMixer
+from lagwise.mixers.recurrence import RecurrentMixer
+from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 
@@ -33,13 +38,17 @@ def fixed_form(module: nn.Module, like: Tensor, *, online: bool = False) -> tupl
     """
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     form, made = copy.deepcopy(module, shared).eval(), []
-    for name, part in list(form.named_modules()):
+    parts = dict(form.named_modules())
+    while parts:
+        name, part = next(iter(parts.items()))
+        del parts[name]
         fixed = _fixed(part, like, online)
         if fixed is not None:
             made.append(fixed)
             if not name:
                 return fixed, made
             form.set_submodule(name, fixed)
+            parts = {other: each for other, each in parts.items() if not other.startswith(f"{name}.")}
     return form, made
 
 
@@ -57,6 +66,14 @@ def _fixed(module: nn.Module, like: Tensor, online: bool) -> FixedMixer | FixedA
         return FixedTCN(module)
     if isinstance(module, ChunkedAttention):
         return FixedAttention(module, like)
+    if isinstance(module, RecurrentMixer):
+        return FixedRecurrence(module)
+    if isinstance(module, LinearAttentionMixer):
+        return FixedLinearAttention(module)
+    if isinstance(module, ShortConvMixer):
+        return FixedShortConv(module)
+    if isinstance(module, HyenaMixer):  # its long convolutions have no followers: they are parts of one state
+        return FixedHyena(module, lambda long: _fixed(long, like, online=False))
     if isinstance(module, AttentionMixer):
         raise ValueError("attention over the whole text has a streaming state that grows with it: it has no such step")
     if isinstance(module, Mixer) and not module.streams:

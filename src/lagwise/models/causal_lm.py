@@ -67,7 +67,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
 
     def _compiled(self, rows: int) -> Any:
         """The compiled step for so many rows, made for them or for any; None if there is none."""
-        return self._steps.get(rows, self._steps.get(None)) if self._steps else None
+        return self._steps.get(rows, self._steps.get(None))
 
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
         """Logits ``(batch, vocab_size)`` of the token after input_ids ``(batch, length)``, which follow what a cache
@@ -82,7 +82,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if isinstance(cache := inputs.get("past_key_values"), FixedCache):
             return CausalLMOutputWithPast(logits=cache.advance(self, self._fixed_step(), inputs), past_key_values=cache)
         ids = inputs.get("input_ids")
-        step = None if ids is None else self._compiled(len(ids))
+        step = None if ids is None or not self._steps else self._compiled(len(ids))
         logits = None if step is None else step.answer(self, inputs)
         return (
             None if logits is None else CausalLMOutputWithPast(logits=logits, past_key_values=inputs["past_key_values"])

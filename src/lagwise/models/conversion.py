@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models.offload import require_loaded
 from lagwise.ops import Reduction, reduce_taps
@@ -17,7 +18,8 @@ from lagwise.tables import whole_number
 
 CONVERSION_FILE = "conversion.json"  # marks a folder that holds a converted run
 _ENDLESS_LAGS = 4096  # of a kernel without a horizon
-_TOEPLITZ = ("toeplitz", "gtu")  # mixers whose spec has a kernel
+# Mixers whose spec has a kernel, and the one that they have otherwise.
+_TOEPLITZ = {"toeplitz": "rpe", "gtu": "rpe", "gss": "dss", "hyena": "hyena"}
 
 
 def recurrent_form(
@@ -94,7 +96,8 @@ def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
 def _with_kernel(spec: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str, Any]:
     """A block's spec with this kernel in every Toeplitz mixer."""
     if spec.get("name") in _TOEPLITZ:
-        if (spec.get("kernel") or {}).get("name") == kernel["name"]:
+        name = (spec.get("kernel") or {}).get("name", _TOEPLITZ[spec["name"]])
+        if KERNELS[name].recurrent:
             return dict(spec)
         return {**{key: value for key, value in spec.items() if key != "engine"}, "kernel": dict(kernel)}
     spec = dict(spec)

@@ -71,9 +71,8 @@ class FixedCache(Cache):
             # Also says that these sizes are fixed, which exporters of open shapes do not know.
             if {name: t.shape[1:] for name, t in state.items()} != {name: t.shape[1:] for name, t in start.items()}:
                 raise ValueError("past_key_values is the state of another model")
-        # The weights of the graph are those of the model that is exported.
-        names = dict(step.model.named_parameters(remove_duplicate=False))
-        weights = {f"model.{name}": p for name, p in model.named_parameters(remove_duplicate=False) if name in names}
+        own = dict(model.named_parameters())  # the graph's weights are those of the model that is exported
+        weights = {name: own[other] for name, other in step.shared.items()}
         logits, self.state = functional_call(step, weights, (ids, state))
         return logits
 

@@ -39,6 +39,9 @@ class StreamingStep(nn.Module):
         super().__init__()
         self.model, self.fixed = fixed_form(model, model.lm_head.weight, online=online)
         vars(self.model).pop("forward", None)  # a wrapper that somebody put there would run the old one
+        own = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
+        self.shared = {name: other for name, other in names if other is not None}  # by their names in the model
         self.numbered = model.config.position_embedding != "none"
         self._tree = self._states(1)
 

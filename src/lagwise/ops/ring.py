@@ -77,4 +77,4 @@ def ring_convolve(ring: Tensor, x: Tensor, taps: Tensor, seen: Tensor, dilation:
 
 
 def _taken(x: Tensor, index: Tensor) -> Tensor:
-    return x[torch.arange(len(x), device=x.device)[:, None], index]
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
