@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import FAMILY, tiny
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family")
 
 
 class Eager:
@@ -56,7 +56,9 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def model_of(kind: str, **fields: Any) -> LagwiseForCausalLM:
-    model = tiny("tnn-lm" if kind == "converted" else kind, sharp=True, **fields)
+    if kind == "family":
+        fields["block"] = FAMILY
+    model = tiny("tnn-lm" if kind in ("converted", "family") else kind, sharp=True, **fields)
     return model.to_recurrent() if kind == "converted" else model
 
 

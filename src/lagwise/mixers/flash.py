@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, masked
 from lagwise.mixers.gtu import gated_width
-from lagwise.ops import Layout, Window, move_rows, rotary_factors, rotate, row_extents
+from lagwise.ops import Layout, Window, move_rows, rotary_factors, rotate, row_extents, symbolic
+from lagwise.ops.symbolic import pieces
 from lagwise.tables import whole_number
 
 
@@ -52,7 +53,7 @@ class FlashMixer(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         gate, inner = self._project(x, layout.mask)
-        start = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
         end = start + x.shape[1]
         if layout.mask is not None:
             start, lengths = row_extents(layout.mask)
@@ -98,7 +99,8 @@ class FlashMixer(Mixer):
         chunks before, and how many tokens they have.
         """
         batch, length, _ = inner.shape
-        size, chunks = self.chunk, -(-length // self.chunk)
+        size = self.chunk
+        chunks = pieces(length, size) if symbolic(length) else -(-length // size)
         place = torch.arange(chunks * size, device=inner.device)
         real = (place < (end - start)[:, None]).unflatten(1, (chunks, size))
         moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]

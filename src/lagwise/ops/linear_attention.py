@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.symbolic import symbolic
+
 _CHUNK = 64
 
 
@@ -15,7 +17,8 @@ def linear_attention(
     """Sums of values weighted by products of queries and keys, without a norm; a value of ones gives that.
 
     Formula: ``y_i = q_i (S + sum_j k_jᵀ v_j)``, over ``j <= i`` when causal; the new state is ``S`` plus the sum over
-    all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across.
+    all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across; at a length that
+    an exported graph leaves open they are quadratic.
 
     Shapes: query and key ``(batch, heads, length >= 1, d)``; value ``(batch, heads, length, e)``; state ``(batch,
     heads, d, e)``, zero by default. Result like value, and like state, in float32 or better. A key of zeros, such as
@@ -32,6 +35,8 @@ def linear_attention(
         if not causal or length == 1:
             state = state + key.mT @ value
             return query @ state, state
+        if symbolic(length):  # a graph has no loops: all pairs
+            return (query @ key.mT).tril() @ value + query @ state, state + key.mT @ value
         size = min(_CHUNK, length)
         chunks = -(-length // size)
         query, key, value = (
