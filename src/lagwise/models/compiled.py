@@ -229,8 +229,8 @@ def _compile(
     if batch_size is None:
         open_batch = {0: torch.export.Dim("batch", min=1)}
         shapes = {"tokens": open_batch, "state": (open_batch,) * len(state)}
-    # Oblivious: the code may not assume that there is more than one row.
-    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=batch_size is None)
+    config: Any = torch.fx.experimental._config
+    oblivious = config.patch(backed_size_oblivious=batch_size is None)  # or it may assume more rows than one
     with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
         program = torch.export.export(_InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
