@@ -17,10 +17,11 @@ from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer, StateTuple
 from lagwise.mixers.chunked_attention import ChunkedAttention
 from lagwise.mixers.ema import EMAMixer
-from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedRing, FixedTCN
+from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedTCN
 from lagwise.mixers.fixed_attention import FixedAttention
 from lagwise.mixers.fixed_gates import FixedHyena, FixedLinearAttention, FixedRecurrence, FixedShortConv
 from lagwise.mixers.fixed_online import FixedOnline
+from lagwise.mixers.fixed_ring import FixedRing
 from lagwise.mixers.fixed_ski import FixedSKI
 from lagwise.mixers.fixed_windows import FixedFlash, FixedRelativeAttention
 from lagwise.mixers.flash import FlashMixer

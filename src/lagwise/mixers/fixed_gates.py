@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import StateTuple
-from lagwise.mixers.fixed import FixedMixer, FixedRingState, counter
+from lagwise.mixers.fixed import FixedMixer, counter
+from lagwise.mixers.fixed_ring import FixedRingState
 from lagwise.mixers.hyena import HyenaMixer
 from lagwise.mixers.linear_attention import LinearAttentionMixer
 from lagwise.mixers.recurrence import RecurrentMixer

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.mixers.fixed import FixedMixer, counter, endless
+from lagwise.mixers.fixed import FixedMixer, counter
+from lagwise.mixers.fixed_ring import endless
 from lagwise.mixers.ski import SKIState
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import ring_of, ring_product, ring_tokens, ring_write

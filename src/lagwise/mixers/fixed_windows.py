@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lagwise.mixers.base import StateTuple
-from lagwise.mixers.fixed import FixedMixer, FixedRingState, counter
+from lagwise.mixers.fixed import FixedMixer, counter
+from lagwise.mixers.fixed_ring import FixedRingState
 from lagwise.mixers.flash import FlashMixer
 from lagwise.mixers.relative_attention import RelativeAttentionMixer
 from lagwise.ops import Window, ring_lags, ring_of, ring_tokens, ring_write, rotary_factors, rotate
