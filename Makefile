@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu fuzz lint bench docs wheel-check release-check clean
+.PHONY: demo test test-slow test-gpu fuzz lint bench docs docs-serve wheel-check release-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,9 +41,12 @@ lint: $(INSTALLED)  ## style and types
 bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
 
-docs: $(INSTALLED)  ## regenerate docs/equations.md and docs/family.md
-	$(BIN)/python docs/equations.py
-	$(BIN)/python docs/family.py
+docs: $(INSTALLED)  ## regenerate the pages that are made of code and results, and build the site in build/site
+	for page in equations family recipes benchmarks figures; do $(BIN)/python docs/$$page.py || exit 1; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: $(INSTALLED)  ## show the site at http://127.0.0.1:8000, and again after each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 wheel-check:  ## build the wheel, install it alone into an empty environment, and use it there
 	rm -rf dist build/wheel && $(PYTHON) -m venv build/wheel

@@ -4,7 +4,7 @@
         [--runs text-tnn,listops-tnn,...] [--results FILE]
 
 Runs are the recipes ``lra-TASK-small`` with the models of `PLAN`. Steps are as many as fit into the minutes, by the
-median of some steps on the task's own data, timed in the process's own seconds; they are measured once and kept in
+mean of some steps on the task's own data, timed in the process's own seconds; they are measured once and kept in
 RUNS/steps.json. Runs that are finished are left, those that have begun are resumed, so the command may be stopped and
 given again. Each finished run's scores and curve are written to the results file.
 """
@@ -13,17 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
-import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from run_queue import finish, keep, scores
+from run_queue import finish, keep, planned, scores
 
 _1D = "model.block.token_mixer.name=gtu"
 PLAN: dict[str, tuple[str, list[str]]] = {
@@ -40,60 +34,15 @@ PLAN: dict[str, tuple[str, list[str]]] = {
     "pathfinder-tnn-2d": ("lra-pathfinder-small", []),
     "retrieval-tnn": ("lra-retrieval-small", []),
 }
-_WARMUP, _TIMED, _EVALUATIONS = 3, 15, 12  # steps, steps, and evaluations in a run
-_PLANNING = threading.Lock()
+_EVALUATIONS = 12  # in a run
 
 
-def step_seconds(recipe_name: str, overrides: list[str], steps: int = _TIMED) -> float:
-    """Median seconds of this process for a training step, on one thread and the task's own data."""
-    import torch
-
-    from lagwise.training import check_recipe, load_recipe
-    from lagwise.training.hardware import bfloat16_is_fast
-    from lagwise.training.model import build_model
-
-    torch.set_num_threads(1)
-    recipe = load_recipe(recipe_name, overrides)
-    task = check_recipe(recipe)
-    task.open(progress=True)
-    model = build_model(recipe, task).train()
-    batch = recipe.training.batch_size
-    examples: Any = task.training_examples(steps + _WARMUP, batch, 0)
-    seconds = []
-    for step in range(steps + _WARMUP):
-        begun = time.process_time()
-        inputs = task.collate([examples[step * batch + i] for i in range(batch)])
-        labels = inputs["labels"]
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
-            outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-            loss = task.loss(outputs, labels)
-        model.zero_grad()
-        loss.backward()
-        seconds.append(time.process_time() - begun)
-    return statistics.fmean(seconds[_WARMUP:])  # steps differ in length: the mean is what a run takes
-
-
-def planned(name: str, source: str | None, minutes: float, kept: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Steps of a run, measured in a process of its own if they are not known."""
-    if name not in kept:
-        recipe, overrides = PLAN[name]
-        given = [*overrides, *([f"data.source={json.dumps(source)}"] if source else [])]
-        command = [sys.executable, __file__, "--measure", json.dumps([recipe, given])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-        seconds = float(found.stdout.splitlines()[-1])
-        with _PLANNING:
-            kept[name] = {"seconds": seconds, "steps": round(0.9 * 60 * minutes / seconds)}  # a tenth is for validation
-            file.write_text(json.dumps(kept, indent=1) + "\n")
-    return kept[name]
-
-
-def train(name: str, source: str | None, runs: Path, plan: dict[str, Any], results: Path) -> None:
-    recipe, overrides = PLAN[name]
+def train(name: str, job: tuple[str, list[str]], plan: dict[str, Any], runs: Path, results: Path) -> None:
+    recipe, overrides = job
     steps = plan["steps"]
     every = max(1, steps // _EVALUATIONS)
     new = [
-        *("--recipe", recipe, *(["--data", source] if source else []), *overrides),
+        *("--recipe", recipe, *overrides),
         *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
         *(f"training.evaluate_every={every}", f"training.save_every={every}"),
     ]
@@ -115,7 +64,7 @@ def train(name: str, source: str | None, runs: Path, plan: dict[str, Any], resul
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="a folder for the runs")
+    parser.add_argument("folder", type=Path, help="a folder for the runs")
     parser.add_argument("--text", help="labelled reviews")
     parser.add_argument("--pictures", help="labelled pictures of 32 x 32")
     parser.add_argument("--pairs", help="pairs of passages, as 'lagwise data lra-retrieval' writes them")
@@ -123,26 +72,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=75, help="of each run (75)")
     parser.add_argument("--workers", type=int, default=2, help="runs at once (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/arena-cpu.json"))
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.measure:
-        print(step_seconds(*json.loads(given.measure)))
-        return
-    if given.folder is None:
-        parser.error("a folder for the runs is needed")
     sources = {"text": given.text, "image": given.pictures, "retrieval": given.pairs}
-    names = [name for name in given.runs.split(",") if sources.get(name.partition("-")[0], "") is not None]
+    jobs = {}
+    for name in given.runs.split(","):
+        source = sources.get(name.partition("-")[0], "")
+        if source is not None:
+            recipe, overrides = PLAN[name]
+            jobs[name] = (recipe, [*overrides, *([f"data.source={json.dumps(source)}"] if source else [])])
     given.folder.mkdir(parents=True, exist_ok=True)
-    file = given.folder / "steps.json"
-    kept = json.loads(file.read_text()) if file.is_file() else {}
-
-    def one(name: str) -> None:
-        source = sources.get(name.partition("-")[0])
-        train(name, source, given.folder, planned(name, source, given.minutes, kept, file), given.results)
-
+    plan = planned(jobs, given.minutes, given.folder / "steps.json")
     with ThreadPoolExecutor(given.workers) as pool:
-        for job in [pool.submit(one, name) for name in names]:
-            job.result()
+        runs = [pool.submit(train, name, job, plan[name], given.folder, given.results) for name, job in jobs.items()]
+        for run in runs:
+            run.result()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,83 @@
-"""What the scripts that queue trainings share: run folders that are begun, resumed or left, and results that last."""
+"""What the scripts that queue trainings share: steps that fill a time, run folders that are begun, resumed or left, and
+results that last."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lagwise.bench.harness import save_results
 
 _WRITING = threading.Lock()  # runs end in several threads
+_WARMUP, _TIMED = 3, 15  # steps
+_VALIDATION = 0.1  # of a run's time
+
+
+def step_seconds(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[float]:
+    """Mean seconds of this process for a training step of each recipe with its overrides, on one thread and the task's
+    own data. The jobs take steps in turn, so that all of them meet the same company on the machine; steps differ in
+    length, and the mean is what a run takes."""
+    import torch
+
+    from lagwise.training.hardware import bfloat16_is_fast
+
+    torch.set_num_threads(1)
+    steps = [_step(recipe, overrides) for recipe, overrides in jobs]
+    seconds: list[list[float]] = [[] for _ in jobs]
+    for number in range(_WARMUP + _TIMED):
+        for job, step in enumerate(steps):
+            begun = time.process_time()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
+                loss = step(number)
+            loss.backward()
+            seconds[job].append(time.process_time() - begun)
+    return [statistics.fmean(found[_WARMUP:]) for found in seconds]
+
+
+def _step(recipe_name: str, overrides: Sequence[str]) -> Callable[[int], Any]:
+    """What computes the loss of a recipe's steps by their number."""
+    from lagwise.training import check_recipe, load_recipe
+    from lagwise.training.model import build_model
+
+    recipe = load_recipe(recipe_name, overrides)
+    task = check_recipe(recipe)
+    task.open(progress=True)
+    model = build_model(recipe, task).train()
+    batch = recipe.training.batch_size
+    examples: Any = task.training_examples(_WARMUP + _TIMED, batch, 0)
+
+    def loss(number: int) -> Any:
+        model.zero_grad()
+        inputs = task.collate([examples[number * batch + i] for i in range(batch)])
+        if task.loss is None:
+            return model(**inputs).loss
+        labels = inputs.pop("labels")
+        return task.loss(model(**inputs), labels)
+
+    return loss
+
+
+def planned(jobs: Mapping[str, tuple[str, Sequence[str]]], minutes: float, file: Path) -> dict[str, dict[str, Any]]:
+    """Seconds of a step, and the steps that fill a run's minutes but for what validation takes, of jobs by name (a
+    recipe and its overrides). Those that the file lacks are measured, in one process of their own, and added to it."""
+    plan = json.loads(file.read_text()) if file.is_file() else {}
+    missing = [name for name in jobs if name not in plan]
+    if missing:
+        command = [sys.executable, __file__, json.dumps([jobs[name] for name in missing])]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        for name, seconds in zip(missing, json.loads(found.stdout.splitlines()[-1]), strict=True):
+            plan[name] = {"seconds": seconds, "steps": round((1 - _VALIDATION) * 60 * minutes / seconds)}
+        file.write_text(json.dumps(plan, indent=1) + "\n")
+    return plan
 
 
 def lagwise(log: Path, *arguments: str) -> None:
@@ -52,3 +116,7 @@ def keep(results: Path, name: str, found: dict[str, Any]) -> None:
     with _WRITING:
         kept = json.loads(results.read_text())["results"] if results.is_file() else {}
         save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
+
+
+if __name__ == "__main__":
+    print(json.dumps(step_seconds(json.loads(sys.argv[1]))))

@@ -16,7 +16,19 @@ PACKAGES = (
     *("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training", "runs"),
     *("serving", "analysis", "bench", "cli"),
 )
-TOP = {"_lazy", "_registration", "cache", "compiler", "figures", "files", "process", "progress", "tables", "text"}
+TOP = {
+    "_lazy",
+    "_registration",
+    "cache",
+    "compiler",
+    "figures",
+    "files",
+    "outside",
+    "process",
+    "progress",
+    "tables",
+    "text",
+}
 
 
 def imported_packages(path: Path) -> set[str]:

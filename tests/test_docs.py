@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from types import ModuleType
@@ -67,18 +68,63 @@ def test_citations_are_read(equations: ModuleType, text: str, places: set) -> No
     assert equations.cited_places(text) == places
 
 
+PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if p.name != "log.md")
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    """Code of a page."""
+    found = re.findall(r"^ *```(\w+)\n(.*?)^ *```", path.read_text(), re.S | re.M)
+    return [textwrap.dedent(code) for language, code in found if language in languages]
+
+
+def command_lines(code: str) -> list[list[str]]:
+    """The words of each command of lagwise in a shell block, comments and redirections left out."""
+    lines = [shlex.split(line, comments=True) for line in code.replace("\\\n", " ").splitlines()]
+    words = [line[line.index("lagwise") + 1 :] for line in lines if "lagwise" in line[:4]]
+    return [list(itertools.takewhile(lambda word: word not in (">", "|", "<", "&"), line)) for line in words]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_the_pages_is_valid(page: Path) -> None:
+    """Python compiles; commands know the options that they are given. Slow tests run the tutorials."""
+    import click
+    import typer
+
+    from lagwise.cli.main import app
+
+    for code in blocks(page, "python"):
+        compile(code, str(page), "exec")
+    root = typer.main.get_command(app)
+    for words in itertools.chain.from_iterable(command_lines(code) for code in blocks(page, "sh", "bash")):
+        command: Any = root
+        context = click.Context(root, info_name="lagwise")
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            command, words = command.get_command(context, words[0]), words[1:]
+            assert command is not None, f"{page.name}: lagwise has no command {words}"
+        command.make_parser(context).parse_args(list(words))
+
+
 def test_the_commands_of_the_readme_exist() -> None:
     readme = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"\bmake ([a-z-]+)", readme))
     assert {"demo", "test"} <= targets
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
-    from lagwise.cli.main import app
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    known |= {group.name for group in app.registered_groups}
-    used = set(re.findall(r"\blagwise ([a-z]+) ", readme)) - {"is", "and"}
-    assert used <= known
+
+@pytest.mark.parametrize("name", ["benchmarks", "recipes"])
+def test_generated_page_is_current(name: str) -> None:
+    generator = script(name)
+    assert generator.PAGE.read_text() == generator.page(), "run `make docs`"
+
+
+def test_every_page_is_on_the_site_and_every_link_has_a_target() -> None:
+    named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    docs = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert docs == named - {"changelog.md", "contributing.md"}
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_results_files_name_their_command_and_machine() -> None:
@@ -90,65 +136,6 @@ def test_results_files_name_their_command_and_machine() -> None:
 
 def test_continuous_integration_calls_the_readmes_test_command() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text()
-
-
-def test_the_readmes_figures_are_those_of_the_results_files() -> None:
-    readme = (ROOT / "README.md").read_text()
-    results = ROOT / "benchmarks" / "results"
-
-    def layers(name: str) -> list[dict]:
-        return json.loads((results / name).read_text())["results"]["layers"]
-
-    def ratio(row: dict) -> float:
-        return row["seconds"]["literal"]["median"] / row["seconds"]["lagwise"]["median"]
-
-    for default, raised in zip(layers("toeplitz-cpu-default-allocator.json"), layers("toeplitz-cpu.json"), strict=True):
-        ours, literal = (round(raised["memory"][name] / 2**20) for name in ("lagwise", "literal"))
-        speed = f"| {default['length']} | {ratio(default):.1f}× | {ratio(raised):.1f}× |"
-        assert f"{speed} {ours} MB against {literal} MB |" in readme
-    for run in json.loads((results / "novels-tnn-transformer.json").read_text())["results"].values():
-        scores = {s["length"]: s["bits_per_byte"] for s in run["evaluation"]["test"]}
-        assert f"| {run['parameters'] / 1e6:.2f}M | {run['steps_per_second']:.2f} |" in readme
-        assert all(f"{scores[n]:.3f}" in readme for n in (512, 2048, 14336) if n in scores)
-
-
-def test_the_readmes_comparison_of_kernels_is_that_of_the_results_files() -> None:
-    readme = (ROOT / "README.md").read_text()
-    results = ROOT / "benchmarks" / "results"
-    rows = {
-        (r["causal"], r["length"]): r for r in json.loads((results / "ops-cpu.json").read_text())["results"]["rows"]
-    }
-
-    def ratio(causal: bool, length: int, slow: str, fast: str) -> str:
-        step = rows[causal, length]["step"]
-        return f"{step[slow]['median'] / step[fast]['median']:.1f}×"
-
-    for length in (512, 1024, 2048, 4096, 8192, 16384, 32768):
-        memory = rows[False, length]["memory"]
-        cells = (
-            ratio(True, length, "tnn λ=1", "tnn λ=1 ski"),
-            ratio(False, length, "tnn", "ski-tnn"),
-            ratio(False, length, "literal tnn", "ski-tnn"),
-            ", ".join(f"{memory[name] / 2**20:.0f}" for name in ("ski-tnn", "tnn", "literal tnn")) + " MB",
-            f"{ratio(True, length, 'tnn', 'fd-tnn 256')}, {ratio(False, length, 'tnn', 'fd-tnn 256')}",
-        )
-        assert f"| {length} | {' | '.join(cells)} |" in readme
-    blocks = json.loads((results / "blocks-cpu.json").read_text())["results"]["rows"]
-
-    def span(size: str, causal: bool, slow: str, fast: str) -> str:
-        of_interest = [r["seconds"] for r in blocks if (r["block"], r["causal"]) == (size, causal)]
-        ratios = [seconds[slow]["median"] / seconds[fast]["median"] for seconds in of_interest]
-        return f"{min(ratios):.2f}–{max(ratios):.2f}×"
-
-    for size, causal in itertools.product(("recipe", "paper"), (True, False)):
-        spans = [span(size, causal, "tnn", name) for name in ("fd-tnn", "fd-tnn, grid 256", "ski-tnn", "taps")]
-        spans.append(span(size, causal, "published", "fd-tnn"))
-        assert f"| {size}, {'causal' if causal else 'two-sided'} | {' | '.join(spans)} |" in readme
-    for name, run in json.loads((results / "novels-tnn-fd-ski.json").read_text())["results"].items():
-        scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
-        valid = f"{run['evaluation']['valid']['bits_per_byte']:.3f}"
-        head = f"| {name} | {run['parameters'] / 1e6:.2f}M | {valid} | "
-        assert head + " | ".join(scores[n] for n in (512, 2048, 14336)) + " |" in readme
 
 
 def test_the_kernel_of_the_contributing_guide_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,62 +159,6 @@ def test_the_kernel_of_the_contributing_guide_works(monkeypatch: pytest.MonkeyPa
     rest, _ = mixer.prefill(x[:, 30:], state)
     torch.testing.assert_close(torch.cat([first, rest], 1), mixer(x), rtol=0, atol=1e-10)
     assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
-
-
-def test_the_readmes_figures_of_mega_and_tcnca_are_those_of_the_results_files() -> None:
-    readme = (ROOT / "README.md").read_text()
-    results = ROOT / "benchmarks" / "results"
-
-    def load(name: str) -> Any:
-        return json.loads((results / name).read_text())["results"]
-
-    def seconds(row: dict, method: str) -> tuple[float, float]:
-        forward = row["forward"][method]["median"]
-        return forward, row["step"][method]["median"] - forward
-
-    for row in load("ema-vs-tcn-cpu.json")["causal"]:
-        tcn, scan = seconds(row, "tcn"), seconds(row, "ema by scan")
-        cells = []
-        for slow, fast in (("mega ema", tcn), ("ema by fft", tcn), ("mega ema", scan), ("ema by fft", scan)):
-            cells.append("{:.1f}×, {:.1f}×".format(*(a / b for a, b in zip(seconds(row, slow), fast, strict=True))))
-        assert f"| {row['length']} | {' | '.join(cells)} |" in readme
-    recall = load("recall-cpu.json")
-    for name in recall["64/10"]:
-        cells = " | ".join(f"{100 * recall[case][name]['accuracy']:.1f}" for case in recall)
-        assert f"| {name} | {cells} |" in readme
-    for name, run in load("enwik8-cpu.json").items():
-        scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
-        head = f"| {name} | {run['parameters'] / 1e6:.2f}M | {run['evaluation']['valid']['bits_per_byte']:.3f} | "
-        assert head + " | ".join(scores[n] for n in (512, 2048, 8192)) + " |" in readme
-
-
-def test_the_readmes_figures_of_streaming_are_those_of_the_results_file() -> None:
-    readme = (ROOT / "README.md").read_text()
-    results = json.loads((ROOT / "benchmarks" / "results" / "generate-cpu.json").read_text())["results"]
-    for rows in results.values():
-        one = {(row["method"], row["length"]): row for row in rows if row["batch"] == 1}
-        for name in dict.fromkeys(method for method, _ in one):
-            speeds = [1 / one[name, n]["token"]["median"] for n in (1024, 16384, 131072)]
-            over = [
-                speeds[1] * one[peer, 16384]["token"]["median"] for peer in ("recompute", "ring buffer", "attention")
-            ]
-            cells = [*(f"{v:,.0f}" if v >= 10 else f"{v:.1f}" for v in speeds), *(f"{ratio:.1f}×" for ratio in over)]
-            held = one[name, 131072]["memory"] / 2**20
-            assert f"| {name} | {' | '.join(cells)} | {f'{held:,.1f} MB' if held else 'none'} |" in readme
-
-
-def test_the_readmes_figures_of_conversion_are_those_of_the_results_file() -> None:
-    readme = (ROOT / "README.md").read_text()
-    results = json.loads((ROOT / "benchmarks" / "results" / "conversion-cpu.json").read_text())["results"]
-    for row in results["rows"]:
-        median, most = (max(layer["order"][i] for layer in row["layers"]) for i in (1, 2))
-        error, bound = (max(layer[key] for layer in row["layers"]) for key in ("error", "bound"))
-        score, speed = row["bits_per_byte"][0], row["tokens_per_second"]
-        held = ", ".join(f"{row[key] / 2**20:.1f}" for key in ("state", "n_states_state", "converted_state"))
-        cells = [row["run"], f"{row['tolerance']:g}", row["taps"], f"{median}, {most}", f"{error:.1e}, {bound:.1e}"]
-        cells += [f"{score['before']:.4f}", f"{score['after'] - score['before']:+.1e}", f"{held} MB"]
-        cells.append(f"{speed['after'] / speed['n states']:.1f}×")
-        assert f"| {' | '.join(map(str, cells))} |" in readme
 
 
 def test_the_figures_of_signals_are_those_of_the_results_files() -> None:

@@ -1,4 +1,4 @@
-"""Mixers of other packages: registered, checked by the contract, trained; and mixers that break it are found out."""
+"""Mixers and kernels of other packages: registered, checked by the contract, trained; what breaks it is found out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise import mixers
+from lagwise import outside
+from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
@@ -53,7 +54,6 @@ class LeakyMixer(Mixer):
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixers, "MIXERS", MIXERS)
     for name in ("leaky", "installed", "broken"):
         monkeypatch.delitem(MIXERS, name, raising=False)
     before = dict(MIXERS)
@@ -98,11 +98,34 @@ def test_installed_packages_declare_mixers(table: None, monkeypatch: pytest.Monk
         EntryPoint("installed", "lagwise.mixers.toeplitz:ToeplitzMixer", "lagwise.mixers"),
         EntryPoint("broken", "no_such_package:Mixer", "lagwise.mixers"),
     ]
-    monkeypatch.setattr(mixers, "entry_points", lambda group: points)
+    monkeypatch.setattr(outside, "entry_points", lambda group: points)
     with pytest.warns(UserWarning, match="mixer 'broken' of no_such_package:Mixer cannot be loaded: .*No module named"):
-        mixers._register_installed()
+        outside.add_installed("lagwise.mixers", "mixer", register_mixer)
     assert MIXERS["installed"] is ToeplitzMixer
     with pytest.raises(ValueError, match="lagwise has a mixer 'toeplitz' itself"):
         register_mixer("toeplitz", LeakyMixer)
     with pytest.raises(TypeError, match="must be a subclass"):
         register_mixer("other", nn.Linear)  # type: ignore[arg-type]
+
+
+def test_a_kernel_from_outside_streams_in_a_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is taken away again after the test, as `setitem` restores the table."""
+
+    class Reciprocal(LagKernel):
+        def __init__(self, channels: int, *, causal: bool = True, power: float = 1.0):
+            super().__init__(channels, causal)
+            self.gain = nn.Parameter(torch.ones(channels, 1))
+            self.power = power
+
+        def taps(self, length: int) -> torch.Tensor:
+            return self.gain * (1 + self.lags(length, self.gain.device).abs()).double() ** -self.power
+
+    monkeypatch.setitem(KERNELS, "reciprocal", Reciprocal)
+    register_kernel("reciprocal", Reciprocal)
+    mixer = ToeplitzMixer(3, kernel={"name": "reciprocal", "power": 2.0}).double()
+    x = torch.randn(1, 40, 3, dtype=torch.float64)
+    torch.testing.assert_close(mixer.prefill(x, mixer.init_state(1))[0], mixer(x), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="lagwise has a kernel 'rpe' itself"):
+        register_kernel("rpe", Reciprocal)
+    with pytest.raises(TypeError, match=r"must be a subclass of lagwise\.kernels\.base\.LagKernel"):
+        register_kernel("other", nn.Linear)  # type: ignore[arg-type]

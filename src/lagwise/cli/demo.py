@@ -1,4 +1,4 @@
-"""The main job from end to end, as `make demo` shows it."""
+"""The main workflow from end to end, as `make demo` runs it."""
 
 from __future__ import annotations
 

@@ -21,15 +21,17 @@ def export(
         Path | None, typer.Option(parser=path, help="Folder for the files.", show_default="RUN-export")
     ] = None,
 ) -> None:
-    """Write a language model to a file that runs without lagwise, with the tokenizer beside it. The file's logits are
-    compared with the model's first, and a file that gives others is not kept.
+    """Write a language model to a file that runs without lagwise.
+
+    The tokenizer is written beside it. The file's logits are first compared with the model's, and a file that gives
+    others is not kept.
 
     lagwise export runs/mega-lm
 
     lagwise export runs/tnn-lm --format pt2 --what forward
 
-    A kernel that decays streams by a ring buffer of all the tokens that it reaches; as a state space it is faster, and
-    one without an end has no other step:
+    A kernel that decays streams with a ring buffer over its support. As a state space it is faster. A kernel without an
+    end needs the conversion:
 
     lagwise convert runs/tnn-lm
 

@@ -11,14 +11,14 @@ import typer
 
 from lagwise.cli.terminal import plain
 
-# typer exports no other of click's errors; depending on its version, click is a package of its own or a part of typer.
+# typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
 _LONGEST = 600  # characters
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command line and exit. Whatever fails is printed as one line, with status 2; Ctrl-C gives status 130.
+    """Run a command line and exit. Failures print one line and exit with status 2; Ctrl-C exits with status 130.
 
     With ``LAGWISE_DEBUG=1`` the traceback is printed too.
     """
@@ -27,13 +27,13 @@ def run(app: typer.Typer) -> NoReturn:
         sys.stdout.flush()
     except SystemExit:
         raise
-    except BrokenPipeError:  # whoever read standard output has seen enough
+    except BrokenPipeError:  # the reader of standard output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (KeyboardInterrupt, typer.Abort) as stop:
-        # typer takes an EOFError for the user's Ctrl-D; here it is a file that is cut short.
+        # typer treats an EOFError as the user's Ctrl-D; here it means a truncated file.
         status = _report(stop.__cause__) if isinstance(stop.__cause__, EOFError) else 130
-    except BaseException as error:  # a panic in tokenizers is no Exception
+    except BaseException as error:  # a panic in tokenizers is not an Exception
         status = _report(error)
     sys.exit(status)
 
@@ -55,7 +55,7 @@ def _message(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
         return f"not enough memory{text and ': '}{text}"
-    # Messages of lagwise, the operating system and imports name what the user can change; those of others may not.
+    # Messages of lagwise, the operating system and imports name what the user can change; other messages may not.
     if type(error) is ValueError or isinstance(error, OSError | FloatingPointError | ImportError):
         return text or type(error).__name__
     return f"unexpected {type(error).__name__}{text and ': '}{text} (LAGWISE_DEBUG=1 shows the traceback)"

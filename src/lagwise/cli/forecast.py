@@ -52,8 +52,8 @@ def forecast(
 ) -> None:
     """Forecast series of your own, with intervals and a plot.
 
-    Tries closed-form models and look-backs, says which has the lowest error on the last fifth of the rows, fits it to
-    all rows, and forecasts what follows them.
+    Tries closed-form models and look-backs, prints which has the lowest error on the last fifth of the rows, fits it to
+    all rows, and forecasts the rows that follow.
 
     lagwise forecast --data my.csv --time date --horizon 96
 

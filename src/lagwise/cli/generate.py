@@ -38,13 +38,13 @@ def generate(
         bool, typer.Option(help="Compile the model's step first: for long texts. It is done once for a model.")
     ] = False,
 ) -> None:
-    """Continue a prompt, streamed as it is made. Speeds go to standard error; Ctrl-C ends the text where it is.
+    """Continue a prompt, streamed as it is generated. Speeds go to standard error; Ctrl-C ends the text.
 
     lagwise generate runs/tnn-lm --prompt "def " --stop "class "
 
     lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
 
-    Each token several times as fast, after a minute or so for the first text:
+    To generate several times as fast, after about a minute of compilation for the first text:
 
     lagwise generate runs/tnn-lm --compile --tokens 100000 > long.txt
     """

@@ -30,10 +30,10 @@ def glue(
     ] = None,
 ) -> None:
     """Fine-tune pretrained runs on tasks of GLUE with several seeds, and compare their scores on the dev sets with each
-    other, the commonest class, and TF-IDF.
+    other, the most common class, and TF-IDF.
 
-    The checkpoint is chosen on a tenth of the training rows. What has ended is not done again, and what was stopped is
-    resumed, when the same command is given again:
+    The checkpoint is chosen on a tenth of the training rows. The same command resumes an interrupted comparison and
+    repeats no finished fine-tuning:
 
     lagwise bench glue runs/tnn-mlm runs/transformer-mlm --untrained runs/tnn-mlm --data glue/ --out runs/glue
     """

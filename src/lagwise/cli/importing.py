@@ -17,8 +17,9 @@ def import_model(
     ],
     out: Annotated[Path, typer.Option(parser=path, help="Folder for the result.")],
 ) -> None:
-    """Turn a MEGA that transformers saved (`MegaForCausalLM`, `MegaForMaskedLM`) into a lagwise model with the same
-    logits. transformers 5 no longer has MEGA.
+    """Convert a MEGA model that transformers saved.
+
+    It takes `MegaForCausalLM` and `MegaForMaskedLM`, which transformers 5 no longer has. The logits are the same.
 
     lagwise import mega-wikitext --out runs/mega-wikitext
     """

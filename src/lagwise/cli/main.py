@@ -30,20 +30,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(bench, name="bench")
-app.command()(predict)
-app.command()(forecast)
-app.command("import")(import_model)
-app.command()(plot)
-app.command("data")(write_data)
-app.command()(export)
-app.command()(generate)
-app.command()(serve)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")]
 
 
-@app.command()
 def train(
     overrides: Annotated[
         list[str] | None,
@@ -108,7 +98,6 @@ def train(
     typer.echo(f"\nTrained: {name}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
 
 
-@app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
     """List the recipes, or show one with every key that can be overridden and what the keys mean."""
     from lagwise.data.options import DataOptions
@@ -131,7 +120,6 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
     typer.echo("# model.block: options of the blocks, mixers and kernels named there; a misspelt one lists them all")
 
 
-@app.command()
 def evaluate(
     run: Run,
     overrides: Annotated[
@@ -157,13 +145,15 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Scores on held-out data, as the run's task defines them. Of text: bits per byte and perplexity at several context
-    lengths, beside general compressors. Of classes: accuracy, F1 and the confusion matrix; of numbers: correlations and
-    the mean squared error. Of associative recall: the accuracy at the trained length or others.
+    """Score a run on held-out data.
+
+    Language models: bits per byte and perplexity at several context lengths, beside general compressors. Classifiers:
+    accuracy, F1 and the confusion matrix. Regressions: correlations and the mean squared error. Associative recall:
+    accuracy at the trained length or others.
 
     lagwise evaluate runs/tnn-lm --lengths 512,14336
 
-    With another engine, or a finer grid of a frequency kernel, than it was trained with:
+    With another engine, or a finer grid of a frequency kernel, than in training:
 
     lagwise evaluate runs/tnn-lm model.block.token_mixer.engine=ski
 
@@ -176,7 +166,6 @@ def evaluate(
     print_evaluation(run, evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
 
 
-@app.command()
 def convert(
     run: Run,
     tolerance: Annotated[
@@ -198,9 +187,9 @@ def convert(
     lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
     tokens: Annotated[int, typer.Option(callback=at_least(2), help="Tokens of the test text to compare on.")] = 65537,
 ) -> None:
-    """Turn a model's lag kernels into state spaces: constant memory and time a token, whatever the length.
+    """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints what it costs: states and certified error of each layer, and bits per byte before and after.
+    Prints the cost: states and certified error of each layer, and bits per byte before and after.
 
     lagwise convert runs/tnn-lm --tolerance 1e-3
 
@@ -212,7 +201,6 @@ def convert(
     print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
 
 
-@app.command()
 def demo(
     out: Annotated[
         Path, typer.Option(parser=path, help="Folder for the run; replaced if it holds an earlier demo.")
@@ -227,7 +215,7 @@ def demo(
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on if the user stops the training."""
+    """Print how to resume if the user stops the training."""
     try:
         yield
     except KeyboardInterrupt:
@@ -251,6 +239,18 @@ def _options(
     ] = False,
 ) -> None:
     """Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure."""
+
+
+# In the order in which `lagwise --help` lists them.
+for _panel, _commands in {
+    "Train": (train, evaluate, plot, forecast, recipes, demo),
+    "Use a run": (generate, predict, convert),
+    "Take a run elsewhere": (serve, export, import_model),
+    "Benchmarks": (write_data,),
+}.items():
+    for _command in _commands:
+        app.command("import" if _command is import_model else None, rich_help_panel=_panel)(_command)
+app.add_typer(bench, name="bench", rich_help_panel="Benchmarks")
 
 
 def main() -> None:

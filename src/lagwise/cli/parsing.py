@@ -1,4 +1,4 @@
-"""Values of options that typer does not parse or check itself: all of them before anything is loaded."""
+"""Options that typer does not parse or check itself; all are checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole_numbers(text: str, option: str) -> list[int]:
 
 
 def at_least(low: float) -> Callable[[N], N]:
-    """A callback that refuses lesser numbers, infinity and NaN."""
+    """A callback that refuses smaller numbers, infinity and NaN."""
     return _checked(lambda value: low <= value < math.inf, f"at least {low}")
 
 
@@ -56,7 +56,7 @@ def not_empty(value: T) -> T:
 
 
 def path(text: str | Path) -> Path:
-    """A parser that refuses the empty text, which `Path` takes for the current folder."""
+    """A parser that refuses the empty text, which `Path` interprets as the current folder."""
     if not str(text).strip():
         raise typer.BadParameter("must not be empty")
     return Path(text)

@@ -23,7 +23,7 @@ def plot(
 
     lagwise plot runs/tnn-lm
 
-    With `theory`: what the theorems of SKI-TNN promise beside what is, into plots/theory.
+    With `theory`: the theorems of SKI-TNN beside measurements, into plots/theory.
 
     lagwise plot theory
     """

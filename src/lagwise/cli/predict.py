@@ -25,9 +25,11 @@ def predict(
         Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
     ] = None,
 ) -> None:
-    """Predict the classes or numbers of new rows: each row again, with the predicted class and the probability of every
-    class beside it, or the predicted number. Of a language model, how well it predicts each text, in bits per byte. Of
-    a forecaster, the rows that follow a table of series over time.
+    """Predict the classes, numbers or next rows of new data.
+
+    A classifier writes each row again with the predicted class and the probability of every class; a regression, with
+    the predicted number. A language model writes how well it predicts each text, in bits per byte. A forecaster writes
+    the rows that follow a table of series over time.
 
     lagwise predict runs/classify --data new.csv --out predicted.csv
 
@@ -35,7 +37,7 @@ def predict(
 
     lagwise predict runs/classify --text "I would see it again."
 
-    Without either, every line of standard input is the text of a row:
+    Without `--data` and `--text`, every line of standard input is the text of a row:
 
     cat reviews.txt | lagwise predict runs/classify
     """

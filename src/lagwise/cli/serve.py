@@ -46,9 +46,9 @@ def serve(
     curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "tnn-lm", "prompt":
     "def "}'
 
-    The model is known by the name of its folder. Ctrl-C ends the server.
+    The model's name is that of its folder. Ctrl-C stops the server.
 
-    Each token several times as fast, after a minute or two before the first start:
+    To compute each token several times as fast, compile the model's step first, which takes a minute or two:
 
     lagwise serve runs/tnn-lm --compile
     """

@@ -1,4 +1,4 @@
-"""What goes to standard output: streamed text and tables, in full and safe for the terminal."""
+"""Standard output: streamed text and tables, in full and safe for the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GAP = "  "
 
 
 def plain(text: str) -> str:
-    """Text without control characters but newline and tab: escape sequences could change what a terminal shows."""
+    """Text without control characters except newline and tab: escape sequences could change what a terminal shows."""
     return _CONTROL.sub("", text)
 
 
@@ -28,8 +28,8 @@ def write(text: str) -> None:
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table without a frame and without cutting anything.
 
-    The first column is aligned to the left, the others to the right. In a terminal that is too narrow for that, every
-    row is printed as a list of names and values.
+    The first column is aligned to the left, the others to the right. If the terminal is too narrow, every row is
+    printed as a list of names and values.
     """
     cells = [[" ".join(plain(str(value)).split()) for value in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -1,4 +1,4 @@
-"""Long Range Arena (Tay et al. 2020, arXiv:2011.04006) as its files are published."""
+"""The published files of Long Range Arena (Tay et al. 2020, arXiv:2011.04006)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Arena = partial(Layout, family="Long Range Arena")
 
 
 def without_brackets(text: str) -> str:
-    """An expression of ListOps without the round brackets that its files write around every argument. Square ones
+    """An expression of ListOps without the round brackets that its files have around every argument. Square brackets
     belong to the expression."""
     return text.replace("(", " ").replace(")", " ").strip()
 

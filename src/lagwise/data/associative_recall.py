@@ -25,9 +25,9 @@ class AssociativeRecall:
     Of ``vocab_size`` tokens the first half are keys, the others values. Every sequence maps each key to a value drawn
     at random, and draws its keys at random; the query is one of the keys that have occurred, so its answer is known.
     loss: in training, ``every`` value whose key has occurred before it, or the ``last`` alone, as in H3. Validation and
-    test are always of the answer alone.
+    test always use the answer alone.
 
-    A hash of a sequence says whether it belongs to train, valid or test: no sequence is in two of them. ValueError
+    A hash of each sequence assigns it to train, valid or test, so no sequence is in two of them. ValueError
     unless vocab_size is even and at least 4, or for an unknown loss.
     """
 
@@ -51,7 +51,7 @@ class AssociativeRecall:
         return RecallExamples("train", length, self.vocab_size, count, seed, loss=self.loss)
 
     def validation_examples(self, length: int, tokens: int) -> RecallExamples:
-        """As many sequences of the valid split as the tokens make, and at least one."""
+        """As many sequences of the valid split as the tokens allow, and at least one."""
         return RecallExamples("valid", length, self.vocab_size, max(1, tokens // length), 0)
 
     def test_examples(self, length: int, count: int) -> RecallExamples:
@@ -76,7 +76,7 @@ class RecallExamples(Dataset):
         self.count, self.seed, self.loss = count, seed, loss
         self.per_block = max(1, _BLOCK // max(length, vocab_size))
         self._block, self._ids, self._labels = -1, np.empty(0), np.empty(0)
-        self._load(0)  # now rather than in the first step: the split may have nothing
+        self._load(0)  # now rather than in the first step: the split may be empty
 
     def __len__(self) -> int:
         return self.count
@@ -120,7 +120,7 @@ def draw_sequences(random: np.random.Generator, rows: int, length: int, vocab_si
 def answers(ids: np.ndarray, vocab_size: int, *, every: bool) -> np.ndarray:
     """Labels ``(rows, length)`` of sequences: every value whose key has occurred before it, or the last alone.
 
-    Elsewhere they are -100, which the loss ignores. They stand at the answers themselves: the model shifts its labels.
+    Elsewhere they are -100, which the loss ignores. Labels are at the positions of the answers; the model shifts them.
     """
     labels = np.full_like(ids, -100)
     labels[:, -1] = ids[:, -1]
@@ -133,10 +133,10 @@ def answers(ids: np.ndarray, vocab_size: int, *, every: bool) -> np.ndarray:
 
 
 def split_of(ids: np.ndarray) -> np.ndarray:
-    """The place in SPLITS ``(rows,)`` of the split that each sequence belongs to.
+    """The index in SPLITS ``(rows,)`` of each sequence's split.
 
-    Formula: with a fixed odd g, ``h = sum_j ids[j] g^(j+1) mod 2^64``, mixed once; by its upper half one in ten
-    sequences is in valid and one in ten in test. Nothing of it depends on a random generator's version.
+    Formula: with a fixed odd g, ``h = sum_j ids[j] g^(j+1) mod 2^64``, mixed once. Its upper half puts one in ten
+    sequences into valid and one in ten into test. The result does not depend on the version of a random generator.
     """
     weights = np.multiply.accumulate(np.full(ids.shape[1], _MULTIPLIER))
     mixed = ids.astype(np.uint64) @ weights

@@ -1,4 +1,4 @@
-"""Random changes of series, so that a model learns what several recordings have in common."""
+"""Random augmentations of series, so that a model learns what recordings have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of rows of different lengths: rows of like lengths together, padded to the longest."""
+"""Batches of rows of similar lengths, padded to the longest."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
 
 _POOL = 50  # batches that are sorted by length together
-_SCALARS = ("label", "length")  # the columns of encoded rows that are no inputs
+_SCALARS = ("label", "length")  # the columns of encoded rows that are not inputs
 
 
 class BucketedExamples(Dataset):
-    """Training examples of encoded rows: every row at least once an epoch, rows of like lengths in one batch.
+    """Training examples of encoded rows: every row at least once an epoch, rows of similar lengths in one batch.
 
     An epoch shuffles the rows, sorts pools of 50 batches by length, cuts them into batches of ``batch_size`` (the rows
-    of an optimiser step, of all processes) and shuffles the batches. The last batch is filled up with rows that come
-    twice. The order is that of a sequential sampler; example i depends only on (rows, batch_size, seed, i), so a
-    resumed run and any number of processes see the same examples. ``steps_per_epoch`` batches are an epoch.
+    of an optimiser step, of all processes) and shuffles the batches. Rows that occur twice fill up the last batch. The
+    order is that of a sequential sampler; example i depends only on (rows, batch_size, seed, i), so a resumed run and
+    any number of processes see the same examples. ``steps_per_epoch`` batches are an epoch.
 
     Give either the steps or the epochs, which may be a fraction. ValueError otherwise.
     """
@@ -92,12 +92,12 @@ def series(rows: Rows) -> Iterator[np.ndarray]:
 class PaddingCollator:
     """Pads the examples of a batch on the right to the longest of them: a collator for DataLoader and Trainer.
 
-    Takes mappings with input_ids ``(tokens,)`` and perhaps token_type_ids, or input_values ``(vectors, features)``, and
-    perhaps ``label`` (tensors, arrays, lists or numbers). Gives those ``(batch, longest, ...)``, padded with
-    ``pad_token_id`` or zero, and labels ``(batch,)``. attention_mask is there only if something is padded.
+    Takes mappings with input_ids ``(tokens,)`` and optionally token_type_ids, or input_values ``(vectors, features)``,
+    and optionally ``label`` (tensors, arrays, lists or numbers). Returns them as ``(batch, longest, ...)``, padded with
+    ``pad_token_id`` or zero, and labels ``(batch,)``. There is an attention_mask only if something is padded.
 
-    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur. stride: vectors that
-    are one step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch, steps)``.
+    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur. stride: vectors per
+    step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch, steps)``.
     """
 
     def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1, stride: int = 1):
@@ -121,7 +121,7 @@ class PaddingCollator:
 
 
 def like_lengths(lengths: Sequence[int], most: int) -> Iterator[range]:
-    """Places of rows, given in order of their lengths, that are a batch: as many as are at most ``most`` tokens when
+    """Index ranges of batches of rows that are sorted by length: as many rows as give at most ``most`` tokens when
     padded to the longest, and at least one."""
     start = 0
     while start < len(lengths):
@@ -133,7 +133,7 @@ def like_lengths(lengths: Sequence[int], most: int) -> Iterator[range]:
 
 
 def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch whose labels the Trainer counts, all of them: it takes -100 for a label that the loss skips."""
+    """A batch of which the Trainer counts all labels; it treats -100 as a label that the loss skips."""
     labels = batch.get("labels")
     if labels is not None and labels.is_floating_point():
         batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))

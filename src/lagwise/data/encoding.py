@@ -21,12 +21,12 @@ _ELEMENTS = 1 << 24  # of a batch of full length
 
 @dataclass(frozen=True)
 class RowEncoder:
-    """Makes inputs of at most ``length`` positions from the columns ``columns`` of rows.
+    """Encodes the columns ``columns`` of rows as inputs of at most ``length`` positions.
 
     tokenizer: encodes a text, or a pair as ``first <end of text> second`` with token_type_ids 0 and 1 (the end of text
-    belongs to the first); the longer of a pair is cut first. Nothing else is added: an empty text is the lone end of
-    text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features: of each position
-    of a series.
+    belongs to the first); the longer of a pair is cut first. Nothing else is added: an empty text is a single end of
+    text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features: number of features
+    per position of a series.
     """
 
     columns: tuple[str, ...]
@@ -38,7 +38,7 @@ class RowEncoder:
     def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
         """input_ids (and token_type_ids) or input_values, and length, of rows as mappings; other fields are ignored.
 
-        ValueError names a row without one of the columns, a text that is no string, or a series that is not
+        ValueError names a row without one of the columns, a text that is not a string, or a series that is not
         ``(length, features)`` or has NaN or inf.
         """
         import pyarrow as pa
@@ -57,7 +57,7 @@ class RowEncoder:
         return Dataset(pa.Table.from_batches(batches, schema=self.schema()))
 
     def schema(self) -> pa.Schema:
-        """The columns that `batches` gives."""
+        """The columns that `batches` returns."""
         import pyarrow as pa
 
         if self.tokenizer is None:
@@ -73,7 +73,7 @@ class RowEncoder:
     def batches(self, table: pa.Table, where: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Encoded rows of a table in order, and how many of each batch were cut to ``length``.
 
-        where: how messages name row i of the table.
+        where: the name of row i of the table in messages.
         """
         size = max(1, min(_ROWS, _ELEMENTS // (self.length * (self.features or 1))))
         for start in range(0, table.num_rows, size):
@@ -84,7 +84,7 @@ class RowEncoder:
                 yield self._texts([part.column(c).to_pylist() for c in self.columns])
 
     def _cell(self, column: str, value: Any, number: int) -> Any:
-        """A value of row ``number`` as Arrow takes it."""
+        """A value of row ``number`` as Arrow accepts it."""
         if self.tokenizer is not None:
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"row {number}: {column!r} must be text, got {type(value).__name__}")
@@ -124,7 +124,7 @@ class RowEncoder:
         if self.is_bytes:
             return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
         assert self.tokenizer is not None
-        # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
+        # <|endoftext|> in a text does not end it: special tokens are split like any other text.
         options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
         return [np.asarray(ids, dtype=np.int64) for ids in self.tokenizer(texts, **options)["input_ids"]]
 

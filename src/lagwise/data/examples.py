@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 
 class Sequences(Protocol):
-    """What makes training sequences of any length: text as token files (`TokenData`), or a generator."""
+    """A source of training sequences of any length: text as token files (`TokenData`), or a generator."""
 
     def training_examples(self, length: int, count: int, seed: int) -> Dataset:
         """Sequences of ``length`` tokens; example i depends only on the data, length, seed and i."""
@@ -19,18 +19,18 @@ class Sequences(Protocol):
 
 
 class ScheduledExamples(Dataset):
-    """Training examples of ``steps`` steps of ``rows`` sequences, all of a step of one length, drawn from ``lengths``
-    (TCNCA app. F). A length that is named twice is drawn twice as often.
+    """Training examples of ``steps`` steps of ``rows`` sequences, all sequences of a step having one length, drawn from
+    ``lengths`` (TCNCA app. F). A length that is listed twice is drawn twice as often.
 
-    Example i depends only on (data, lengths, rows, seed, i). At each length the data go through their own epochs, so
-    every length covers the text evenly. Errors as `Sequences.training_examples`.
+    Example i depends only on (data, lengths, rows, seed, i). Each length has its own epochs, so every length covers the
+    text evenly. Errors as `Sequences.training_examples`.
     """
 
     def __init__(self, data: Sequences, lengths: Sequence[int], rows: int, steps: int, seed: int):
         self.rows = rows
         drawn = np.random.default_rng((seed, len(lengths))).integers(0, len(lengths), steps)
         self.lengths = np.asarray(lengths)[drawn]
-        self.turns = np.empty(steps, dtype=np.int64)  # how many steps of the same length were before
+        self.turns = np.empty(steps, dtype=np.int64)  # number of earlier steps of the same length
         self.examples: dict[int, Dataset] = {}
         for length in sorted(set(lengths)):
             steps_of_it = np.flatnonzero(self.lengths == length)

@@ -28,8 +28,8 @@ _FORMAT = 1  # raise when the same seed gives other data
 
 
 def generated_source(name: str, *, progress: bool = True) -> Path | None:
-    """The folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or pictures);
-    generated if it is not there. None if the name is no such data set's. ValueError for a number that is none."""
+    """The folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or pictures),
+    generated if missing. None for a name of another kind. ValueError for an invalid number."""
     kind, _, count = name.partition(":")
     if kind not in GENERATED:
         return None
@@ -44,7 +44,7 @@ def generated_source(name: str, *, progress: bool = True) -> Path | None:
 def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
     """ListOps as Long Range Arena's files, ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.tsv``.
 
-    rows: of the training file (96,000); the others have a 48th as many. Row i of all depends only on (seed, i).
+    rows: of the training file (96,000); the others have a 48th as many. Row i depends only on (seed, i).
     """
     sizes = _ROWS if rows is None else {"train": rows, "valid": max(2, rows // 48), "test": max(2, rows // 48)}
     names = dict(zip(SPLITS, ARENA["listops"].parts[0], strict=True))
@@ -93,8 +93,8 @@ def write_path_x(out: Path, *, rows: int | None, seed: int, progress: bool) -> d
 def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
     """Pairs of passages, from the same text or not, in the layout of Long Range Arena's retrieval task.
 
-    texts: a folder of texts, each a file, in splits by the words train, valid and test in their names or else by a hash
-    of these; a text of one split is in no pair of another. rows: pairs for training (20,000); the others have a tenth
+    texts: a folder of texts, each a file, in splits by the words train, valid and test in their names, or by a hash of
+    the names; a text of one split is in no pair of another. rows: pairs for training (20,000); the others have a tenth
     as many. Passages are of 4,000 characters, half the pairs are from one text, and those do not overlap.
 
     ValueError for fewer than two texts of 8,000 characters in a split.
@@ -118,7 +118,7 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
 
 
 def _pair(books: list[str], random: np.random.Generator, number: int) -> str:
-    """A line of two passages: of one book for even numbers."""
+    """A line of two passages; even numbers take both from one book."""
     same = 1 - number % 2
     one, other = random.choice(len(books), 2, replace=False)
     if same:
@@ -143,8 +143,8 @@ GENERATED: dict[str, Callable[..., dict[str, Any]]] = {
 def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path | None, progress: bool = True) -> None:
     """Write a generated data set into a folder that does not exist yet, complete or not at all.
 
-    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError, FileExistsError say what is
-    wrong before anything is written.
+    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError and FileExistsError are raised
+    before anything is written.
     """
     known(name, (*GENERATED, RETRIEVAL), "data set")
     if (texts is None) == (name == RETRIEVAL):
@@ -168,8 +168,8 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
 
 
 def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options: Any) -> Iterator[Any]:
-    """What ``make(seed, block, *options)`` returns for as many blocks as hold ``count``, in order, made by as many
-    processes as there are cores."""
+    """The results of ``make(seed, block, *options)`` for as many blocks as hold ``count``, in order, computed by one
+    process per core."""
     numbers = range(-(-count // size))
     processes = min(len(numbers), os.cpu_count() or 1)
     if processes == 1:

@@ -1,4 +1,4 @@
-"""The tasks of GLUE (Wang et al. 2019, arXiv:1804.07461) as their files are published."""
+"""The published files of the tasks of GLUE (Wang et al. 2019, arXiv:1804.07461)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ LAYOUTS = {layout.name: layout for layout in _TASKS}
 def open_glue(name: str, task: str) -> LayoutSource:
     """The rows of a task of GLUE (a name of `LAYOUTS`), in the splits train and test, as `open_layout` finds them.
 
-    GLUE's dev set (of MNLI the matched one, of MRPC in its original files the test set) becomes our test, since scores
-    are reported on it; a valid set is left to be held out of train. Its unlabelled test files are ignored, but can be
-    opened one by one for predictions.
+    GLUE's dev set (of MNLI the matched one, of MRPC in its original files the test set) becomes our test, because
+    scores are reported on it; the valid set is held out of train later. GLUE's unlabelled test files are ignored, but
+    can be opened one by one for predictions.
     """
     return open_layout(name, LAYOUTS[known(task, LAYOUTS, "data.format")], f"hub:nyu-mll/glue:{task}")

@@ -34,9 +34,9 @@ class LabelledData:
 
     splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
     (lists of ``features`` float32 each), label (the id of a class, or a number) and length (of the inputs).
-    label_names: of the classes, by id; None in regression. reason: why it is of this kind. cut: rows of each split that
-    were longer than the limit. counts: rows of each class in each split; empty in regression. notes: what else a reader
-    should know, a line each. encoder: what makes inputs of other rows.
+    label_names: names of the classes, by id; None in regression. reason: why it is of this kind. cut: number of rows of
+    each split that were longer than the limit. counts: rows of each class in each split; empty in regression. notes:
+    further facts for the reader, one line each. encoder: encodes other rows.
     """
 
     folder: Path
@@ -63,7 +63,7 @@ class LabelledData:
         return self.encoder.features
 
     def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """Inputs of rows that need no labels, in order; an empty text is the lone end of text (see `RowEncoder`)."""
+        """Inputs of rows that need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""
         return self.encoder(rows)
 
     def describe(self) -> str:
@@ -91,13 +91,13 @@ def prepare_labelled(
     cache: Path | None = None,
     progress: bool = True,
 ) -> LabelledData:
-    """Encode a table of labelled rows, or find the result of having done so.
+    """Encode a table of labelled rows, or load the cached result.
 
-    source as in `open_rows`. text: the column of the inputs, or two for pairs; if there is no column ``text``, the
-    only column of text serves. With ``inputs="values"`` it is a column of series, ``input_values`` if not named. label:
-    the column of the labels; kind as in `read_labels`. tokenizer and vocab_size as in `load_tokenizer`. length: rows
-    are cut to so many tokens or vectors. Missing splits are made as in `split_rows`. In valid and test, rows without a
-    label are left out, and a split without any label is left out as a whole; notes of the result say so.
+    source as in `open_rows`. text: the column of the inputs, or two for pairs; if there is no column ``text``, the only
+    column of text is used. With ``inputs="values"`` it is a column of series, ``input_values`` if not named. label: the
+    column of the labels; kind as in `read_labels`. tokenizer and vocab_size as in `load_tokenizer`. length: rows are
+    cut to so many tokens or vectors. Missing splits are made as in `split_rows`. In valid and test, rows without a
+    label are left out, and so is a split without any label; notes of the result state this.
 
     ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
@@ -127,7 +127,7 @@ def labelled_key(
     length: int,
 ) -> str:
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
-    encoded. ValueError for options that are wrong by themselves."""
+    encoded. ValueError for options that are invalid for any data."""
     known(kind, KINDS, "task.kind")
     columns = _columns(text, label, inputs)
     whole_number("data.length", length, 2 * len(columns) - 1)

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # raise when the meaning of the files changes
 _TOGETHER = 500  # pictures that are written at a time
-_MEASURED = 5000  # training pictures whose mean and deviation stand for all
+_MEASURED = 5000  # training pictures whose mean and deviation are used for all
 
 
 @dataclass(frozen=True)
 class PictureData:
-    """splits: data sets with the columns image (an encoded picture) and label (the id of a class). label_names: of the
-    classes, by id. size: height and width that pictures are resized to. mean, std: of the training pixels of each
-    channel, between 0 and 1. counts: pictures of each class in each split. notes: what else a reader should know."""
+    """splits: data sets with the columns image (an encoded picture) and label (the id of a class). label_names: names
+    of the classes, by id. size: height and width to which pictures are resized. mean, std: of the training pixels of
+    each channel, between 0 and 1. counts: pictures of each class in each split. notes: what else a reader should
+    know."""
 
     folder: Path
     splits: dict[str, Dataset]
@@ -55,7 +56,7 @@ class PictureData:
 
 
 def pictures_key(source: PictureSource, size: tuple[int, int] | None, channels: int) -> str:
-    """Hash of the pictures and of all that decides how they are read."""
+    """Hash of the pictures and of everything that affects how they are read."""
     options = [_FORMAT, source.fingerprint(), source.image, source.label, size, channels]
     return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
 
@@ -68,7 +69,7 @@ def prepare_pictures(
     cache: Path | None = None,
     progress: bool = True,
 ) -> PictureData:
-    """Check labelled pictures and deal them out to three splits, or find the result of having done so.
+    """Check labelled pictures and split them into train, valid and test, or load the cached result.
 
     size: height and width, by default those of the first picture. channels: 3 or 1, to which pictures are converted.
     Missing splits are made as in `split_rows`. ValueError, one line, for a picture that cannot be read, pictures
@@ -140,7 +141,7 @@ def _write(
     notes = [f"{' and '.join(without)} without labels, and left out"] if without else []
     if made:
         notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
-    shutil.rmtree(work)  # an open file lives on where it is read, until nobody reads it
+    shutil.rmtree(work)  # an open file remains readable until its last reader closes it
     other = total - sizes[size]
     if other:
         notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")

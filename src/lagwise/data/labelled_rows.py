@@ -1,4 +1,4 @@
-"""Labelled rows as they stand in the data: found, checked, and dealt out to three splits."""
+"""Labelled rows as stored in the data: found, checked, and split into train, valid and test."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
-_SAMPLE = 100  # rows that tell a column of text from one of numbers
+_SAMPLE = 100  # rows that distinguish a column of text from one of numbers
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """splits: the columns of the inputs, and LABEL. features: of a position of a series, None for text. The others as
-    in `LabelledData`."""
+    """splits: the columns of the inputs, and LABEL. features: number of features per position of a series, None for
+    text. The others as in `LabelledData`."""
 
     name: str
     columns: tuple[str, ...]
@@ -80,8 +80,9 @@ def read_labelled(
 def rows_to_score(
     source: RowSource, columns: Sequence[str], label: str, names: Sequence[str] | None
 ) -> tuple[Any, list[Any]]:
-    """The rows of another table to score a model on, those it calls test or else its first, and their labels: ids of
-    the model's classes ``names``, or numbers if these are None. ValueError as `known_labels`, and for what is missing.
+    """The rows of another table to score a model on (its test split, or else its first), and their labels: ids of the
+    model's classes ``names``, or numbers if these are None. ValueError as `known_labels`, and for missing columns or
+    rows.
     """
     tables = source.read()
     rows = tables["test"] if "test" in tables else next(iter(tables.values()))
@@ -104,8 +105,8 @@ def _no_column(name: str, what: str, columns: Sequence[str], where: str) -> str:
 
 
 def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str, values: bool) -> tuple[str, ...]:
-    """The columns asked for, or if that is ``text`` and there is none, the only one that holds text; if that is
-    ``input_values`` and there is none, the only one beside the label."""
+    """The requested columns. If ``text`` is requested but missing: the only column that holds text. If ``input_values``
+    is requested but missing: the only column beside the label."""
     if values and columns == ("input_values",) and columns[0] not in rows.column_names:
         others = [name for name in rows.column_names if name != label]
         return (others[0],) if len(others) == 1 else columns
@@ -116,7 +117,7 @@ def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str, values: 
 
 
 def _is_text(rows: Dataset, column: str) -> bool:
-    """Whether a column holds strings that are not all numbers, as those of an identifier are."""
+    """Whether a column holds strings that are not all numbers (those of an identifier are)."""
     feature: Any = rows.features[column]
     if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return False

@@ -1,4 +1,4 @@
-"""Series with labels inside them: of every sample, or events at some of them."""
+"""Series with labels inside them: one for every sample, or events at some samples."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LabelledSeries:
 
 
 def series_key(source: RowSource, values: str, label: str, events: str | None) -> str:
-    """Hash of the rows and of all that decides how they are read; arguments as in `prepare_series`."""
+    """Hash of the rows and of everything that affects how they are read; arguments as in `prepare_series`."""
     if len({values, label, events}) < 3:
         raise ValueError(f"task.values, task.label and task.events must name different columns, got {label!r} twice")
     options = [_FORMAT, source.fingerprint(), values, label, events]
@@ -63,16 +63,15 @@ def prepare_series(
     cache: Path | None = None,
     progress: bool = True,
 ) -> LabelledSeries:
-    """Read series with labels inside them, or find the result of having done so.
+    """Read series with labels inside them, or load the cached result.
 
     values: the column of the series. label: the column of the labels, of each row a list of as many classes as it has
     samples (null or an empty string where there is none), or one class for all its samples. events: a column of lists
     of positions, in samples from 0 and in order; ``label`` then has the class of each. Missing splits are made as in
     `split_rows`; of one or two series the last two tenths of each are valid and test.
 
-    ValueError, one line, for missing columns, NaN and inf, labels that are not as many as samples, positions that are
-    out of order, occur twice or lie outside the series, labels that are numbers with fractions, and as in
-    `read_labels`.
+    ValueError, one line, for missing columns, NaN and inf, a number of labels other than that of samples, positions
+    that are out of order, occur twice or lie outside the series, labels that are fractions, and as in `read_labels`.
     """
     folder = (cache or default_cache()) / "series" / series_key(source, values, label, events)
 
@@ -100,8 +99,8 @@ def prepare_series(
 def read_label_rows(
     rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str]
 ) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
-    """Of each row its samples ``(length, features)``, the different labels in it as they stand, and the place of each
-    sample's label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
+    """For each row its samples ``(length, features)``, its different labels as stored, and the index of each sample's
+    label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
     for column in (values, label, *([] if events is None else [events])):
         if column not in rows.column_names:
             raise ValueError(f"there is no column {column!r} (columns: {', '.join(rows.column_names)})")
@@ -119,8 +118,8 @@ def read_label_rows(
 def read_series_for(
     rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of each row its samples, and the label of each as an id of the classes ``names`` that a model knows, -100 where
-    there is none. ValueError for a class that it does not know, and as `prepare_series`."""
+    """For each row its samples, and the label of each as an id of the model's classes ``names``, -100 where there is
+    none. ValueError for a class that the model does not know, and as `prepare_series`."""
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
@@ -133,7 +132,7 @@ def read_series_for(
 
 
 def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[list[Any], np.ndarray]:
-    """Different labels of a row, and the place among them of the label of each of ``length`` samples."""
+    """Different labels of a row, and the index among them of the label of each of ``length`` samples."""
     import pyarrow.types as t
 
     if positions is None and not (t.is_list(cell.type) or t.is_large_list(cell.type)):
@@ -259,7 +258,7 @@ class _Writer:
 
 
 def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:
-    """Names of the classes, and the id of every label as it stands; ``first``: the row of each split where it is."""
+    """Names of the classes, and the id of every label as stored; ``first``: the first row of each split that has it."""
     columns = {split: list(rows) for split, rows in first.items()}
 
     def where(split: str, i: int) -> str:

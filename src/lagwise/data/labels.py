@@ -1,4 +1,4 @@
-"""What the labels of a table are: names of classes or numbers, and which label each row has."""
+"""The labels of a table: names of classes or numbers, and the label of each row."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lagwise.tables import known
 KINDS = ("auto", "classification", "regression")
 _FEW = 50  # more different whole numbers are amounts, not classes
 
-Where = Callable[[str, int], str]  # how messages name a row of a split
+Where = Callable[[str, int], str]  # the name of a row of a split in messages
 
 
 @dataclass(frozen=True)
 class Labels:
     """kind: classification or regression, and the reason in words. names: of the classes, in the order of their ids.
-    values: of every split the id or the number of each row, None where the row has no label."""
+    values: for every split the id or the number of each row, None where the row has no label."""
 
     kind: str
     reason: str
@@ -80,9 +80,9 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
 
 
 def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
-    """Labels of rows for a model that is trained: ids of its classes ``names``, or numbers if these are None.
+    """Labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None.
 
-    ValueError for a missing label, a class that the model does not know, and text or NaN where numbers belong.
+    ValueError for a missing label, a class that the model does not know, and text or NaN instead of numbers.
     """
     found: list[Any] = []
     for i, value in enumerate(values):
@@ -113,7 +113,7 @@ def _missing(value: Any) -> bool:
 
 def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list[float | None]] | None:
     """The labels as numbers, or None if they are text."""
-    seen: dict[str, tuple[str, int]] = {}  # the first label of each sort
+    seen: dict[str, tuple[str, int]] = {}  # the first label of each type
     for split, column in cells.items():
         for i, value in enumerate(column):
             if value is None:

@@ -1,4 +1,4 @@
-"""Published data sets whose files have layouts of their own: which fields are what, and which file is which split."""
+"""Published data sets with file layouts of their own: the meaning of each field, and the file of each split."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ _SUFFIXES = (".tsv", ".txt", ".csv")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the texts and labels of a task are.
+    """The positions of the texts and labels of a task.
 
-    name: of the task. family: what it belongs to, for messages. texts: our columns, each with the names that headers
-    give it. label: the same of the labels. classes: their names, in the order of the numbers that stand for them in
-    files; None where labels are numbers from 0 to ``best``. fields: the fields of files without a header. parts: names
-    of the training file and of the file that scores are reported on, perhaps with that for validation between them; the
-    first that are all there count. broken: so many lines at most may lack a text, and are left out. clean: applied to
-    every text.
+    name: of the task. family: its benchmark, for messages. texts: our columns, each with its names in headers. label:
+    the same for the labels. classes: their names, in the order of their numbers in files; None where labels are numbers
+    from 0 to ``best``. fields: the fields of files without a header. parts: names of the training file and of the file
+    that scores are reported on, optionally with the validation file between them; the first complete set is used.
+    broken: at most this number of lines may lack a text, and are left out. clean: applied to every text.
     """
 
     name: str
@@ -70,8 +69,8 @@ class LayoutSource(RowSource):
         return hashlib.sha256(f"{self.layout.name}:{super().fingerprint()}".encode()).hexdigest()
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
-        """As `RowSource.read`. Labels are classes with names, or numbers; files without them have no such column,
-        which is an error in files of which the split is known."""
+        """As `RowSource.read`. Labels are classes with names, or numbers; files without labels have no such column,
+        which is an error in files with a known split."""
         read: dict[str, Any] = {}
         for split in self.split_names:
             if self.dataset is None:
@@ -93,7 +92,7 @@ def open_layout(name: str, layout: Layout, hub: str | None = None) -> LayoutSour
     name: a folder with the task's files (.tsv, .txt or .csv, each also .xz), or with a folder of the task's name; one
     file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is then test. hub: such a name, for messages.
 
-    FileNotFoundError or ValueError say what is missing.
+    FileNotFoundError or ValueError name what is missing.
     """
     family, task = layout.family, layout.name
     if name.startswith("hub:"):
@@ -147,7 +146,7 @@ def _named(stem: str) -> set[str]:
 
 
 def _file_rows(path: Path, layout: Layout) -> Dataset:
-    """The rows of a file. ValueError names the line that is not as the layout says."""
+    """The rows of a file. ValueError names the line that does not match the layout."""
     task = layout.name
     lines = _lines(decoded(read_whole(path), path).removeprefix("\ufeff"), path)
     number, first = next(lines, (1, []))
@@ -182,7 +181,7 @@ def _file_rows(path: Path, layout: Layout) -> Dataset:
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines that are not empty, as their numbers and fields. Between tabs a quote is like any other character."""
+    """The lines that are not empty, as their numbers and fields. Between tabs a quote is an ordinary character."""
     if _kind(path) != ".csv":
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
@@ -214,13 +213,14 @@ def _hub_rows(rows: Dataset, layout: Layout, where: str) -> Dataset:
 
 
 def _places(header: Sequence[str], layout: Layout) -> dict[str, int]:
-    """Where our columns are among those of a header, as far as it has them."""
+    """The positions of our columns in a header, as far as it has them."""
     found = {name: [i for i, column in enumerate(header) if column in names] for name, names in layout.columns.items()}
     return {name: places[0] for name, places in found.items() if places}
 
 
 def _label(cell: Any, layout: Layout, where: str) -> Any:
-    """The number of a class, or a score; -1 or None where a set says that it has none. ValueError for anything else."""
+    """The number of a class, or a score; -1 or None for the set's mark of a missing label. ValueError for anything
+    else."""
     if layout.classes is None:
         if cell is None or cell == -1:
             return None

@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are hidden, and by what."""
+"""Masked language modelling: which tokens are hidden, and what replaces them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lagwise.data.tokenizers import word_edges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_LONGEST_WORD = 16  # tokens; scripts without spaces have no words that tokens could tell
+_LONGEST_WORD = 16  # tokens; in scripts without spaces tokens do not mark words
 _MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one
 
 
@@ -29,7 +29,7 @@ class Masking:
     special tokens are never chosen.
 
     rate: share of the tokens. whole_words: choose all tokens of a word or none. span: mean length in words (or tokens)
-    of what is chosen at once; lengths are geometric, at most 10 (SpanBERT, with a mean of 3.8), and 1 for single ones.
+    of a chosen span; lengths are geometric, at most 10 (SpanBERT, with a mean of 3.8), and 1 for single ones.
 
     ValueError for a rate outside (0, 1), a span outside [1, 10], or a tokenizer without a mask token.
     """
@@ -56,7 +56,8 @@ class Masking:
         self.continues, self.extends = word_edges(tokenizer)
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens ``(length,)`` with some hidden, and the labels: the token where it was chosen, else -100."""
+        """The tokens ``(length,)`` with some hidden, and the labels: the original token where it was chosen, else
+        -100."""
         chosen = self._chosen(ids, random)
         fate = random.random(len(ids))
         hidden = np.where(chosen & (fate < _MASKED), self.mask_token, ids)

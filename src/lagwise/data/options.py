@@ -1,4 +1,4 @@
-"""What a recipe says of its data."""
+"""The data section of a recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 @dataclass
 class DataOptions:
     """source: text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source.
-    format: how rows are laid out, for published data whose files differ: a task of GLUE, or of
+    format: the layout of the rows, for published data whose files differ: a task of GLUE, or of
         Long Range Arena (`listops`, `aan`).
     tokenizer: `bytes`, `bpe` (trained on the data), `words` (those between spaces), or a tokenizer folder.
     vocab_size: tokens of a `bpe` tokenizer, at most of `words`; of associative recall, half keys and half values.

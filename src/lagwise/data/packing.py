@@ -1,4 +1,4 @@
-"""Documents of different lengths packed into rows, so that little is computed on padding."""
+"""Documents of different lengths packed into rows, to reduce computation on padding."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NO_DOCUMENT = -1  # the number of padding in seq_idx
 class PackingCollator:
     """Packs the examples of a batch into rows of at most ``length`` tokens: a collator for DataLoader and Trainer.
 
-    Takes mappings with input_ids ``(tokens,)``, and perhaps labels and attention_mask like it (tensors, arrays or
-    lists): a document each. Padding of their own, where attention_mask is zero, is dropped, and so are empty documents.
+    Takes mappings with input_ids ``(tokens,)``, and optionally labels and attention_mask like it (tensors, arrays or
+    lists), one document each. Their own padding, where attention_mask is zero, is dropped, and so are empty documents.
     Labels are input_ids if not given.
 
     Gives input_ids, labels, seq_idx and attention_mask ``(rows, longest row)``, with which a model treats every
-    document as if it stood alone. labels are -100, which losses skip, at padding and at the first token of every
-    document, which cannot be predicted; so a mean over the other labels is a mean over what is predicted.
-    seq_idx numbers a row's documents from 0 and is -1 at padding, where attention_mask is 0.
+    document separately. labels are -100, which losses skip, at padding and at the first token of every document, which
+    cannot be predicted; so a mean over the other labels is a mean over the predicted tokens. seq_idx numbers a row's
+    documents from 0 and is -1 at padding, where attention_mask is 0.
 
-    Documents go, longest first, into the first row with room (first-fit decreasing); nothing is random. ValueError for
-    a document longer than ``length``, labels of another length than input_ids, or no token at all.
+    Documents go, longest first, into the first row with enough space (first-fit decreasing); nothing is random.
+    ValueError for a document longer than ``length``, labels of another length than input_ids, or no token at all.
     """
 
     def __init__(self, length: int):
@@ -117,7 +117,7 @@ def pack(sizes: Sequence[int], length: int) -> tuple[Tensor, list[tuple[int, int
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which items go together into bins: the largest first, each into the first bin with room, equal ones in order.
+    """The items of each bin: the largest first, each into the first bin with enough space, equal ones in order.
 
     Never needs more than 11/9 of the fewest bins possible, and one. Every size must be at most the capacity.
     """

@@ -19,7 +19,7 @@ _RADIUS, _BORDER, _SEEDS = (
 _TURN = np.pi / 3  # between successive paddles, at most
 _APART, _ALONE = 2.0, 3.0  # least distance between paddles that do not follow each other, and of others to a mark
 _BRIGHTNESS, _SCALE = 0.75, 2  # of paddles, marks having 1; points in a pixel are squares of this side
-_AHEAD, _ENOUGH, _WHIM = 4.0, 4.0, 6.0  # how far a contour looks ahead, which room is enough, and a random part
+_AHEAD, _ENOUGH, _WHIM = 4.0, 4.0, 6.0  # how far a contour looks ahead, how much space is enough, and a random part
 _ATTEMPTS, _TRIES, _STARTS = (
     4,
     12,
@@ -44,10 +44,10 @@ def pictures(seed: int, block: int, *, side: int = 32) -> tuple[np.ndarray, np.n
     """`BLOCK` pictures ``(BLOCK, side, side)`` of uint8 and their labels, that (seed, block) decide.
 
     Each has two contours of 14 paddles, 5 distractors of 4, and two marks: at both ends of one contour (label 1), or at
-    one end of each (label 0). Both labels have the same shapes, so that grey values alone do not tell them apart.
+    one end of each (label 0). Both labels have the same shapes, so that grey values alone do not distinguish them.
 
     Source: Long Range Arena §2.1 and the parameters of its generator. Contours turn by up to 60 degrees from paddle to
-    paddle, to where there is room, and pictures in which there is none left are drawn again.
+    paddle, towards free space, and pictures without any are drawn again.
     """
     random = np.random.default_rng((seed, block))
     labels = random.permutation(BLOCK) % 2
@@ -71,7 +71,7 @@ def encoded(picture: np.ndarray) -> bytes:
 
 
 def _contours(random: np.random.Generator, side: int) -> _Drawing:
-    """Pictures with all their contours; of those begun, the ones in which there was room."""
+    """Pictures with all their contours; those without enough space are left out."""
     drawing = _Drawing(side, np.empty((_TOGETHER, 0, 2)), np.empty((_TOGETHER, 0)))
     for length in (_CONTOUR, _CONTOUR, *(_CONTOUR // 3,) * _DISTRACTORS):
         drawing = _with_contour(drawing, length, random)
@@ -109,12 +109,12 @@ def _grown(drawing: _Drawing, random: np.random.Generator, place: int, length: i
         centres = drawing.centres[:, -1:] + step * (_direction(drawing.angles[:, -1:]) + _direction(angles))
     points = _points(centres, angles)  # (pictures, tries, 3, 2)
     fits = np.all((points >= _BORDER) & (points <= drawing.side - _BORDER), axis=(2, 3))
-    room = random.uniform(0, _WHIM, fits.shape)  # a contour tends to where there is room for it to go on
+    room = random.uniform(0, _WHIM, fits.shape)  # a contour turns towards free space
     ahead = centres + _AHEAD * _direction(angles)
     room += np.minimum(_ENOUGH, np.minimum(ahead, drawing.side - ahead).min(-1))
     if paddles == _CONTOUR:
         fits &= np.linalg.norm(centres - drawing.centres[:, :1], axis=-1) >= _SEEDS
-    others = paddles - (place > 0)  # all but the one that this one follows
+    others = paddles - (place > 0)  # all but the previous one
     if others:
         known = _points(drawing.centres[:, :others], drawing.angles[:, :others])
         squared = _nearest(points, known)

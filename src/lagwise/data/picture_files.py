@@ -30,9 +30,9 @@ _TOGETHER = 500  # picture files that are copied at a time
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Pictures with labels, and what identifies them. One of: files of each split, whose folders are their classes
-    unless there are labels;
-    arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's digits."""
+    """Pictures with labels, and what identifies them. One of: files of each split, whose folders are their classes if
+    there are no labels; arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's
+    digits."""
 
     name: str
     image: str
@@ -53,7 +53,7 @@ class PictureSource:
 
     def read(self, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every split that is named: ``image``, the bytes of an encoded picture, ``label``, its class by
-        name (if there are labels), and ``file``, what messages call it. ValueError says what is wrong.
+        name (if there are labels), and ``file``, its name in messages. ValueError names the error.
 
         work: a folder for copies of picture files, which the rows then read as they are needed; without one, and of
         arrays, they are in memory.
@@ -76,7 +76,7 @@ class PictureSource:
         return path.parent.name if self.labels is None else self.labels[path]
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
-        """Arrays of one table, or of several whose names say their split, such as train_images and y_test."""
+        """Arrays of one table, or of several with the split in their names, such as train_images and y_test."""
         from datasets import Dataset
 
         tables: defaultdict[str | None, dict[str, np.ndarray]] = defaultdict(dict)
@@ -158,7 +158,7 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``: scikit-learn's 1,797 handwritten digits of
     8 x 8.
 
-    FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
+    FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name == DIGITS:
         return PictureSource(name, image, label)
@@ -215,7 +215,7 @@ def _hidden(file: Path, root: Path) -> bool:
 
 
 def _bytes(value: Any, where: str) -> bytes:
-    """The bytes of a picture in a table: as they are, or beside a path as `datasets` stores them."""
+    """The bytes of a picture in a table: plain, or beside a path as `datasets` stores them."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else Path(str(value.get("path"))).read_bytes()
     if not isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Pictures: decoding, resizing and normalising, and the random changes of training."""
+"""Pictures: decoding, resizing and normalising, and the augmentations of training."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _ERASED = 0.25  # share of the pictures that have a rectangle erased, as in DeiT
 
 
 def decode(data: bytes, channels: int, where: str) -> Image:
-    """A picture file in grey (one channel) or colour (three), turned as its camera says. ValueError if it is damaged,
-    or has more than 8 bits a channel."""
+    """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation. ValueError if it is
+    damaged, or has more than 8 bits a channel."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
             turned = ImageOps.exif_transpose(image)
-    except Exception as error:  # what PIL raises for damage is of many types
+    except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is no picture that can be read ({one_line(error)})") from error
     if turned.mode.startswith(("I", "F")):
         raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
@@ -60,10 +60,10 @@ def thumbnail(data: bytes, channels: int, side: int) -> str:
 
 @dataclass(frozen=True)
 class PictureReader:
-    """Makes pixel values of picture files.
+    """Converts picture files to pixel values.
 
     Formula: ``(x / 255 - mean) / std`` for each channel, after resizing to ``size`` (height, width) with bilinear
-    interpolation. It is what the image processor that a run saves does.
+    interpolation. The image processor that a run saves does the same.
     """
 
     size: tuple[int, int]
@@ -115,7 +115,7 @@ def _seed(*numbers: int) -> int:
 
 
 def _transforms() -> Any:
-    """torchvision's transforms. ImportError with advice if it is not there."""
+    """torchvision's transforms. ImportError with advice if torchvision is missing."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
     except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
@@ -139,7 +139,7 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
 class PictureExamples(Dataset):
     """Encoded pictures as pixel_values ``(channels, height, width)``, each with its ``label`` if it has one.
 
-    changes: names in CHANGES, applied in their order; what they do to picture i depends on (seed, i) alone.
+    changes: names in CHANGES, applied in order; their effect on picture i depends only on (seed, i).
     """
 
     def __init__(self, rows: Rows, reader: PictureReader, changes: Sequence[str] = (), seed: int = 0):
@@ -201,7 +201,7 @@ class Mixing:
     """Mixes the pictures of a batch in pairs, and their labels: mixup, or a rectangle of the other (cutmix).
 
     mixup, cutmix: parameters of their Beta distributions, 0 for none; with both, half the batches get each (DeiT).
-    Labels become shares ``(batch, classes)``. What happens to a batch depends on (seed, its first example).
+    Labels become shares ``(batch, classes)``. The random choices for a batch depend on (seed, its first example).
     """
 
     def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):

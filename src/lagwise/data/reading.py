@@ -1,4 +1,4 @@
-"""Reading files that may be compressed, damaged, in another encoding, or far larger unpacked than they look."""
+"""Reading files that may be compressed, damaged, in another encoding, or far larger when unpacked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 1 << 24  # bytes read at a time
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read from, unpacked if it is an .xz file. ValueError if it is damaged."""
+    """An open file to read from, unpacked if it is an .xz file. ValueError if it is damaged."""
     try:
         with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
             yield f
@@ -24,7 +24,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_whole(path: Path) -> bytes:
-    """All of a file, unpacked if it is an .xz file. ValueError if it is damaged, or more than memory should hold."""
+    """The whole file, unpacked if it is an .xz file. ValueError if it is damaged, or too large for memory."""
     pieces, size = [], 0
     with opened(path) as f:
         while piece := f.read(_PIECE):
@@ -40,7 +40,7 @@ def most_text() -> int:
 
 
 def check_size(path: Path, size: int) -> None:
-    """ValueError if a text of ``size`` bytes is more than memory should hold."""
+    """ValueError if a text of ``size`` bytes is too large for memory."""
     if size > most_text():
         raise ValueError(
             f"{path} holds over {most_text() / 1e9:.1f} GB of text, an eighth of this machine's memory; cut it into "

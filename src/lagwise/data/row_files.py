@@ -30,7 +30,7 @@ def file_kind(path: Path) -> str | None:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of one file, of all columns or those named. ValueError names the file and the place of the fault."""
+    """The rows of one file, of all columns or those named. ValueError names the file and the position of the error."""
     kind = file_kind(path)
     assert kind is not None
     return READERS[kind](read_whole(path), path, columns)
@@ -75,7 +75,7 @@ def array_column(array: np.ndarray) -> pa.ChunkedArray:
 def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
     """The rows of a column of lists as arrays ``(length,)`` or ``(length, size)``; a null number is NaN.
 
-    TypeError for a column of anything else, ValueError for a row whose lists are of different lengths.
+    TypeError for a column of other types, ValueError for a row whose lists are of different lengths.
     """
     import pyarrow as pa
 
@@ -125,8 +125,8 @@ def _csv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _tsv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Fields between tabs. Where a quote is the first character of a field, tools differ: some mean it as in .csv,
-    some as any other character. Lines that are good rows as they stand are rows, whatever quotes they have."""
+    """Fields between tabs. Tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary
+    character. Lines that are valid rows as written are rows, with any quotes."""
     text = decoded(data, path).removeprefix("\ufeff")
     try:
         quoted = list(_fields(text, path, "\t", csv.QUOTE_MINIMAL))
@@ -144,7 +144,7 @@ def _tsv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 def _fields(text: str, path: Path, delimiter: str, quoting: Any) -> Iterator[list[str]]:
     """The header, then rows of as many fields. ValueError names the line of a row that has more or fewer."""
-    limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process: it is put back
+    limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     rows, line, width = [], 1, None
     try:
@@ -236,7 +236,7 @@ def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
 def load_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file by name. ValueError for a damaged file, and for arrays of Python objects."""
     arrays: dict[str, np.ndarray] = {}
-    if not data.startswith(b"PK"):  # numpy would take it for a pickle
+    if not data.startswith(b"PK"):  # numpy would read it as a pickle
         raise ValueError(f"{path} is not an .npz file")
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:

@@ -23,11 +23,11 @@ _HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made f
 
 @dataclass(frozen=True)
 class RowSource:
-    """Where rows come from, and what identifies them.
+    """The source of rows, and what identifies them.
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
-    hub data set instead of files. tables: how the tables of .csv and .tsv files are turned into rows, where these are
-    not their lines; rate: the sampling rate that sound files must have. Both by `as_series`.
+    hub data set instead of files. tables: how tables of .csv and .tsv files become rows, if rows are not their lines;
+    rate: the sampling rate that sound files must have. `as_series` sets both.
     """
 
     name: str
@@ -57,7 +57,7 @@ class RowSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that all splits and files have, of a .jsonl file the fields of its first record."""
+        """The columns that all splits and files have; for a .jsonl file, the fields of its first record."""
         if self.dataset is not None:
             tables = [tuple(self.dataset[split].column_names) for split in self.split_names]
         else:
@@ -75,8 +75,8 @@ class RowSource:
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
 
-        Values of .csv and .tsv are strings as they stand in the file. ValueError for a file that is not what its name
-        says, or files of one split that do not fit together.
+        Values of .csv and .tsv are strings as written in the file. ValueError for a file that does not match its
+        suffix, or files of one split that do not fit together.
         """
         import pyarrow as pa
         from datasets import Dataset
@@ -117,10 +117,11 @@ def open_rows(name: str) -> RowSource:
     A file (.csv, .tsv, .jsonl, .parquet, .npz or .wav, each also .xz). A folder of such files: in splits by the words
     train, valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or
     ``hub:NAME:CONFIG``: a Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have
-    semicolons for commas. Every array of an .npz file is a column, its first axis the rows. A .wav file is a row, whose
-    label is its folder's name: sounds are in a folder for each class, and these may be in a folder for each split.
+    semicolons instead of commas. Every array of an .npz file is a column, its first axis the rows. A .wav file is a
+    row, whose label is its folder's name: sounds are in a folder for each class, and these may be in a folder for each
+    split.
 
-    FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
+    FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name.startswith("hub:"):
         return RowSource(name, dataset=_hub_splits(name))
@@ -156,11 +157,11 @@ def open_rows(name: str) -> RowSource:
 def split_rows(
     rows: dict[str, Dataset], label: str | None = None, *, names: Sequence[str] | None = None, seed: int = 0
 ) -> dict[str, Dataset]:
-    """Rows in the three splits: those that are named stay as they are, those missing are taken from train.
+    """Rows in the three splits: named splits are kept, missing ones are taken from train.
 
     Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
-    is smallest (test) or largest (valid), and at least one. So rows of equal content share a split, the order of the
-    rows does not matter, and rows that are added move few others, and none from valid to test. label: the column whose
+    is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
+    the rows does not matter, and added rows move few others, and none from valid to test. label: the column whose
     values are the classes (``names``, by id, are for messages); None leaves classes alone.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
@@ -181,7 +182,7 @@ def split_rows(
                 f"{what} has {len(contents)} different row(s), too few for {', '.join(reversed(missing))} and train; "
                 f"{len(missing) + 1} are needed"
             )
-        taken = Counter(places.get(content) for content in contents)  # the same content may be of two classes
+        taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
         for split in missing:
             free = sorted((c for c in contents if c not in places), reverse=split == "valid")
             wanted = max(1, round(_HELD_OUT * len(contents))) - taken[split]

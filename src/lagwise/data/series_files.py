@@ -22,7 +22,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav file.
 
     Whole numbers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
-    ValueError for a file that is cut short, empty, damaged, or compressed.
+    ValueError for a file that is truncated, empty, damaged, or compressed.
     """
     from scipy.io import wavfile
 
@@ -31,7 +31,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
             warnings.simplefilter("error", wavfile.WavFileWarning)
             warnings.filterwarnings("ignore", message="Chunk .* not understood", category=wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(data))
-    except Exception as error:  # what scipy raises for damage is of many types
+    except Exception as error:  # scipy raises many types of exceptions for damaged files
         raise ValueError(f"{path} is not a whole .wav file of PCM or floating-point samples ({error})") from error
     if not samples.size:
         raise ValueError(f"{path} has no samples")
@@ -56,7 +56,7 @@ def series_table(
     With a column of labels and unless these are ``per_sample``, every line is a series of one feature: its numbers, in
     the order of the columns. Else the file is one recording: a line for each sample and a column for each feature, with
     a label for each sample in the column of labels, or one label for all, the name of the folder. An empty field is
-    NaN. ValueError names the line and column of another field that is no number.
+    NaN. ValueError names the line and column of any other field that is not a number.
     """
     import pyarrow as pa
 

@@ -58,7 +58,7 @@ class SeriesWindows(Dataset):
         return self.example(*self.cut(*self.ranges[index]))
 
     def cut(self, number: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Values and labels of the samples of a row, not to be written to."""
+        """Values and labels of the samples of a row, read-only."""
         row: Any = self.rows[number]
         values, labels = (next(row_arrays(row.column(name)))[start:end] for name in ("input_values", "label"))
         return values, labels
@@ -85,8 +85,8 @@ class WholeSeries:
 class RandomWindows(SeriesWindows):
     """``count`` windows of at most ``length`` samples, each anywhere in the rows with equal probability.
 
-    changes: how much windows are changed at random, by the names of `lagwise.data.augmentation.CHANGES`. mean, std: of
-    each feature. Window i depends only on the rows, the options, seed and i.
+    changes: the strength of each random augmentation, by the names of `lagwise.data.augmentation.CHANGES`. mean, std:
+    of each feature. Window i depends only on the rows, the options, seed and i.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, the standard library, the hub. All of it becomes documents in three splits."""
+"""Sources of text: files, folders, the standard library, the hub. All become documents in three splits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPLIT_WORDS = {
     "dev": "valid",
     "test": "test",
 }
-_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are dealt out whole
+_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _HELD_OUT = 0.05  # share of valid and of test when the data name no splits
 _STDLIB_SKIPPED = {
     "site-packages",
@@ -42,8 +42,8 @@ _STDLIB_SKIPPED = {
 class Source:
     """Documents by split, and what identifies them.
 
-    files: the files of each split, for hashing. ranges: of a lone text file, the share (from, to) that each split
-    takes; empty when whole files or documents are assigned. dataset: a hub data set instead of files.
+    files: the files of each split, for hashing. ranges: of a single text file, the share (from, to) of each split;
+    empty when whole files or documents are assigned. dataset: a hub data set instead of files.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Source:
     dataset: Any = None
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split in a fixed order. ValueError for a file that is not what its name says."""
+        """The documents of a split in a fixed order. ValueError for a file that does not match its suffix."""
         if self.dataset is not None:
             for number, row in enumerate(self.dataset[split]):
                 yield _text(row["text"], f"data set {self.name!r}, {split} row {number}")
@@ -77,7 +77,7 @@ def open_source(name: str) -> Source:
     dev) and test in their names, else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
     ``text`` column.
 
-    FileNotFoundError or ValueError say what is missing. Of files nothing is read yet but names and sizes.
+    FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name == "stdlib":
         return _by_file(name, _stdlib_files())
@@ -127,7 +127,7 @@ def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
 def read_documents(path: Path) -> Iterator[str]:
     """The documents of one file: the whole text, or the ``text`` field of every record.
 
-    ValueError names the file, and the place where it stops being valid.
+    ValueError names the file, and the position where it stops being valid.
     """
     kind = _kind(path)
     if kind == ".parquet":
@@ -162,7 +162,7 @@ def _record(line: bytes, path: Path, number: int) -> str:
 
 
 def _text(value: Any, where: str) -> str:
-    """A record's text, if it is one that can be written as UTF-8."""
+    """A record's text, if it can be encoded as UTF-8."""
     if not isinstance(value, str):
         raise ValueError(f"{where}: 'text' must be a string, got {type(value).__name__}")
     try:
@@ -182,7 +182,7 @@ def _held(documents: Iterator[str], path: Path) -> list[str]:
 
 
 def _cut(documents: list[str], share: tuple[float, float]) -> list[str]:
-    """What lies between two shares of the total: whole documents, or of few ones a part of each."""
+    """The text between two shares of the total: whole documents, or, if there are few, a part of each."""
     if len(documents) < _FEW_DOCUMENTS:
         parts = (text[_boundary(text, share[0]) : _boundary(text, share[1])] for text in documents)
         return [part for part in parts if part]
@@ -215,7 +215,7 @@ def _ranges() -> dict[str, tuple[float, float]]:
 
 
 def _kind(path: Path) -> str:
-    """How to read a file: by its suffix under any .xz; whatever is not a table of records is text."""
+    """How to read a file: by its suffix before any .xz; files other than tables of records are text."""
     suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
     return suffix if suffix in SUFFIXES else ".txt"
 
@@ -231,7 +231,7 @@ def check_file(path: Path) -> None:
 
 
 def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
-    """ValueError if, beside the folders of files that are their classes, there is a folder without any."""
+    """ValueError if one of the class folders has no files."""
     filled = {folder for path in files for folder in path.parents}
     for parent in {path.parent.parent for path in files if path.parent != root}:
         for folder in sorted(parent.iterdir()):
@@ -240,7 +240,7 @@ def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
 
 
 def split_word(path: Path) -> str | None:
-    """The split that a file's name says, or else that of the folders above it."""
+    """The split named by a file's name, or else by the folders above it."""
     for part in reversed(path.parts):
         words = part.lower().replace("-", ".").replace("_", ".").split(".")
         for word in words:
@@ -250,7 +250,7 @@ def split_word(path: Path) -> str | None:
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
-    """Deal files out, and order them, by a hash of their names: a file's split does not depend on the others, and the
+    """Split and order files by a hash of their names: a file's split does not depend on the others, and the
     beginning of a split is a fair sample of it."""
     root = files[0].parent if len(files) == 1 else Path(*_common(files))
     dealt: dict[str, list[Path]] = {s: [] for s in SPLITS}
@@ -259,7 +259,7 @@ def _by_file(name: str, files: list[Path]) -> Source:
     }
     for file, share in sorted(shares.items(), key=lambda item: item[1]):
         dealt["test" if share < _HELD_OUT else "valid" if share < 2 * _HELD_OUT else "train"].append(file)
-    for split in ("valid", "test"):  # few files may all have been dealt to train
+    for split in ("valid", "test"):  # with few files all may be in train
         if not dealt[split]:
             dealt[split].append(max(dealt.values(), key=len).pop())
     return Source(name, dealt)

@@ -27,10 +27,10 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     """A fast tokenizer by name.
 
     ``bytes``: token id = byte, 256 and 257 are end of text and padding. ``bpe``: a byte-level BPE of ``vocab_size``
-    tokens trained on ``texts``. ``words``: the most frequent words of ``texts``, that is, what is between spaces, and
-    one token for all others, at most ``vocab_size`` in all. A folder: the tokenizer saved in it, or GPT-2's
-    ``vocab.json`` and ``merges.txt``. Documents are separated by ``eos_token``. ValueError if the folder holds no
-    tokenizer or it has no end of text.
+    tokens trained on ``texts``. ``words``: the most frequent words of ``texts`` (separated by spaces), and one token
+    for all others, at most ``vocab_size`` in all. A folder: the tokenizer saved in it, or GPT-2's ``vocab.json`` and
+    ``merges.txt``. Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has no
+    end of text.
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
@@ -72,8 +72,8 @@ def with_pairs(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A copy of a tokenizer with a mask token, the id after its last, unless it has one. A mask in running text stands
-    for a word and the space before it, except where every byte is a token."""
+    """A copy of a tokenizer with a mask token, the id after its last, unless it has one. A mask in running text
+    replaces a word and the space before it, except where every byte is a token."""
     masked: Any = copy.deepcopy(tokenizer)
     if masked.mask_token is None:
         from tokenizers import AddedToken
@@ -86,10 +86,12 @@ def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens can go on with a word that was begun before them, and which can be gone on with: two arrays of bool
-    by token id. A token belongs to the word of the token before it where the one can be gone on with by the other.
+    """Which tokens can continue a word that began before them, and which tokens another can continue: two boolean
+    arrays by token id. A token belongs to the word of the token before it if it can continue a word and the one before
+    can be continued.
 
-    Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies ``##`` says so.
+    Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies ``##`` marks a
+    continuation.
     """
     continues, extends = np.zeros(len(tokenizer), dtype=bool), np.zeros(len(tokenizer), dtype=bool)
     special, by_bytes = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
@@ -108,7 +110,7 @@ def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarr
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerBase:
-    """A fast tokenizer of just these words, written with spaces between them; a word's id is its place.
+    """A fast tokenizer of exactly these words, separated by spaces; a word's id is its index.
 
     The two ids after them are end of text and padding. Any other word is an error.
     """
@@ -126,10 +128,10 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> np.ndarray:
-    """Bytes of text that each token id stands for; special tokens stand for none.
+    """Bytes of text of each token id; special tokens have none.
 
-    Exact for byte-level tokenizers. Others drop and add spaces, so that no token has bytes of its own; there every
-    token stands for ``bytes_per_token``, the average over the whole text.
+    Exact for byte-level tokenizers. Others drop and add spaces, so their tokens do not correspond to bytes; there every
+    token counts as ``bytes_per_token``, the average over the whole text.
     """
     sizes = np.full(len(tokenizer), bytes_per_token)
     sizes[tokenizer.all_special_ids] = 0

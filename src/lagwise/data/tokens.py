@@ -1,4 +1,4 @@
-"""Token files: text encoded once, memory-mapped, found again by the hash of its content."""
+"""Token files: text encoded once, memory-mapped, and cached by the hash of its content."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TokenData:
         return TrainingWindows(self.splits["train"], length, count, seed)
 
     def validation_examples(self, length: int, tokens: int) -> TrainingWindows:
-        """The windows in the first ``tokens`` of the validation text: one at least, and that as long as the text."""
+        """The windows in the first ``tokens`` of the validation text, and at least one, no longer than the text."""
         valid = self.splits["valid"][: max(tokens, length)]
         length = min(length, len(valid))
         return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
@@ -64,11 +64,11 @@ class TokenData:
 def prepare(
     name: str, tokenizer: str = "bytes", *, vocab_size: int = 8192, cache: Path | None = None, progress: bool = True
 ) -> TokenData:
-    """Encode a source with a tokenizer, or find the result of having done so.
+    """Encode a source with a tokenizer, or load the cached result.
 
     name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
-    are written beside their place and renamed. Files that have changed since are made again, with a warning. Raises
-    what those raise, and OSError with advice when the disk is full.
+    are written under temporary names and renamed. Files that have changed since are rebuilt, with a warning. Raises the
+    errors of those functions, and OSError with advice when the disk is full.
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
@@ -163,7 +163,7 @@ def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bo
         yield data, len(data)
         return
     batch: list[str] = []
-    # A text that spells <|endoftext|> does not end there: special tokens are split like any other text.
+    # <|endoftext|> in a text does not end it: special tokens are split like any other text.
     options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
     for piece in (*pieces(text, _PIECE), None):
         if piece is not None:

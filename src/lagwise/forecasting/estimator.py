@@ -50,7 +50,9 @@ class LagForecaster(BaseEstimator):
         horizon: rows forecast.
         look_back: rows that a forecast is made from. Of several numbers each has a map, and their forecasts are
             averaged, which is again one map.
-        model, kernels, rank: see above. kernels must divide the horizon.
+        model: see above.
+        kernels: of ``toeplitz``; must divide the horizon.
+        rank: of ``ridge``; None for any.
         level: what is removed from a window: its ``mean``, its ``last`` value, or ``none``.
         normalize: divide windows by their deviation too (reversible instance normalisation). For a linear map this only
             changes how much each window counts in the fit.

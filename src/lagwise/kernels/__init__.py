@@ -15,6 +15,7 @@ from lagwise.kernels.s4d import S4DKernel
 from lagwise.kernels.sgconv import SGConvKernel
 from lagwise.kernels.spectral import SpectralKernel
 from lagwise.kernels.warped import WarpedKernel
+from lagwise.outside import add_installed, add_part
 
 KERNELS: dict[str, type[LagKernel]] = {
     "rpe": RPEKernel,
@@ -30,6 +31,22 @@ KERNELS: dict[str, type[LagKernel]] = {
     "hyena": HyenaKernel,
     "spectral": SpectralKernel,
 }
+
+_OWN = frozenset(KERNELS)
+
+
+def register_kernel(name: str, kernel: type[LagKernel]) -> None:
+    """Let configurations name a kernel of another package: ``{"name": NAME, ...options}``.
+
+    Packages that are installed need not call this: they declare an entry point ``NAME = "package.module:Class"`` in the
+    group ``lagwise.kernels``.
+
+    ValueError for a name that lagwise itself has, TypeError for what is no subclass of `LagKernel`.
+    """
+    add_part(KERNELS, _OWN, LagKernel, "kernel", name, kernel)
+
+
+add_installed("lagwise.kernels", "kernel", register_kernel)
 
 __all__ = [
     "KERNELS",
@@ -49,4 +66,5 @@ __all__ = [
     "SGConvKernel",
     "SpectralKernel",
     "WarpedKernel",
+    "register_kernel",
 ]

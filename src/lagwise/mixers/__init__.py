@@ -1,9 +1,5 @@
 """Token mixers, one a file, behind one contract (`lagwise.mixers.base.Mixer`)."""
 
-import warnings
-from importlib.metadata import entry_points
-
-from lagwise.files import one_line
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
@@ -25,6 +21,7 @@ from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.synthesizer import SynthesizerMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.outside import add_installed, add_part
 
 MIXERS: dict[str, type[Mixer]] = {
     "toeplitz": ToeplitzMixer,
@@ -61,24 +58,10 @@ def register_mixer(name: str, mixer: type[Mixer]) -> None:
 
     ValueError for a name that lagwise itself has, TypeError for what is no subclass of `Mixer`.
     """
-    if name in _OWN:
-        raise ValueError(f"lagwise has a mixer {name!r} itself; choose another name")
-    if not (isinstance(mixer, type) and issubclass(mixer, Mixer)):
-        raise TypeError(f"mixer {name!r} must be a subclass of lagwise.mixers.Mixer, got {mixer!r}")
-    MIXERS[name] = mixer
+    add_part(MIXERS, _OWN, Mixer, "mixer", name, mixer)
 
 
-def _register_installed() -> None:
-    """The mixers of installed packages; one that cannot be loaded is named, and the others work."""
-    for point in entry_points(group="lagwise.mixers"):
-        try:
-            register_mixer(point.name, point.load())
-        except Exception as error:
-            package = point.dist.name if point.dist else point.value
-            warnings.warn(f"mixer {point.name!r} of {package} cannot be loaded: {one_line(error)}", stacklevel=2)
-
-
-_register_installed()
+add_installed("lagwise.mixers", "mixer", register_mixer)
 
 __all__ = [
     "GTU",

@@ -54,6 +54,9 @@ class LagwiseConfig(PreTrainedConfig):
     label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights
         learn numbers near 1 whatever the labels' unit.
     initializer_range: standard deviation of linear and embedding weights at the start.
+    use_cache: whether a causal model returns its state, to continue from.
+    tie_word_embeddings: whether a language model's output layer has the weights of the embeddings.
+    bos_token_id, eos_token_id, pad_token_id: ids of special tokens; training takes them from the tokenizer.
 
     ValueError for a wrong type or an unknown name, at construction rather than at the first forward.
     """

@@ -1,4 +1,4 @@
-"""What is done with the folder of a run: evaluate, predict, convert, export; and how folders of others become one."""
+"""Work on the folder of a run: evaluate, predict, convert, export; and import of other programs' folders."""
 
 from lagwise.runs.convert import CONVERSION_FILE, convert_run
 from lagwise.runs.evaluate import EVALUATION_FILE, evaluate_run

@@ -1,4 +1,4 @@
-"""Convert a run to constant memory a token, and measure what that changes."""
+"""Convert a run to constant memory per token, and measure the effect."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def convert_run(
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
     bound and error of a channel relative to its gain; the task's headline metric of both models on test data of
-    ``max_tokens`` tokens, at the trained length and four times that (not if the data have gone or changed); tokens a
-    second of both after a prompt of the trained length. The folder evaluates and generates as any run does. ValueError
-    as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
+    ``max_tokens`` tokens, at the trained length and four times that (omitted if the data are missing or have changed);
+    tokens a second of both after a prompt of the trained length. The folder evaluates and generates like any run.
+    ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
     conversion.
     """
     if not 0 < tolerance < 1:
@@ -63,7 +63,7 @@ def convert_run(
     if recipe is not None:
         length = recipe.data.length
         recipe.model["block"] = converted.config.block
-    # Now, when the model is there, and again below with the figures: measuring may be stopped.
+    # Written now, with the model, and again below with the figures, because measuring may be interrupted.
     with quiet(), saved_whole(out, "the conversion", last="config.json") as partial:
         (partial / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
         converted.save_pretrained(partial)

@@ -1,4 +1,4 @@
-"""Evaluate a trained run and leave the figures beside it."""
+"""Evaluate a trained run and save the figures in its folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a run on held-out data, as its task does (`Task.evaluate`).
 
-    lengths, max_tokens: as the task understands them. source: other data to test on than the run's own (which must not
-    have changed). overrides: ``model.key=value`` changes that the weights allow, such as
+    lengths, max_tokens: as the task defines them. source: test data other than the run's own (which must not have
+    changed). overrides: ``model.key=value`` changes that the weights allow, such as
     ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
     ``RUN/evaluation-CHANGES.json``. Errors as `load_model` and the task's `open` and `evaluate`.
     """
@@ -53,7 +53,7 @@ def evaluate_run(
 
 
 def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
-    """A run's recipe and its task. FileNotFoundError if the folder is no finished run."""
+    """A run's recipe and its task. FileNotFoundError if the folder is not a finished run."""
     if not (run / "recipe.yaml").is_file():
         load_model(run)  # says why not
         raise FileNotFoundError(f"{str(run)!r} is a model folder, not a run: it has no recipe.yaml")

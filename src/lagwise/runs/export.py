@@ -25,7 +25,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     format: ``onnx`` or ``pt2``; what: ``forward``, of whole texts, or ``step``, of one token (see
     `lagwise.models.export`). Everything is in float32.
 
-    Returns what ``out/export.json`` says of the file. ValueError if the file does not give the model's logits, and as
+    Returns the content of ``out/export.json``. ValueError if the file's logits differ from the model's, and as
     `export_step`; ImportError for a missing package; FileExistsError if ``out`` holds anything but earlier exports. In
     each case nothing is written.
     """

@@ -16,11 +16,11 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def import_run(folder: Path, out: Path) -> dict[str, Any]:
-    """Write the MEGA that transformers saved in ``folder``, and its tokenizer, as a lagwise model to ``out``.
+    """Write the MEGA model that transformers saved in ``folder``, and its tokenizer, as a lagwise model to ``out``.
 
-    Returns the name of the head, the number of parameters, and under ``no_tokenizer`` why there is none, if so. Only
-    JSON and safetensors are read. FileNotFoundError and ValueError as `load_model` and `from_mega`, before anything is
-    written; FileExistsError if ``out`` is not empty.
+    Returns the name of the head, the number of parameters, and, if there is no tokenizer, the reason as
+    ``no_tokenizer``. Only JSON and safetensors are read. FileNotFoundError and ValueError as `load_model` and
+    `from_mega`, before anything is written; FileExistsError if ``out`` is not empty.
     """
     folder = expanded(folder)
     if not (folder / "config.json").is_file():

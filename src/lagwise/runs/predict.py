@@ -15,13 +15,12 @@ from lagwise.runs.evaluate import open_run
 def predict_run(
     run: Path, rows: Iterable[Mapping[str, Any]] | None = None, *, source: str | None = None, progress: bool = True
 ) -> list[dict[str, Any]]:
-    """Rows with what the run's model says of them beside, as its task does (`Task.predict`). Needs no labels, and not
-    the data that the run was trained on.
+    """Rows with the model's predictions as new columns (`Task.predict`). Needs neither labels nor the training data.
 
     Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.open_rows`),
-    whose splits are taken one after the other. Of a run that forecasts, a table of series over time gives the rows that
-    follow it (`Task.continuation`). ValueError for rows without the columns that the run reads, and for a column of
-    theirs that has the name of a new one.
+    whose splits are read one after the other. For a run that forecasts, a table of series over time gives the rows that
+    follow it (`Task.continuation`). ValueError for rows without the columns that the run reads, and for a column with
+    the name of a new one.
     """
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
@@ -52,7 +51,7 @@ def _named(rows: Any) -> Any:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv, with every column that any of them has, but series and pictures."""
+    """Write rows as .csv, with every column that any of them has, except series and pictures."""
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if not any(isinstance(row.get(name), list | bytes) for row in rows)]
     writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore")

@@ -80,13 +80,13 @@ class AssociativeRecallTask(Task):
         max_tokens: int | None = None,
         progress: bool = True,
     ) -> dict[str, Any]:
-        """Accuracy on test sequences of each length, by default the trained one: of DEFAULT_SEQUENCES, or as many as
-        ``max_tokens`` make."""
+        """Accuracy on test sequences of each length, by default the training length: of DEFAULT_SEQUENCES sequences, or
+        as many as ``max_tokens`` allow."""
         lengths = lengths or [self.data.length]
         usable = usable_lengths(lengths, model.length_limit)
         counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in lengths}
         for length in lengths:
-            self.generator.test_examples(length, 1)  # a length that cannot be is found before any is evaluated
+            self.generator.test_examples(length, 1)  # an invalid length is found before any is evaluated
         return {"test": [recall(model, self.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
 
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
@@ -111,7 +111,7 @@ class AssociativeRecallTask(Task):
         for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):
             try:
                 ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
-            except Exception as error:  # the library's own type: a word that is neither key nor value
+            except Exception as error:  # tokenizers' exception type: a word that is neither key nor value
                 raise ValueError(f"{row['text']!r:.80} has a word that is no key or value of this task") from error
             answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
             found.append({"answer": tokenizer.decode([answer])})

@@ -1,4 +1,4 @@
-"""What a task is: everything about a training that depends on what is learned."""
+"""Tasks: everything about a training that depends on what is learned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Table(NamedTuple):
-    """A title, the head of each column, and rows of text or numbers: how tasks show results."""
+    """A table of results: a title, column names, and rows of text or numbers."""
 
     title: str
     head: Sequence[str]
@@ -31,8 +31,8 @@ class Table(NamedTuple):
 class Task:
     """What is learned, from which data, and how well. Abstract; `lagwise.tasks.TASKS` maps names to subclasses.
 
-    A task is made of the data options and its own options, which only checks them. `open` then reads the data; the
-    methods below it need that. Options of a task are keyword-only parameters of its constructor.
+    The constructor takes the data options and the task's own options, and only checks them. `open` then reads the data;
+    the methods below it need that. Options of a task are keyword-only parameters of its constructor.
     """
 
     #: the metric by which checkpoints are compared, its name for people, and whether more of it is better
@@ -69,26 +69,26 @@ class Task:
         return {"data.length": self.data.length}
 
     def check_config(self, config: Any) -> None:
-        """ValueError for a model that cannot read what the task gives it, as far as that is known."""
+        """ValueError for a model that cannot read the task's inputs, as far as they are known."""
         if config.input_name != self.inputs:
             raise ValueError(f"the task reads {self.inputs}, and the model {config.input_name} (model.inputs)")
 
     def identity(self) -> str:
-        """A hash of the data, of how they are split, and of what decides how they are encoded. Encodes nothing."""
+        """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
         raise NotImplementedError
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
-        """Read the data and encode them, or find the result of having done so; ValueError if they do not serve.
+        """Read and encode the data, or load the cached result; ValueError for unsuitable data.
 
-        run: the folder of a trained run, whose tokenizer and labels the data must have. source: other data to evaluate
-        it on.
+        run: the folder of a trained run, whose tokenizer and labels the data must have. source: other data for
+        evaluation.
         """
         raise NotImplementedError
 
-    # What follows needs the data to be open.
+    # The methods below need `open` first.
 
     def fields(self) -> dict[str, Any]:
-        """Fields of the model's configuration that the data decide."""
+        """Fields of the model's configuration that depend on the data."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             return {}
@@ -96,7 +96,7 @@ class Task:
         return {"vocab_size": len(tokenizer), **special}
 
     def resolved(self) -> dict[str, Any]:
-        """The task's options with what the data have decided, to be saved with a run: it predicts without its data."""
+        """The task's options, completed from the data and saved with a run, so that it predicts without its data."""
         return {}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -105,12 +105,12 @@ class Task:
         return self.tokenizer
 
     def save_preprocessing(self, folder: Path, limit: int | None) -> None:
-        """Save what makes the model's inputs, for other programs: the tokenizer, with the model's limit of length."""
+        """Save the preprocessing for other programs: the tokenizer, with the model's length limit."""
         if self.tokenizer is not None:
             save_tokenizer(self.saved_tokenizer(), folder, limit)
 
     def notes(self) -> Sequence[str]:
-        """What a person should know about the data before a long training, a line each."""
+        """Notes about the data for the user before a long training, one line each."""
         return ()
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -128,7 +128,7 @@ class Task:
 
     @property
     def sequence_lengths(self) -> Sequence[int]:
-        """Lengths of training sequences, of which every step draws one."""
+        """Lengths of training sequences; every step draws one."""
         return self.data.lengths or [self.data.length]
 
     def tokens_per_example(self) -> float:
@@ -156,7 +156,7 @@ class Task:
     loss: Any = None
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What `metrics` needs of a validation batch; None if the loss alone says it."""
+        """The values of a validation batch that `metrics` needs; None if the loss is enough."""
         return None
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
@@ -209,26 +209,26 @@ class Task:
         return ("text",)
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
-        """What the model says of each row, by the names of new columns."""
+        """The model's predictions for each row, as new columns by name."""
         raise NotImplementedError
 
 
 def usable_lengths(lengths: Sequence[int], limit: int | None) -> list[int]:
-    """The lengths that a model can be evaluated at. ValueError if all are over its limit."""
+    """The lengths that a model can be evaluated at. ValueError if all exceed its limit."""
     if limit is not None and min(lengths) > limit:
         raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
     return [length for length in lengths if limit is None or length <= limit]
 
 
 def require_none(task: str, **options: Any) -> None:
-    """ValueError for an option that has been given but does not apply to a task."""
+    """ValueError if an option is given that does not apply to the task."""
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"{name} does not apply to the task {task}, got {value!r}")
 
 
 def finite(x: np.ndarray, what: str) -> np.ndarray:
-    """The array; FloatingPointError if a model has given NaN or infinity."""
+    """The array; FloatingPointError if it has NaN or infinity."""
     if not np.isfinite(x).all():
         raise FloatingPointError(f"{what} of the model are not finite; its weights may be damaged")
     return x

@@ -10,7 +10,7 @@ import torch
 
 
 def class_fields(names: Sequence[str]) -> dict[str, Any]:
-    """The fields of a model's configuration that say its classes."""
+    """The fields of a model's configuration that define its classes."""
     labels = dict(enumerate(names))
     return {"num_labels": len(labels), "id2label": labels, "label2id": {name: i for i, name in labels.items()}}
 

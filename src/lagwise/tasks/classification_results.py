@@ -1,4 +1,4 @@
-"""The results of classification and regression for people: tables and pictures."""
+"""Tables and pictures of the results of classification and regression."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SCORED = ("valid", "test", "known_positions")
 
 
 def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
-    """Scores of each split; of classes also the test rows by class, and the confusion matrix if it is not too wide. Of
-    events also the scores at known positions of the test."""
+    """Scores of each split; for classes also the test rows by class, and the confusion matrix if it is not too wide;
+    for events also the test scores at known positions."""
     splits = [(name.replace("_", " "), evaluation[name]) for name in _SCORED if name in evaluation]
     unit = evaluation["kind"] if evaluation["kind"] in ("steps", "events") else "rows"  # what is counted
     names = [name for name in splits[0][1] if name != "rows"]

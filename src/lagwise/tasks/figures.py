@@ -28,7 +28,7 @@ def loss_curve(metrics: Sequence[Mapping[str, float]], *, bytes_per_token: float
 
 
 def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> Figure:
-    """Accuracy on validation sequences over steps, from the lines of a run's metrics, and what guessing reaches."""
+    """Accuracy on validation sequences over steps, from the lines of a run's metrics, and the accuracy of guessing."""
     figure, axes = single()
     valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
     axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
@@ -60,7 +60,7 @@ def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, 
 
 
 def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, chance: float | None = None) -> Figure:
-    """Training loss, and a validation metric on an axis of its own, over steps; ``chance``: what guessing reaches."""
+    """Training loss, and a validation metric on an axis of its own, over steps; ``chance``: the value of guessing."""
     figure, axes = single()
     train = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     valid = [(line["step"], line[f"eval_{name}"]) for line in metrics if f"eval_{name}" in line]
@@ -78,8 +78,8 @@ def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, 
 
 
 def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, most: int = 30) -> Figure:
-    """Rows of the true class by the class predicted, as shares of each true class with the counts written in. Of more
-    than ``most`` classes the commonest are shown."""
+    """Rows of the true class by the class predicted, as shares of each true class with the counts written in. With more
+    than ``most`` classes, the most common are shown."""
     matrix = np.asarray(counts)
     shown = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:most])
     matrix, chosen = matrix[np.ix_(shown, shown)], [names[i] for i in shown]

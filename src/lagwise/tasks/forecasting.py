@@ -31,18 +31,18 @@ _BATCH = 256  # windows of an evaluation
 
 
 class Forecasting(Task):
-    """The next rows of series over time, from the rows before them, each series for itself with the same weights.
+    """The next rows of series over time, from the rows before them; each series separately, with the same weights.
 
     Data: a table as in `lagwise.forecasting.read_series`; its first 70 percent of rows are for training, the next 10
-    for validation, the rest for testing. The latter two begin ``data.length`` rows earlier, so that every row of them
+    for validation, the rest for testing. The latter two begin ``data.length`` rows earlier, so that each of their rows
     is forecast. Options:
         horizon: rows to forecast.
-        patch: rows that make a token of the model.
+        patch: rows per token of the model.
         time: the column of times, by default the first.
         columns: the series, by default all other columns.
 
-    data.length is the number of rows that a forecast is made from. Metrics: mean squared error, the headline, and mean
-    absolute error of series that are standardised by their training rows.
+    data.length is the number of rows that a forecast reads. Metrics: mean squared error, the headline, and mean
+    absolute error, of series standardised by their training rows.
     """
 
     headline: ClassVar[str] = "mse"
@@ -131,7 +131,7 @@ class Forecasting(Task):
         max_tokens: int | None = None,
         progress: bool = True,
     ) -> dict[str, Any]:
-        """Errors on the windows of the test part, all of them or as many as ``max_tokens`` rows make, spread evenly,
+        """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
         beside those of repeating the last value."""
         require_none("forecasting", **{"--lengths": lengths})
         windows = self._windows("test", drawn=None if max_tokens is None else max(1, max_tokens // self.data.length))
@@ -163,13 +163,13 @@ class Forecasting(Task):
         return {"loss": lambda: metric_curve(metrics, "mse", "mean squared error")}
 
     def continues(self, source: str) -> bool:
-        """Whether it is a table over time, not one with lists of past values."""
+        """Whether the source is a table over time, not one with lists of past values."""
         names = table_columns(expanded(source))
         return names is not None and "past_values" not in names
 
     def continuation(self, model: Any, source: str) -> list[dict[str, Any]]:
-        """The next rows of a table over time, with the columns that were trained on or by default all, on their own
-        scale. The last ``data.length`` rows count."""
+        """The next rows of a table over time, on the scale of the table, with the training columns or by default all.
+        Only the last ``data.length`` rows are used."""
         table = read_series(expanded(source), self.time, self.series)
         past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
         for name, values in zip(table.frame.columns, past.T, strict=True):
@@ -185,7 +185,7 @@ class Forecasting(Task):
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``forecast``, the next values of each row's ``past_values``: numbers of one series on any scale, null where
-        missing; the last ``data.length`` of them count."""
+        missing; only the last ``data.length`` are used."""
         found = []
         for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
             given = row["past_values"]

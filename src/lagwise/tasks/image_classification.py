@@ -47,9 +47,10 @@ class ImageClassification(Task):
     Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`. Options:
         image: the column of the pictures, where the data have columns.
         label: the column of the labels.
-        size: the side, or [height, width], that pictures are resized to; by default that of the first picture.
+        size: the side, or [height, width], to which pictures are resized; by default that of the first picture.
         channels: 3 for colour, 1 for grey.
-        augment: random changes of training pictures: crop, resized_crop, flip, randaugment, erase; needs torchvision.
+        augment: random augmentations of training pictures: crop, resized_crop, flip, randaugment, erase; needs
+            torchvision.
         mixup, cutmix: parameters of the Beta distributions by which pictures of a batch are mixed; 0 for none.
         label_smoothing: share of the true class's probability that is spread over all classes.
         mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training pictures.
@@ -138,7 +139,7 @@ class ImageClassification(Task):
         self.scored = {split: self.pictures.splits[split] for split in ("valid", "test")}
 
     def _open_other(self, run: Path, source: str) -> None:
-        """Pictures of another source, all of them or those it calls test, with the labels of a run."""
+        """Pictures of another source (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
@@ -213,13 +214,13 @@ class ImageClassification(Task):
         max_tokens: int | None = None,
         progress: bool = True,
     ) -> dict[str, Any]:
-        """Scores of the valid and test pictures, and of the last the confusion matrix and figures by class."""
+        """Scores of the valid and test pictures; for test also the confusion matrix and scores by class."""
         require_none("image_classification", **{"--lengths": lengths, "--tokens": max_tokens})
         result: dict[str, Any] = {"kind": "classification", "labels": self.label_names}
         for split, rows in self.scored.items():
             labels, logits = np.asarray(rows["label"][:]), self._logits(model, rows, progress)
             scores, details = classification_scores(logits.argmax(-1), labels, self.label_names)
-            # of the last, the test pictures, also the details
+            # details of the last split only, the test pictures
             result |= {
                 split: {**scores, "rows": len(rows)},
                 **details,
@@ -228,7 +229,7 @@ class ImageClassification(Task):
         return result
 
     def _mistakes(self, rows: Any, logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
-        """The pictures whose wrong class the model is surest of, small, as PNG files in base64."""
+        """The wrong predictions of highest probability: thumbnails, as PNG files in base64."""
         shares = torch.tensor(logits).softmax(-1).numpy()
         predicted = shares.argmax(-1)
         wrong = np.flatnonzero(predicted != labels)

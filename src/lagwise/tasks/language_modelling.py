@@ -57,8 +57,8 @@ class LanguageModelling(RunningText):
     ) -> dict[str, Any]:
         """Validation text at the length of validation, test text at every length, and compressors on the same bytes.
 
-        lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: of each split, from
-        its start, by default DEFAULT_TOKENS.
+        lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: tokens of each
+        split, from its start, by default DEFAULT_TOKENS.
         """
         count, limit = max_tokens or DEFAULT_TOKENS, model.length_limit
         lengths = usable_lengths(lengths or DEFAULT_LENGTHS, limit)
@@ -113,7 +113,7 @@ class LanguageModelling(RunningText):
         return figures
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
-        """How well the model predicts each text: bits_per_byte, each text being a document of its own."""
+        """bits_per_byte of each text, read as a separate document."""
         assert self.tokenizer is not None
         end, found = self.tokenizer.eos_token_id, []
         for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
@@ -128,7 +128,7 @@ class LanguageModelling(RunningText):
 
 
 def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:
-    """From any validation line, which has the loss in both units."""
+    """Computed from any validation line, which has the loss in both units."""
     for line in metrics:
         if line.get("eval_bits_per_byte", 0) > 0:
             return line["eval_loss"] / math.log(2) / line["eval_bits_per_byte"]

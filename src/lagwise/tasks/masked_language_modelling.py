@@ -1,4 +1,4 @@
-"""Find hidden tokens of running text from both sides."""
+"""Predict hidden tokens of running text from both sides."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_TOKENS = 8 * 8192
-_EVALUATION_SEED = 2**31  # away from training's: the same tokens are hidden in every evaluation
+_EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same tokens
 
 
 class MaskedLanguageModelling(RunningText):
     """Masked language modelling (BERT; TNN §4.1): hidden tokens of running text, from the text on both sides.
 
-    Data: text as in `lagwise.data.open_source`, by default Python's standard library. A sequence of the text may hold
-    the end of one document and the beginning of another; the model keeps them apart. Options, as in
-    `lagwise.data.Masking`:
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library. A sequence may contain the end of
+    one document and the beginning of another; the model does not mix them. Options, as in `lagwise.data.Masking`:
         rate: the share of tokens that are hidden.
         whole_words: hide all tokens of a word or none.
-        span: mean length in words of what is hidden at once; 1 hides single words.
+        span: mean length, in words, of a hidden span; 1 hides single words.
 
-    Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model finds.
+    Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model predicts
+    correctly.
     """
 
     headline: ClassVar[str] = "perplexity"

@@ -1,4 +1,4 @@
-"""Accuracy of associative recall: the share of sequences whose answer the model finds."""
+"""Accuracy of associative recall: the share of sequences whose answer the model predicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _TOKENS_A_BATCH = 16384
 
 @dataclass(frozen=True)
 class Recall:
-    """length: tokens of a sequence, its answer included. sequences: asked. correct: answered rightly."""
+    """length: tokens of a sequence, its answer included. sequences: number evaluated. correct: number answered
+    correctly."""
 
     length: int
     sequences: int
@@ -34,8 +35,8 @@ class Recall:
 def recall(model: Any, task: AssociativeRecall, length: int, count: int, *, progress: bool = False) -> Recall:
     """Ask a causal language model for the answers of ``count`` test sequences (TCNCA table 3).
 
-    It sees the ``length - 1`` tokens before the answer, and its likeliest token of the whole vocabulary counts.
-    ValueError if the task has no sequences of this length; FloatingPointError if the model gives NaN.
+    The model sees the ``length - 1`` tokens before the answer; its prediction is the likeliest token of the whole
+    vocabulary. ValueError if the task has no sequences of this length; FloatingPointError if the model gives NaN.
     """
     model.eval()
     device = next(model.parameters()).device

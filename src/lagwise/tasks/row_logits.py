@@ -1,4 +1,4 @@
-"""What a classifier says of encoded rows."""
+"""Logits of a classifier for encoded rows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def row_logits(
     progress: bool,
     stride: int = 1,
 ) -> np.ndarray:
-    """Logits ``(rows, labels)`` in the order of the rows, computed in batches of like lengths. stride: positions of a
-    row that are one step of the model."""
+    """Logits ``(rows, labels)`` in the order of the rows, computed in batches of similar lengths. stride: positions of
+    a row per step of the model."""
     ordered, order = by_length(rows)
     examples, lengths = EncodedExamples(ordered), [-(-n // stride) for n in ordered["length"][:]]
     result = np.empty((len(order), model.config.num_labels), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Running text as data: what all tasks that learn from it share."""
+"""Running text as data: shared code of all tasks that learn from it."""
 
 from __future__ import annotations
 

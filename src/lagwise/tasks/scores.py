@@ -9,7 +9,7 @@ import numpy as np
 
 from lagwise.tables import known
 
-#: metrics of which more is better, and their names for people
+#: metrics for which higher is better, and their display names
 METRICS = {
     "accuracy": "accuracy",
     "macro_f1": "macro F1",
@@ -22,7 +22,7 @@ _OF_NUMBERS = ("pearson", "spearman")
 
 
 def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:
-    """ValueError for a metric that is unknown, or not one of this kind of labels, as far as it is known (``auto``)."""
+    """ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
     if metric is None:
         return
     known(metric, METRICS, "task.metric")
@@ -35,11 +35,11 @@ def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = 
 def classification_scores(
     predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Accuracy, macro F1, Matthews' correlation, and of two classes the F1 of the second; and the confusion matrix,
-    figures by class, and the share of the commonest class.
+    """Accuracy, macro F1, Matthews' correlation, for two classes the F1 of the second; and the confusion matrix, scores
+    by class, and the share of the most common class.
 
     Shapes: predicted and true ``(rows,)``, places in ``names``. Macro F1 is the mean over the classes that occur among
-    the true or predicted ones. Matthews' correlation is 0 where all rows are, or are predicted, of one class.
+    the true or predicted ones. Matthews' correlation is 0 if all rows have one class, or are predicted to have one.
     """
     from sklearn.metrics import (
         accuracy_score,

@@ -56,17 +56,17 @@ class SequenceClassification(Task):
     `lagwise.data.FORMATS`: tasks of GLUE and of Long Range Arena. Options:
         text: the column of the inputs, or two names for pairs of texts.
         label: the column of the labels.
-        kind: ``classification``, ``regression``, or ``auto``: text and few whole numbers are classes.
+        kind: ``classification``, ``regression``, or ``auto``: text and few different whole numbers are classes.
         metric: the headline, by which checkpoints are compared: ``accuracy``, ``macro_f1``, ``matthews`` (Matthews'
             correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``.
         inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
-        stride: samples of a series that are one step of the model.
+        stride: samples of a series per step of the model.
         rate: sampling rate of sound files in Hz; found in the data.
-        class_weights: ``balanced`` weighs each class by the inverse of its share of the training rows.
+        class_weights: ``balanced`` weights each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
-    All these metrics are computed, of numbers also the mean squared error. Headlines are by default the accuracy and
+    All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy and
     Pearson's correlation.
     """
 
@@ -177,7 +177,7 @@ class SequenceClassification(Task):
         }
 
     def _open_other(self, run: Path, source: str) -> None:
-        """Rows of another table, all of them or those it calls test, with the labels of a run."""
+        """Rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
@@ -205,7 +205,7 @@ class SequenceClassification(Task):
 
     def resolved(self) -> dict[str, Any]:
         columns, rate = self.rows.encoder.columns, self._source.sampling_rate()
-        found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text, found by that
+        found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text
         return found if rate is None else {**found, "rate": rate}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -273,7 +273,7 @@ class SequenceClassification(Task):
         for split, (rows, labels) in self.scored.items():
             logits = row_logits(model, rows, self.collate_evaluation, progress, self.stride)
             scores, details = self._scores(logits, np.asarray(labels))
-            result |= {split: {**scores, "rows": len(rows)}, **details}  # the details of the last, the test rows
+            result |= {split: {**scores, "rows": len(rows)}, **details}  # details of the last split, the test rows
         return result
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
@@ -310,7 +310,7 @@ class SequenceClassification(Task):
 
     @property
     def _reading(self) -> dict[str, Any]:
-        """What decides how rows are read and encoded."""
+        """The options that affect how rows are read and encoded."""
         options = self.data
         return {
             "text": self.text,

@@ -45,22 +45,22 @@ CLASS_WEIGHTS = ("none", "balanced")
 class SequenceLabelling(Task):
     """A class for every step of a series of real vectors, or for the events in it, as the series arrives.
 
-    Data: rows as in `lagwise.data.open_rows`, a series each (a .csv or .tsv file is one, a line a sample). Training
-    takes random windows of ``data.length`` samples; evaluation whole series. Options:
+    Data: rows as in `lagwise.data.open_rows`, one series per row (a .csv or .tsv file is one series, one line per
+    sample). Training uses random windows of ``data.length`` samples, evaluation whole series. Options:
         values: the column of the series.
         label: the column of the labels: a class for each sample, or for each event.
         events: the column of the positions of events, in samples; without one, every sample has a label.
-        stride: samples of a step of the model.
+        stride: samples per step of the model.
         delay: samples that the model may see after the one that it classifies.
-        tolerance: samples within which an event that is found counts as a true one; closer ones are one event.
+        tolerance: samples within which a detection matches a true event; detections closer together are one event.
         class_weights: of steps in the loss: ``balanced`` by the inverse of each class's share, or some classes and the
             weight of each, the others having 1.
-        augment: random changes of training windows by name and strength: stretch, mix, filter, wander, noise, drop (see
-            `lagwise.data.augmentation.CHANGES`).
+        augment: random augmentations of training windows, by name and strength: stretch, mix, filter, wander, noise,
+            drop (see `lagwise.data.augmentation.CHANGES`).
         rate: sampling rate of sound files in Hz; found in the data.
 
-    Metrics of steps: accuracy and macro F1; of events: the share that is found with its class (accuracy), macro F1, the
-    share that is found, and the share of those reported that are true. Macro F1 is the headline.
+    Metrics of steps: accuracy and macro F1; of events: the share detected with the right class (accuracy), macro F1,
+    the share detected, and the share of detections that are true. Macro F1 is the headline.
     """
 
     headline: ClassVar[str] = "macro_f1"
@@ -159,7 +159,7 @@ class SequenceLabelling(Task):
         return counts.sum() / (len(counts) * counts.clamp(min=1))
 
     def _open_other(self, run: Path, source: str) -> None:
-        """Rows of another table, all of them or those it calls test, with the labels of a run."""
+        """Rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
@@ -323,7 +323,7 @@ class SequenceLabelling(Task):
         return result
 
     def _positions(self, steps: np.ndarray) -> np.ndarray:
-        """The samples in the middle of what steps are about."""
+        """The middle samples of the steps, shifted by the delay."""
         return steps * self.stride + self.stride // 2 - self.delay
 
     def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:

@@ -1,0 +1,221 @@
+"""Train language models of one size for the same time each, one thread a run: TNN's tables 2, 7 to 10 and 15 in small.
+
+    python benchmarks/language.py DATA RUNS [--plan family|ablations] [--models tnn,mega,...] [--minutes 20]
+        [--seeds 1] [--workers 2] [--results FILE]
+
+Every model has six layers, and the width at which its blocks have about 2.5 million parameters; a vocabulary of 8,192
+BPE tokens of the text DATA and sequences of 512 are the same for all, and so are batches of 8, warm-up, a cosine and
+AdamW. The learning rate is 0.002 for attention and state spaces, 0.004 for the rest: neither is tuned. Steps are as
+many as fit into the minutes, by the mean of some steps that the models take in turn, kept in RUNS/steps.json; so a busy
+machine changes when a run ends and not what it learns. Runs that are finished are left, those that have begun are
+resumed, so the command may be stopped and given again.
+
+A finished run is tested on the first 262,144 tokens at 512 to 14336, lengths that a model cannot read left out, and its
+scores and its curve are added to the results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+from run_queue import finish, keep, planned, scores
+
+Fields = dict[str, Any]
+_LAYERS, _SIZE, _STEP = 6, 2_500_000, 16  # blocks, parameters of all blocks, and what widths are multiples of
+_LENGTHS, _TOKENS, _EVALUATIONS = "512,1024,2048,4096,8192,14336", 262_144, 10
+_ATTENTION_RATE, _RATE = 0.002, 0.004
+
+
+def _kernel(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
+    """TNN's block with a kernel."""
+    engine = {"engine": "ski"} if name == "warped" else {}
+    mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, **options}, **engine}
+    return rate, {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
+
+
+def _mixer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
+    """The Transformer's block with a token mixer."""
+    mlp = {"name": "mlp", "expansion": 4}
+    return rate, {
+        "name": "prenorm",
+        "norm": "layer",
+        "token_mixer": {"name": name, **options},
+        "channel_mixer": mlp,
+    }
+
+
+def _layer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
+    """A gated mixer that is a layer by itself: no channel mixer, as published."""
+    mixer = {"name": name, **options}
+    return rate, {"name": "prenorm", "norm": "layer", "token_mixer": mixer, "channel_mixer": {"name": "none"}}
+
+
+def _mega(memory: Fields) -> tuple[float, Fields]:
+    mlp = {"name": "mlp", "expansion": 1, "activation": "silu"}
+    return _RATE, {
+        "name": "mega",
+        "memory": memory,
+        "query_size": 32,
+        "value_size": 192,
+        "chunk": 128,
+        "channel_mixer": mlp,
+    }
+
+
+_A = _ATTENTION_RATE
+_RPE = {"layers": 3, "hidden": 32}
+_HEADS = {"heads": 4}
+
+#: Learning rate and block of each model.
+FAMILY: dict[str, tuple[float, Fields]] = {
+    "tnn": _kernel("rpe", **_RPE),
+    "transformer-alibi": _mixer("attention", _A, **_HEADS, position="alibi"),
+    "fd-tnn": _kernel("frequency", **_RPE),
+    "ski-tnn": _kernel("warped"),
+    "mega": _mega({"name": "ema", "dimension": 16}),
+    "tcnca": _mega({"name": "tcn", "kernel_size": 5, "dilation": 3, "depth": 5}),
+    "transformer": _mixer("attention", _A, **_HEADS, position="none"),
+    "hyena": _mixer("hyena"),
+    "s4d": _kernel("s4d", _A),
+    "gss": _layer("gss", _A),
+    "flash": _layer("flash", _A),
+    "short-conv": _mixer("short_conv"),
+    "lru": _mixer("lru", _A),
+    "s4": _kernel("s4", _A),
+    "dss": _kernel("dss", _A),
+    "sgconv": _kernel("sgconv"),
+    "linear-elu": _mixer("linear_attention", _A, **_HEADS),
+    "performer": _mixer("linear_attention", _A, **_HEADS, feature_map="favor"),
+    "cosformer": _mixer("linear_attention", _A, **_HEADS, feature_map="cosformer"),
+    "transformer-ls": _mixer("long_short", _A, **_HEADS),
+    "synthesizer-dense": _mixer("synthesizer", _A, **_HEADS, form="dense", max_length=512),
+    "synthesizer-random": _mixer("synthesizer", _A, heads=1, form="random", max_length=512),
+    "gmlp": _layer("gmlp", _A),
+    "s5": _mixer("s5", _A),
+    "spectral": _kernel("spectral"),
+}
+
+#: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay); ``tnn`` of `FAMILY` is their
+#: first row.
+ABLATIONS: dict[str, tuple[float, Fields]] = {
+    "decay-0.9": _kernel("rpe", **_RPE, decay=0.9),
+    "decay-0.95": _kernel("rpe", **_RPE, decay=0.95),
+    "decay-0.999": _kernel("rpe", **_RPE, decay=0.999),
+    "decay-1": _kernel("rpe", **_RPE, decay=1.0),
+    "decay-learned": _kernel("rpe", **_RPE, learn_decay=True),
+    "inputs-normalized": _kernel("rpe", **_RPE, inputs="normalized"),
+    "inputs-sincos": _kernel("rpe", **_RPE, inputs="sincos"),
+    "without-rpe": _kernel("free", max_length=512),
+    "gtu-only": (_RATE, {**_kernel("rpe", **_RPE)[1], "channel_mixer": {"name": "none"}}),
+    "attention-glu": (
+        _A,
+        {**_kernel("rpe")[1], "token_mixer": {"name": "attention", **_HEADS, "position": "alibi"}},
+    ),
+}
+PLANS = {"family": FAMILY, "ablations": ABLATIONS}
+
+#: Positions and the last norm of those whose mixer knows no place, or whose block has layer norm.
+_SINUSOIDAL = ("transformer", "linear-elu", "performer")
+
+
+def fields(name: str, block: Mapping[str, Any], width: int) -> Fields:
+    """Fields of a model's configuration."""
+    norm = "layer" if block.get("norm") == "layer" or block["name"] == "mega" else "rms"
+    position = {"position_embedding": "sinusoidal"} if name in _SINUSOIDAL else {}
+    return {"hidden_size": width, "num_hidden_layers": _LAYERS, "norm": norm, **position, "block": dict(block)}
+
+
+def size(name: str, block: Mapping[str, Any], width: int) -> int:
+    """Parameters of a model's blocks, kernels included."""
+    import torch
+
+    from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+
+    with torch.device("meta"):
+        model = LagwiseForCausalLM(LagwiseConfig(vocab_size=1, **fields(name, block, width)))
+    return sum(p.numel() for p in model.model.parameters()) - width
+
+
+def fitted(name: str, block: Mapping[str, Any]) -> tuple[int, int]:
+    """The width whose blocks are nearest to the common size, and their parameters."""
+    widths: Iterator[int] = iter(range(128, 513, _STEP))
+    sizes = {width: size(name, block, width) for width in widths}
+    return min(sizes.items(), key=lambda each: abs(each[1] - _SIZE))
+
+
+def recipe(name: str, plan: str, data: Path, folder: Path) -> tuple[Path, Fields]:
+    """Write a model's recipe, and say its width, size and learning rate."""
+    rate, block = PLANS[plan][name]
+    width, parameters = fitted(name, block)
+    path = folder / f"{name}.yaml"
+    text = {
+        "description": f"{name}, {parameters:,} parameters without embeddings",
+        "model": fields(name, block, width),
+        "data": {"source": str(data.resolve()), "tokenizer": "bpe", "vocab_size": 8192, "length": 512},
+        "training": {"batch_size": 8, "learning_rate": rate},
+    }
+    path.write_text(yaml.safe_dump(text, sort_keys=False))
+    return path, {"plan": plan, "width": width, "parameters": parameters, "learning_rate": rate, "block": block}
+
+
+def train(name: str, seed: int, path: Path, about: Fields, runs: Path, results: Path) -> None:
+    count = about["steps"]
+    run = runs / (name if seed == 0 else f"{name}-seed{seed}")
+    every = max(1, count // _EVALUATIONS)
+    new = [
+        *("--recipe", str(path), f"training.steps={count}", f"training.warmup_steps={max(1, count // 20)}"),
+        *(f"training.evaluate_every={every}", f"training.save_every={every}", f"training.seed={seed}"),
+    ]
+    done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
+    found = scores(run)
+    curve = [(m["step"], m["eval_loss"]) for m in done["evaluations"]]
+    keep(
+        results,
+        run.name,
+        {
+            "seed": seed,
+            **about,
+            "tokens_per_second": 8 * 512 / about["seconds"],
+            "machine": done["machine"],
+            "curve": curve,
+            "scores": {split: found[split] for split in ("valid", "test")},
+        },
+    )
+    last = found["test"][0]
+    print(f"{run.name}: {count} steps, test perplexity {last['perplexity']:.2f} at {last['length']}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("data", type=Path, help="a text, or a folder of train.txt, valid.txt and test.txt")
+    parser.add_argument("runs", type=Path, help="a folder for the runs")
+    parser.add_argument("--plan", choices=PLANS, default="family")
+    parser.add_argument("--models", help="of the plan, separated by commas (all)")
+    parser.add_argument("--minutes", type=float, default=20, help="of each run (20)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each model (1)")
+    parser.add_argument("--workers", type=int, default=2, help="runs at once (2)")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/language-cpu.json"))
+    given = parser.parse_args()
+    given.runs.mkdir(parents=True, exist_ok=True)
+    names = given.models.split(",") if given.models else list(PLANS[given.plan])
+    if unknown := set(names) - set(PLANS[given.plan]):
+        parser.error(f"unknown models {', '.join(sorted(unknown))}; they are {', '.join(PLANS[given.plan])}")
+    made = {name: recipe(name, given.plan, given.data, given.runs) for name in names}
+    steps = planned({n: (str(path), []) for n, (path, _) in made.items()}, given.minutes, given.runs / "steps.json")
+    with ThreadPoolExecutor(given.workers) as pool:
+        jobs = [
+            pool.submit(train, name, seed, path, {**about, **steps[name]}, given.runs, given.results)
+            for seed in range(given.seeds)
+            for name, (path, about) in made.items()
+        ]
+        for job in jobs:
+            job.result()
+
+
+if __name__ == "__main__":
+    main()

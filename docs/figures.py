@@ -1,0 +1,85 @@
+"""Draw the figure of results at the top of the README, docs/figures/results.png, from files in benchmarks/results.
+
+Run it (`make docs`) after one of its benchmarks: the layer's speed (`lagwise bench ops`), streaming (`lagwise bench
+generate`) and encoders (`benchmarks/encoder_speed.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+ROOT = Path(__file__).parent.parent
+PICTURE = ROOT / "docs" / "figures" / "results.png"
+_OURS, _PEER = "#0b6e4f", "#9aa0a6"
+
+
+def _results(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())["results"]
+
+
+def training() -> tuple[list[int], list[float]]:
+    """Speed of a training step of two-sided SKI-TNN over TNN as published, by length."""
+    rows = [row for row in _results("ops-cpu.json")["rows"] if not row["causal"]]
+    steps = [row["step"] for row in rows]
+    return [row["length"] for row in rows], [s["literal tnn"]["median"] / s["ski-tnn"]["median"] for s in steps]
+
+
+def streaming(method: str) -> tuple[list[int], list[float]]:
+    """Tokens a second of a small model that streams one sequence, by the tokens before."""
+    rows = [r for r in _results("generate-cpu.json")["models"] if r["method"] == method and r["batch"] == 1]
+    return [row["length"] for row in rows], [1 / row["token"]["median"] for row in rows]
+
+
+def encoding() -> tuple[list[int], list[float]]:
+    """Speed of a forward pass of encoder-base over ModernBERT-base in float32, one sequence, by length."""
+    found = _results("encoder-speed-cpu.json")
+    ours, theirs = found["parameters"]
+    rows = [row for row in found["rows"] if (row["dtype"], row["batch"]) == ("float32", 1)]
+    seconds = [row["seconds"] for row in rows]
+    return [row["length"] for row in rows], [s[theirs]["median"] / s[ours]["median"] for s in seconds]
+
+
+def draw() -> None:
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 2.9), layout="constrained")
+    lengths, ratios = training()
+    left.plot(lengths, ratios, color=_OURS, marker="o", markersize=4)
+    left.axhline(1, color=_PEER, linestyle="--", linewidth=1)
+    left.set_title(f"SKI-TNN layer, training step\n{ratios[-1]:.0f}× TNN as published at {lengths[-1]:,} tokens")
+    left.set_ylabel("times as fast")
+    for method, label, color in (("converted TNN", "TNN, converted", _OURS), ("attention", "attention", _PEER)):
+        contexts, speeds = streaming(method)
+        middle.plot(contexts, speeds, color=color, marker="o", markersize=4, label=label)
+    gain = streaming("converted TNN")[1][-1] / streaming("attention")[1][-1]
+    middle.set_title(f"Streaming a 1.7M model, batch 1\n{gain:.0f}× attention with a cache at {contexts[-1]:,} tokens")
+    middle.set_ylabel("tokens a second")
+    middle.legend(frameon=False)
+    lengths, ratios = encoding()
+    right.plot(lengths, ratios, color=_OURS, marker="o", markersize=4)
+    right.axhline(1, color=_PEER, linestyle="--", linewidth=1)
+    right.set_title(f"encoder-base (111M), forward pass\n{ratios[-1]:.1f}× ModernBERT-base at {lengths[-1]:,} tokens")
+    right.set_ylabel("times as fast")
+    for axes in (left, middle, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("tokens")
+        axes.grid(alpha=0.25)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=130, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    draw()

@@ -1,0 +1,49 @@
+"""What the site does to pages that are written to be read in the repository: links that leave docs/ get what the site
+has in their place, or become plain text."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+_COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pictures of results, and the pages that lie at the top of the repository."""
+    added = {f"results/{path.name}": path for path in sorted((ROOT / "benchmarks" / "results").glob("*.png"))}
+    added |= {uri: ROOT / name for name, uri in _COPIED.items()}
+    for uri, path in added.items():
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    """Rewrite the links of a page."""
+    here = page.file.src_uri
+    source = next((name for name, uri in _COPIED.items() if uri == here), f"docs/{here}")
+
+    def moved(match: re.Match[str]) -> str:
+        mark, text, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if "://" in target or not path:
+            return match.group()
+        full = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if full in _COPIED:
+            found = _COPIED[full]
+        elif full.startswith("docs/"):
+            found = full.removeprefix("docs/")
+        elif full.startswith("benchmarks/results/") and mark:
+            found = f"results/{posixpath.basename(full)}"
+        else:
+            return text
+        relative = posixpath.relpath(found, posixpath.dirname(here) or ".")
+        return f"{mark}[{text}]({relative}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(moved, markdown)

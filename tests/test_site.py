@@ -1,0 +1,71 @@
+"""The documentation site: it builds without a warning, and a browser shows it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The site, built strictly: a link or an anchor without a target is an error."""
+    pytest.importorskip("mkdocs")
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+def opened(address: str, folder: Path, *flags: str) -> tuple[str, list[str]]:
+    """The page as a browser has it once its scripts have run, and what it wrote to the console."""
+    chromium = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000"]
+    command = [*chromium, "--enable-logging=stderr", f"--user-data-dir={folder}", *flags, "--dump-dom", address]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    return result.stdout, [line for line in result.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize("size", ["1280,900", "390,844"])
+def test_the_first_page_has_a_title_and_a_figure(address: str, tmp_path: Path, size: str) -> None:
+    page, console = opened(address, tmp_path, f"--window-size={size}")
+    assert "<title>lagwise</title>" in page
+    assert re.search(r'<img[^>]*src="figures/results\.png"', page)
+    assert not console
+
+
+def test_a_search_finds_the_function(address: str, tmp_path: Path) -> None:
+    page, console = opened(f"{address}?q=toeplitz_product", tmp_path)
+    assert re.search(r'class="md-search-result__item"', page), "no result"
+    assert "toeplitz_product" in page
+    assert not console
+
+
+@pytest.mark.parametrize("path", ["reference/ops/", "benchmarks/", "recipes/"])
+def test_a_page_opens_without_an_error(address: str, tmp_path: Path, path: str) -> None:
+    page, console = opened(address + path, tmp_path)
+    assert "<h1" in page
+    assert not console

@@ -1,0 +1,65 @@
+"""The code of the tutorials and of the first pages runs, from top to bottom, on small data and with few steps."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_docs import ROOT, blocks, command_lines
+
+pytestmark = pytest.mark.slow
+FEW = {"training.steps": 4, "training.evaluate_every": 4, "model.hidden_size": 32, "model.num_hidden_layers": 1}
+TUTORIALS = ("classify", "forecast", "kernel", "language-model", "mixer", "stream")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files by the names that the pages use, and runs of the recipes that they continue from."""
+    folder = tmp_path_factory.mktemp("reader")
+    text = "\n".join(f"def name_{i}(x):\n    return x + {i * i}" for i in range(4000))
+    (folder / "my.txt").write_text(text)
+    (folder / "book.txt").write_text(text[:3000])
+    rows = "".join(f"{'good' if i % 2 else 'bad'} film number {i},{i % 2}\n" for i in range(120))
+    (folder / "reviews.csv").write_text("review,stars\n" + rows)
+    (folder / "new.csv").write_text("review\n" + "\n".join(f"film {i}" for i in range(5)) + "\n")
+    hours = "".join(f"2024-01-{1 + i // 24:02d} {i % 24:02d}:00,{i % 24},{i % 7}\n" for i in range(31 * 24))
+    (folder / "my.csv").write_text("date,a,b\n" + hours)
+    lagwise(folder, ["train", "--data", "my.txt"])
+    lagwise(folder, ["train", "--recipe", "classify", "--data", "reviews.csv", "task.text=review", "task.label=stars"])
+    lagwise(folder, ["convert", "runs/tnn-lm", "--tolerance", "1e-3"])
+    return folder
+
+
+def lagwise(folder: Path, words: list[str]) -> None:
+    """A command, on less: few steps of a narrow model."""
+    if words[0] == "train" and "--resume" not in words:
+        value = dict(itertools.pairwise(words))
+        shutil.rmtree(folder / value.get("--out", f"runs/{value.get('--recipe', 'tnn-lm')}"), ignore_errors=True)
+        few = {**FEW, **({"data.vocab_size": 300} if "data.tokenizer=bpe" in words else {})}
+        words = [word for word in words if word.partition("=")[0] not in few]
+        words += [f"{key}={value}" for key, value in few.items()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LAGWISE_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", "lagwise", *words]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"lagwise {' '.join(words)}\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("name", ["classify", "forecast", "language-model"])
+def test_the_commands_run(folder: Path, name: str) -> None:
+    for code in blocks(ROOT / "docs" / "tutorials" / f"{name}.md", "sh"):
+        for words in command_lines(code):
+            lagwise(folder, words)
+
+
+@pytest.mark.parametrize("page", ["README", "docs/index", "docs/concepts", *(f"docs/tutorials/{t}" for t in TUTORIALS)])
+def test_the_python_runs(folder: Path, page: str) -> None:
+    """All blocks of a page, one after another in one program."""
+    code = "\n".join(blocks(ROOT / f"{page}.md", "python"))
+    command, environment = [sys.executable, "-c", code], {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
