@@ -63,8 +63,9 @@ class FixedAttention(nn.Module):
         if self.position == "rope":
             factors = self.cos[place][:, None], self.sin[place][:, None]
             query, key = rotate(query, factors), rotate(key, factors)
-        keys = ring_write(state.key, key.flatten(1), state.seen)
-        values = ring_write(state.value, value.flatten(1), state.seen)
+        # Heads side by side, without asking whether there is one row.
+        key, value = (torch.cat(t[:, :, 0].unbind(1), 1) for t in (key, value))
+        keys, values = ring_write(state.key, key, state.seen), ring_write(state.value, value, state.seen)
         bias = None
         if self.has_bias:
             lags = place[:, None] - places + self.chunk - 1

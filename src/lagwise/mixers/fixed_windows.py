@@ -54,11 +54,12 @@ class FixedFlash(FixedMixer):
         query, _, far_query, far_key = self._heads(new_base)
         query = rotate(query, (self.cos[place][:, None], self.sin[place][:, None]))
         key = rotate(self._heads(base)[1], (self.cos, self.sin))
-        scores = (query @ key.mT / mixer.chunk).relu().square()
+        # Not `@`, which asks whether there is one row.
+        scores = (query.bmm(key.mT) / mixer.chunk).relu().square()
         seen = torch.arange(mixer.chunk, device=x.device) <= place[:, None]
-        y = (scores * seen[:, None]) @ value
-        y = y + far_query @ state.sums / (state.seen - place).clamp(min=1)[:, None, None]
-        present, full = state.present + far_key.mT @ new_value, (place == mixer.chunk - 1)[:, None, None]
+        y = (scores * seen[:, None]).bmm(value)
+        y = y + far_query.bmm(state.sums) / (state.seen - place).clamp(min=1)[:, None, None]
+        present, full = state.present + far_key.mT.bmm(new_value), (place == mixer.chunk - 1)[:, None, None]
         sums = torch.where(full, state.sums + present, state.sums)
         present = torch.where(full, torch.zeros_like(present), present)
         y = mixer.out(gate * y.to(inner.dtype))
@@ -105,12 +106,13 @@ class FixedRelativeAttention(FixedMixer):
         lags = ring_lags(ring, state.seen)
         query = query.unflatten(1, (mixer.heads, -1))
         key, value = (t.to(query.dtype).unflatten(2, (mixer.heads, -1)) for t in ring.chunk(2, 2))
-        scores = torch.einsum("bhd,bnhd->bhn", (query + mixer.content).to(query.dtype), key)
-        by_lag = torch.einsum("bhd,hdl->bhl", (query + mixer.place).to(query.dtype), self.positions.to(query.dtype))
-        scores = scores + by_lag.gather(2, lags[:, None].expand_as(by_lag))
-        met = (lags <= state.seen[:, None])[:, None]
-        weights = (scores / math.sqrt(query.shape[2])).masked_fill(~met, float("-inf")).softmax(2).to(value.dtype)
-        y = torch.einsum("bhn,bnhd->bhd", weights, value)
+        scores = ((query + mixer.content).to(query.dtype)[:, None] * key).sum(3)  # (batch, memory + 1, heads)
+        by_place = (query + mixer.place).to(query.dtype).transpose(0, 1)
+        by_lag = by_place.bmm(self.positions.to(query.dtype)).permute(1, 2, 0)
+        scores = scores + by_lag[torch.arange(x.shape[0], device=x.device)[:, None], lags]
+        met = (lags <= state.seen[:, None])[..., None]
+        weights = (scores / math.sqrt(query.shape[2])).masked_fill(~met, float("-inf")).softmax(1).to(value.dtype)
+        y = (weights[..., None] * value).sum(1)
         return mixer.out(y.flatten(1)), FixedRingState(ring, state.seen + 1)
 
     def take(self, state: StateTuple) -> FixedRingState:

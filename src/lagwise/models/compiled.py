@@ -233,8 +233,8 @@ def _compile(
     oblivious = config.patch(backed_size_oblivious=batch_size is None)  # or it may assume more rows than one
     with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
-        program = torch.export.export(_InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
         try:
+            program = torch.export.export(_InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(_OPTIONS))
         except Exception as error:
             raise RuntimeError(f"the model's step could not be compiled: {one_line(error, 500)}") from error
