@@ -25,7 +25,8 @@ from lagwise.bench.streams import state_bytes
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
-from lagwise.ops import Modes, modal_step
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import modal_step
 from lagwise.process import keep_freed_memory
 from lagwise.runs import convert_run
 from lagwise.runs.convert import tokens_per_second

@@ -34,7 +34,7 @@ def results(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text())
 
 
-def table(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(name: str, columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Rows under their columns, and where they come from."""
     content = results(name)
     lines = [f"| {' | '.join(map(str, columns))} |", f"|{'---|' * len(columns)}"]

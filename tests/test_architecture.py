@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ TOP = {
     "outside",
     "process",
     "progress",
+    "schema",
     "tables",
     "text",
 }
@@ -49,6 +52,52 @@ def test_dependencies_point_one_way(path: Path) -> None:
         return
     allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP | {"__version__"}
     assert imported_packages(path) <= allowed
+
+
+def imports_when_loaded(path: Path) -> set[str]:
+    """Modules of lagwise that a module needs to be imported itself; what functions import, or types alone, is not."""
+
+    def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        for node in body:
+            later = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            if not later and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+                yield node
+                yield from statements([*getattr(node, "body", []), *getattr(node, "orelse", [])])
+
+    found = set()
+    for node in statements(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "lagwise":
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
+    return found & MODULES.keys()
+
+
+MODULES = {
+    ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {name: imports_when_loaded(path) - {name} for name, path in MODULES.items()}
+    assert sum(map(len, graph.values())) > 500
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules
+
+
+def test_packages_use_no_private_names_of_each_other() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lagwise."):
+                other = PACKAGE.parent.joinpath(*str(node.module).split("."))
+                shared = path.parent in (other.parent, other)
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert shared or not private or private == ["__version__"], f"{path}: {private}"
+
+
+def test_ops_has_a_small_public_face() -> None:
+    import lagwise.ops
+
+    assert len(lagwise.ops.__all__) <= 25
 
 
 def test_every_folder_is_a_package() -> None:
@@ -90,6 +139,8 @@ def test_settings_of_the_process_yield_to_the_users_own(environment: dict[str, s
         "import lagwise; from transformers import AutoModelForCausalLM as A",
         "from transformers import AutoModelForCausalLM as A; import lagwise",
         "import lagwise.models.modeling; from transformers import AutoModelForCausalLM as A",
+        "import lagwise.models.heads; from transformers import AutoModelForCausalLM as A",
+        "from lagwise.models import LagwiseModel; from transformers import AutoModelForCausalLM as A",
         "import lagwise; lagwise.LagwiseConfig; from transformers import AutoModelForCausalLM as A",
     ],
 )

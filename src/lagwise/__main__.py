@@ -1,4 +1,4 @@
-"""``python -m lagwise``, which is what ``torchrun -m lagwise`` runs."""
+"""``python -m lagwise``, which ``torchrun -m lagwise`` runs."""
 
 from lagwise.cli import main
 

@@ -1,4 +1,4 @@
-"""Module attributes that are imported on first use."""
+"""Module attributes that are imported at first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module-level ``__getattr__`` (PEP 562) that fetches each name from the module ``homes`` says it lives in."""
+    """A module-level ``__getattr__`` (PEP 562) that imports each name from the module given in ``homes``."""
 
     def __getattr__(name: str) -> Any:
         if name in homes:

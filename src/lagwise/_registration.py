@@ -1,7 +1,8 @@
-"""Make `AutoModelForCausalLM.from_pretrained` know lagwise after ``import lagwise``, without importing anything heavy.
+"""Make lagwise known to `AutoModelForCausalLM.from_pretrained` after ``import lagwise``, without heavy imports.
 
-transformers takes seconds to import, and ``import lagwise`` must not. Our configuration and model modules register
-themselves with the Auto classes; here we see to it that they are imported as soon as the Auto classes are.
+transformers takes seconds to import, and ``import lagwise`` must not. Our modules register themselves with the Auto
+classes; this module imports them as soon as the Auto classes are imported. While one of our own model modules is being
+imported, which may be what imports the Auto classes, the others wait until it is complete, because they may need it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from types import ModuleType
 
 _ON_IMPORT = {
     "transformers.models.auto.configuration_auto": "lagwise.models.configuration",
-    "transformers.models.auto.modeling_auto": "lagwise.models.modeling",
+    "transformers.models.auto.modeling_auto": "lagwise.models.registry",
 }
+_OURS = "lagwise.models."
+_due: list[str] = []  # of our modules, to be imported once no other one is
+_running: list[str] = []
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the two Auto modules like everybody else, and imports ours after they have run."""
+    """Finds the Auto modules and our own through the other finders, and imports what is due after them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _ON_IMPORT:
+        if fullname not in _ON_IMPORT and not fullname.startswith(_OURS):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -32,15 +36,23 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
-            importlib.import_module(_ON_IMPORT[fullname])
+            ours = fullname.startswith(_OURS)
+            _running.extend([fullname] * ours)
+            try:
+                run(module)
+            finally:
+                if ours:
+                    _running.remove(fullname)
+            _due.extend([] if ours else [_ON_IMPORT[fullname]])
+            while _due and not _running:
+                importlib.import_module(_due.pop(0))
 
-        spec.loader.exec_module = exec_module  # this loader object serves this one import
+        spec.loader.exec_module = exec_module  # this loader object is used for this import only
         return spec
 
 
 def register() -> None:
-    """Register with the Auto classes now if they are imported, else when they will be."""
+    """Register with the Auto classes now if they are imported, otherwise when they are."""
     for theirs, ours in _ON_IMPORT.items():
         if theirs in sys.modules:
             importlib.import_module(ours)

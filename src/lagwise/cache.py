@@ -1,4 +1,4 @@
-"""Where things are kept between runs that can be made again: token files, timings, compiled kernels."""
+"""Cache of data that can be recreated: token files, timings, compiled kernels."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _META = "meta.json"
 
 
 def default_cache() -> Path:
-    """``$LAGWISE_CACHE``, or ``~/.cache/lagwise`` if that is unset or empty; made, for the user alone, if missing.
+    """``$LAGWISE_CACHE``, or ``~/.cache/lagwise`` if that is unset or empty. Created, for the user only, if missing.
 
-    ValueError if the user has no home folder, or ``~name`` in the variable names nobody.
+    ValueError if the user has no home folder, or ``~name`` in the variable names an unknown user.
     """
     folder = Path(os.environ.get("LAGWISE_CACHE") or "~/.cache/lagwise")
     try:
@@ -35,15 +35,15 @@ def default_cache() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, to which only the user has access, whatever the umask."""
+    """Create a folder and its missing parents with access for the user only, whatever the umask."""
     for each in (*reversed(folder.parents), folder):
         if not each.is_dir():
             each.mkdir(mode=0o700, exist_ok=True)
 
 
 def require_private(path: Path, root: Path) -> None:
-    """PermissionError unless a path and the folders above it, up to ``root``, belong to the user or to root, are
-    writable for nobody else, and are no symbolic links."""
+    """PermissionError unless a path and the folders above it, up to ``root``, belong to the user or to root, are not
+    writable for others, and are not symbolic links."""
     for each in (path, *path.parents):
         status = each.lstat()
         if stat.S_ISLNK(status.st_mode):
@@ -57,11 +57,17 @@ def require_private(path: Path, root: Path) -> None:
 
 
 def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What ``make`` returned when it filled a folder of the cache: now, or earlier if its files are still the same.
+    """What ``make`` returned when it filled a folder of the cache: now, or earlier if its files are unchanged.
 
-    ``make`` writes into the folder it is given, and returns what else is to be known (JSON). The result is complete or
-    absent; files that have changed since are made again, with a warning. One process makes it, others wait. OSError
-    with advice when the disk is full.
+    The result is complete or absent. Files that have changed since are created again, with a warning. One process
+    creates the folder, and others wait.
+
+    Args:
+        folder: In the cache.
+        make: Writes into the folder it is given, and returns further information (JSON).
+
+    Raises:
+        OSError: When the disk is full, with advice.
     """
     meta = _read_meta(folder)
     if meta is None:
@@ -74,7 +80,7 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[
 def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
     """Fill a folder, unless another process does so first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{PARTIAL}-*"):  # by a process that was killed, unless its lock is held
+    for left in folder.parent.glob(f"{PARTIAL}-*"):  # left by a killed process, unless its lock is held
         with suppress(BlockingIOError), lock(_lock_of(folder.with_name(left.name.removeprefix(f"{PARTIAL}-")))):
             shutil.rmtree(left, ignore_errors=True)
     with lock(_lock_of(folder), wait=True):
@@ -101,7 +107,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:
-    """What is known of a folder; None if it is absent, or any of its files has changed."""
+    """The information on a folder; None if it is absent, or any of its files has changed."""
     try:
         meta = json.loads((folder / _META).read_text())
         digest = meta.pop("digest")
@@ -111,8 +117,8 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def _digest(folder: Path, meta: dict[str, Any]) -> str:
-    """Hash of a folder's files and of what is known of it. It is taken whenever the folder is opened, which reads about
-    as many bytes as the fingerprint of the data themselves has by then."""
+    """Hash of a folder's files and of the information on it. It is computed whenever the folder is opened, which reads
+    about as many bytes as the fingerprint of the data themselves."""
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for path in sorted(f for f in folder.rglob("*") if f.is_file() and f.name != _META):
         with open(path, "rb") as f:

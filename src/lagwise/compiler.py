@@ -1,4 +1,4 @@
-"""C code compiled on the machine that runs it, and loaded only where nobody else can have put it."""
+"""C code compiled on the machine that runs it, and loaded only from where no other user can have written."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from lagwise.cache import default_cache, make_private, require_private
 T = TypeVar("T")
 
 _SECONDS = 20
-_LONGEST_MESSAGE = 500  # characters of what a compiler says
+_LONGEST_MESSAGE = 500  # characters of a compiler's message
 
 
 def find_compiler() -> list[str] | None:
-    """The compiler's absolute path and its arguments, from ``$CC``; else ``cc`` from PATH, or None if there is none.
+    """The compiler's absolute path and its arguments, from ``$CC``; otherwise ``cc`` from PATH, or None if there is
+    none.
 
-    Empty and relative entries of PATH are skipped, because what lies in the current folder is not the user's choice.
+    Empty and relative entries of PATH are skipped, because the user did not choose the contents of the current folder.
     ValueError if CC cannot be read or is a relative path; FileNotFoundError if there is no such compiler.
     """
     wanted = os.environ.get("CC", "").strip()
@@ -44,13 +45,13 @@ def find_compiler() -> list[str] | None:
 
 
 def load_compiled(source: Path, compiler: Sequence[str], flags: Sequence[str], bind: Callable[[ctypes.CDLL], T]) -> T:
-    """``bind`` of the shared library that a compiler makes of a C source.
+    """Compile a C source to a shared library, and return ``bind`` of it.
 
-    The library is kept in the cache, under a name made of source, command, compiler and processor (caches may be
-    shared between machines), next to the SHA-256 digest of its content. It is loaded from there if the digest is
-    right and both files, and the folders above them up to the cache, pass `require_private`. If it does not load, or
-    ``bind`` raises AttributeError because a function is missing, it is compiled again. Where the cache cannot be used
-    or is not private, a warning says why and the library is compiled for this process alone, in a temporary folder.
+    The library is kept in the cache, under a name made of source, command, compiler and processor (machines may share
+    caches), next to the SHA-256 digest of its content. It is loaded from there if the digest is correct and both files,
+    and the folders above them up to the cache, pass `require_private`. If it does not load, or ``bind`` raises
+    AttributeError because a function is missing, it is compiled again. If the cache cannot be used or is not private, a
+    warning says why and the library is compiled for this process alone, in a temporary folder.
 
     RuntimeError with the compiler's message if it fails; OSError if its result does not load.
     """
@@ -90,7 +91,7 @@ def _record(library: Path) -> Path:
 
 
 def _as_recorded(library: Path) -> bool:
-    """Whether the library is, byte for byte, what this user compiled. (A file cut short can end the process.)"""
+    """Whether the library is, byte for byte, what this user compiled: loading a truncated file can end the process."""
     try:
         for path in (library, _record(library)):
             require_private(path, library.parent)
@@ -108,7 +109,7 @@ def _publish(result: Path, digest: str, library: Path) -> None:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
-    """Run a compiler where nothing lies that it could pick up instead of its own parts and headers."""
+    """Run a compiler in a folder without files that it could use instead of its own parts and headers."""
     environment = {**os.environ, "PATH": _absolute_path(), "TMPDIR": str(folder)}
     done = subprocess.run(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS
@@ -125,7 +126,7 @@ def _name(source: Path, command: Sequence[str]) -> str:
 
 
 def processor() -> list[str]:
-    """What this machine's processor is, and can do: code that is compiled for it may not run on another."""
+    """This machine's processor and its features: code compiled for it may not run on another."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return [platform.machine(), *sorted({x for x in lines if x.startswith(("flags", "Features", "model name"))})]
 

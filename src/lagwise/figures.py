@@ -1,4 +1,4 @@
-"""How pictures are begun and kept alike, wherever they are drawn."""
+"""Common setup for all figures."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Points as the two lists that plotting takes."""
+    """Points as the two lists that plotting functions take."""
     points = list(points)
     return [x for x, _ in points], [y for _, y in points]
 
 
 def close(figure: Figure) -> None:
-    """Forget a figure that has been written; matplotlib would keep it."""
+    """Close a figure that has been written; otherwise matplotlib keeps it in memory."""
     pyplot().close(figure)
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+"""Files that are written completely or not at all, and folders to which one process at a time writes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 LOCK = ".lock"
-PARTIAL = ".saving"  # how the names of unfinished files and folders begin; they are removed by whoever comes next
+PARTIAL = ".saving"  # prefix of unfinished files and folders; the next process removes them
 
 
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock, which the system releases if the process dies. BlockingIOError if another process holds it, unless
-    to ``wait`` for it."""
+    ``wait`` is true."""
     from filelock import FileLock, Timeout
 
     held = FileLock(path)
@@ -39,9 +39,9 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, doing: str) -> Iterator[None]:
-    """Hold the lock of a folder, made if need be, and remove what killed processes left unfinished in it.
+    """Hold the lock of a folder, created if necessary, and remove what killed processes left unfinished in it.
 
-    doing: for the message, what holders of the lock do. BlockingIOError if another process holds it.
+    doing: what holders of the lock do, for the message. BlockingIOError if another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -63,14 +63,14 @@ def remove_partial(folder: Path) -> None:
 
 
 def is_unused(folder: Path, *ours: str) -> bool:
-    """Whether a folder is absent, or empty but for a lock, unfinished files, and the names given."""
+    """Whether a folder is absent, or empty except for a lock, unfinished files, and the given names."""
     if not folder.is_dir():
         return not folder.exists()
     return all(path.name in (LOCK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that appears under its name when complete."""
+    """Write a text file that appears under its name only when complete."""
     with saved_whole(path.parent, path.name) as partial:
         (partial / path.name).write_text(text)
 
@@ -79,8 +79,8 @@ def write_whole(path: Path, text: str) -> None:
 def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
     """A hidden folder to write to; at the end its files are moved into ``folder``, the one named ``last`` last.
 
-    If writing fails, ``folder`` keeps the files it had, or is removed again if it was made here. OSError says what
-    could not be saved.
+    If writing fails, ``folder`` keeps the files it had, or is removed again if it was created here. An OSError says
+    what could not be saved.
     """
     made = not folder.exists()
     try:
@@ -88,23 +88,23 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as partial:
             yield Path(partial)
             if last:
-                (folder / last).unlink(missing_ok=True)  # without it the folder is incomplete, in the meantime too
+                (folder / last).unlink(missing_ok=True)  # the folder is incomplete without it, and meanwhile
             for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == last):
                 os.replace(file, folder / file.name)
-    except Exception as error:  # safetensors, tokenizers, torch and the system each raise a type of their own
+    except Exception as error:  # safetensors, tokenizers, torch and the system raise different types
         if made and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         raise OSError(f"cannot save {what} in {str(folder)!r}: {one_line(error)}") from error
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error says that the disk, or the user's share of it, is full; libraries in Rust raise no OSError."""
+    """Whether an error means that the disk, or the user's quota, is full; libraries in Rust do not raise OSError."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. FileNotFoundError if there is none; ValueError if it holds anything else."""
+    """Read a JSON object from a file. FileNotFoundError if there is none; ValueError if it holds anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ``~`` replaced. ValueError if the user it names has no home folder."""
+    """The path with ``~`` replaced. ValueError if its user has no home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -123,6 +123,6 @@ def expanded(path: str | Path) -> Path:
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """An error's message on one line, shortened; its type if it has none."""
+    """An error's message on one line, shortened; its type if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."

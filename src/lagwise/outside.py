@@ -1,4 +1,4 @@
-"""Parts of other packages: how a class from outside gets a name in one of the tables."""
+"""Register classes of other packages under names in our tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lagwise.files import one_line
 def add_part(table: dict[str, Any], own: frozenset[str], base: type, what: str, name: str, part: Any) -> None:
     """Put a class into a table under a name.
 
-    ValueError for one of lagwise's ``own`` names, TypeError for what is no subclass of ``base``.
+    ValueError for one of lagwise's ``own`` names, TypeError for anything that is not a subclass of ``base``.
     """
     if name in own:
         raise ValueError(f"lagwise has a {what} {name!r} itself; choose another name")
@@ -24,7 +24,7 @@ def add_part(table: dict[str, Any], own: frozenset[str], base: type, what: str, 
 
 def add_installed(group: str, what: str, register: Callable[[str, Any], None]) -> None:
     """Register the entry points that installed packages declare in a group. One that cannot be loaded is named in a
-    warning, and the others work."""
+    warning, and the others still work."""
     for point in entry_points(group=group):
         try:
             register(point.name, point.load())

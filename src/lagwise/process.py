@@ -1,4 +1,4 @@
-"""What concerns a whole process: its memory, and settings for programs only, which must precede the import of torch."""
+"""Memory of the process, and settings for programs only, which must precede the import of torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SPINS = 5000
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc not to hand large blocks back to the system between uses; returns whether it agreed.
+    """Ask glibc not to return large blocks to the system between uses. Returns whether it agreed.
 
-    Activations above 32 MB are otherwise mapped and faulted in afresh at every step, which can cost more than the
+    Otherwise activations above 32 MB are mapped and faulted in again at every step, which can cost more than the
     arithmetic on them. It is a setting of the whole process, so only programs call it (the command line does, before
-    torch is loaded), never ``import lagwise``. Peak memory is unchanged; memory is returned at exit only. The
-    environment variable ``LAGWISE_KEEP_MEMORY=0`` turns it off.
+    torch is loaded), never ``import lagwise``. Peak memory is unchanged; memory is only returned at exit. The
+    environment variable ``LAGWISE_KEEP_MEMORY=0`` disables it.
     """
     if os.environ.get("LAGWISE_KEEP_MEMORY") == "0":
         return False
@@ -31,19 +31,18 @@ def keep_freed_memory() -> bool:
 
 
 def share_cores() -> None:
-    """Let OpenMP threads that wait for each other go to sleep soon, where GNU's runtime reads the setting.
+    """Let OpenMP threads that wait for each other sleep early, if GNU's runtime reads the setting.
 
-    By default they spin for a millisecond or so at every barrier. Two trainings on the same cores then wait for each
-    other's spinning, at a hundredth of their speed; alone, the shorter spin costs nothing that can be measured
-    (docs/log.md). ``GOMP_SPINCOUNT`` and ``OMP_WAIT_POLICY`` of the environment are respected.
+    By default they spin for about a millisecond at every barrier. Two trainings on the same cores then wait for each
+    other's spinning, at a hundredth of their speed. Alone, the shorter spin has no measurable cost (docs/log.md).
+    ``GOMP_SPINCOUNT`` and ``OMP_WAIT_POLICY`` of the environment are respected.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
 
 
 def memory() -> float:
-    """Bytes of memory that the machine has, or that its container may use of it; infinity if the system does not
-    say."""
+    """Bytes of memory of the machine, or those that its container may use; infinity if the system gives no number."""
     limits = []
     with suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,4 +1,4 @@
-"""Progress bars: one that redraws itself where somebody looks, a line now and then where it goes into a file."""
+"""Progress bars: redrawn in place in a terminal or notebook, and occasional lines in a file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LINE_SECONDS = 10.0
 def progress_bar(iterable: Iterable[Any] | None = None, *, show: bool, **options: Any) -> Any:
     """A tqdm bar on standard error, over an iterable or for ``update``; without ``show``, one that prints nothing.
 
-    Where standard error is neither a terminal nor a notebook's, it writes a line at most every 10 seconds, and one at
-    the end. options: tqdm's ``desc``, ``total``, ``initial``, ``unit`` and ``unit_scale``.
+    If standard error is neither a terminal nor a notebook's, it writes a line at most every 10 seconds, and one at the
+    end. options: tqdm's ``desc``, ``total``, ``initial``, ``unit`` and ``unit_scale``.
     """
     in_notebook = interactive_bar is not tqdm_asyncio
     kind = interactive_bar if in_notebook or (sys.stderr is not None and sys.stderr.isatty()) else _Lines
@@ -25,7 +25,7 @@ def progress_bar(iterable: Iterable[Any] | None = None, *, show: bool, **options
 
 
 class _Lines(tqdm):
-    """A bar whose every state is a line of its own, as wide as it needs."""
+    """A bar that writes each state on a separate line, as wide as needed."""
 
     def __init__(self, iterable: Iterable[Any] | None, **options: Any):
         # `gui`: this class displays itself, so tqdm writes no carriage returns and nothing at the start. A fixed

@@ -1,4 +1,4 @@
-"""The mixer contract as checks that any package can run on its own mixers, and lagwise on those of its table."""
+"""The mixer contract as checks that any package can run on its mixers; lagwise runs them on those of its table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ Factory = Callable[[int, bool], Mixer]
 
 
 def check_mixer(factory: Factory, *, channels: int = 16, lengths: Sequence[int] = LENGTHS) -> None:
-    """Hold a mixer to the contract of `lagwise.mixers.Mixer`, in every direction that its class says it has.
+    """Check a mixer against the contract of `lagwise.mixers.Mixer`, in every direction that its class supports.
 
-    factory: ``factory(channels, causal)`` makes one, with its own weights. lengths: of the signals.
+    The checks, in float64 unless stated otherwise: shapes and types; outputs and gradients of a causal mixer do not
+    depend on the future; padding, even with NaN, has no effect; documents packed into a row give the same as alone;
+    chunks and single tokens give the same as the whole sequence; an old state stays valid; states of several rows can
+    be picked and joined; bfloat16 under autocast stays close to float64; gradients equal finite differences; another
+    mixer with the same weights gives the same outputs.
 
-    The checks, in float64 unless said otherwise: shapes and types; a causal mixer's outputs and gradients do not
-    reach from the future; padding, with NaN in it too, leaves no trace; documents packed into a row are as if alone;
-    chunks and single tokens give what the whole sequence gives; an old state stays valid; states of several rows are
-    picked and joined; bfloat16 under autocast stays near float64; gradients are those of finite differences; another
-    mixer with the same weights gives the same.
+    Args:
+        factory: ``factory(channels, causal)`` creates a mixer with random weights.
+        channels: Of the mixers.
+        lengths: Of the signals.
 
-    AssertionError says what does not hold.
+    Raises:
+        AssertionError: If a check fails; it says which.
     """
     kind = type(_any(factory, channels))
     for causal in kind.directions:
@@ -65,7 +69,7 @@ def check_shapes(factory: Factory, channels: int, causal: bool, lengths: Sequenc
 
 
 def check_causality(factory: Factory, channels: int) -> None:
-    """What comes later changes no output, nor does an output have a gradient to it."""
+    """Later tokens change no output, and an output has no gradient with respect to them."""
     mixer = factory(channels, True).double()
     x = _noise(1, 100, channels).requires_grad_()
     y = mixer(x)
@@ -78,7 +82,7 @@ def check_causality(factory: Factory, channels: int) -> None:
 
 
 def check_padding(factory: Factory, channels: int, causal: bool) -> None:
-    """Rows padded on either side, with large numbers or NaN, give what they give alone, and finite gradients."""
+    """Rows padded on either side, with large numbers or NaN, give the same as alone, and finite gradients."""
     mixer = factory(channels, causal).double()
     x = _noise(1, 30, channels)
     alone = mixer(x)
@@ -94,7 +98,7 @@ def check_padding(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_packing(factory: Factory, channels: int, causal: bool) -> None:
-    """Documents side by side in a row, told apart by seq_idx, give what each gives alone."""
+    """Documents packed into a row, separated by seq_idx, give the same as alone."""
     mixer = factory(channels, causal).double()
     documents = [_noise(1, n, channels) for n in (5, 1, 30, 14)]
     row = torch.cat(documents, dim=1).requires_grad_()
@@ -107,7 +111,7 @@ def check_packing(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Under autocast, whole sequences, chunks and single tokens stay near those in float64."""
+    """Under autocast, whole sequences, chunks and single tokens stay close to float64."""
     mixer = factory(channels, causal).float()
     x = _noise(2, 200, channels, torch.float32)
     with torch.autocast("cpu", dtype):
@@ -124,7 +128,7 @@ def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.d
 
 
 def check_gradients(factory: Factory, channels: int, causal: bool) -> None:
-    """Gradients to the signal and some small parameters are those of finite differences."""
+    """Gradients with respect to the signal and some small parameters equal finite differences."""
     mixer = factory(channels, causal).double()
     x = _noise(1, 6, channels).requires_grad_()
     some = [p for p in mixer.parameters() if p.numel() <= 64][:2]
@@ -135,7 +139,7 @@ def check_gradients(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_weights(factory: Factory, channels: int, causal: bool) -> None:
-    """A mixer is its state_dict: another gives other outputs, and with the same weights the same."""
+    """A mixer is determined by its state_dict: another one gives other outputs, and with the same weights the same."""
     mixer, other = (factory(channels, causal).double() for _ in range(2))
     x = _noise(1, 30, channels)
     if list(mixer.parameters()):
@@ -145,7 +149,7 @@ def check_weights(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_streaming(factory: Factory, channels: int, lengths: Sequence[int] = (1, 3, 64, 301)) -> None:
-    """Any chunks, and single tokens, give what the whole sequence gives."""
+    """Chunks of any size, and single tokens, give the same as the whole sequence."""
     for length in lengths:
         mixer = factory(channels, True).double()
         x = _noise(2, length, channels)
@@ -161,8 +165,8 @@ def check_streaming(factory: Factory, channels: int, lengths: Sequence[int] = (1
 
 
 def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Outputs for x ``(batch, length, channels)``, prefilled in chunks of these sizes as far as they go, and the rest
-    in one."""
+    """Outputs for x ``(batch, length, channels)``, prefilled in chunks of these sizes while tokens remain, and the rest
+    in one chunk."""
     state, parts, rest = mixer.init_state(x.shape[0]), [], x
     for size in (*sizes, x.shape[1]):
         if rest.shape[1]:
@@ -173,7 +177,7 @@ def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def check_padded_stream(factory: Factory, channels: int) -> None:
-    """A stream that begins with padding goes on as without it."""
+    """A stream that starts with padding continues as without it."""
     mixer = factory(channels, True).double()
     x = _noise(1, 40, channels)
     padded = torch.cat([1e3 * _noise(1, 5, channels), x], dim=1)
@@ -184,7 +188,7 @@ def check_padded_stream(factory: Factory, channels: int) -> None:
 
 
 def check_old_states(factory: Factory, channels: int) -> None:
-    """Going on from a state leaves it as it was: two continuations do not disturb each other."""
+    """Continuing from a state leaves it unchanged: two continuations do not affect each other."""
     mixer = factory(channels, True).double()
     _, state = mixer.prefill(_noise(1, 50, channels), mixer.init_state(1))
     one = mixer.step(_noise(1, 1, channels)[:, 0], state)
@@ -195,7 +199,7 @@ def check_old_states(factory: Factory, channels: int) -> None:
 
 
 def check_picked_states(factory: Factory, channels: int) -> None:
-    """A batch of states is the states of its rows, which can be picked and put in another order."""
+    """A batch of states consists of the states of its rows, which can be picked and reordered."""
     mixer = factory(channels, True).double()
     x = _noise(3, 20, channels)
     _, state = mixer.prefill(x, mixer.init_state(3))
@@ -207,7 +211,7 @@ def check_picked_states(factory: Factory, channels: int) -> None:
 
 
 def check_joined_states(factory: Factory, channels: int) -> None:
-    """Requests join and leave a batch that runs: rows that have seen different numbers of tokens, or none."""
+    """Requests join and leave a running batch: rows that have seen different numbers of tokens, or none."""
     rows = _Rows(factory(channels, True).double(), channels, [260, 80, 60, 100, 60, 60])
     state = rows.begin(0, 193).join([rows.begin(0, 193), rows.begin(1, 1), rows.begin(2, 0), rows.begin(3, 38)])
     state = rows.go_on([0, 1, 2, 3], state, [1, 1, 1, 15, 1, 2, 1, 20])
@@ -219,7 +223,7 @@ def check_joined_states(factory: Factory, channels: int) -> None:
 
 
 class _Rows:
-    """Signals of different length that stream together, and what each must give alone."""
+    """Signals of different lengths that stream together, and the output of each alone."""
 
     def __init__(self, mixer: Mixer, channels: int, lengths: list[int]):
         self.mixer = mixer
@@ -228,12 +232,12 @@ class _Rows:
         self.at = [0] * len(lengths)
 
     def begin(self, row: int, tokens: int) -> Any:
-        """The state of a row by itself, after some tokens."""
+        """The state of a single row after some tokens."""
         state, self.at[row] = self.mixer.init_state(1), tokens
         return self.mixer.prefill(self.signals[row][:, :tokens], state)[1] if tokens else state
 
     def go_on(self, rows: list[int], state: Any, sizes: list[int], *, padding: tuple[int, ...] = ()) -> Any:
-        """Stream these rows on, by `step` where a size is 1; padding before the rows' first tokens, in one chunk."""
+        """Continue these rows, by `step` where a size is 1; padding before the rows' first tokens, in one chunk."""
         for size in sizes:
             left = [min(size, n) for n in padding or [0] * len(rows)]
             parts = [self.signals[r][:, self.at[r] : self.at[r] + size - n] for r, n in zip(rows, left, strict=True)]

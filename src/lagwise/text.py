@@ -1,4 +1,4 @@
-"""Long texts in pieces, for tokenizers: their memory and time grow with the length of a text."""
+"""Split long texts for tokenizers, whose memory and time grow with the length of a text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _LINE, _WORD = re.compile(r"\n\S"), re.compile(r"\s\S")
 
 
 def pieces(text: str, size: int) -> Iterator[str]:
-    """Cut a text into pieces of ``size`` to ``2 * size`` characters, where tokenizers of words cut too if there is such
-    a place: before a line break and a word, or else before a space and a word."""
+    """Cut a text into pieces of ``size`` to ``2 * size`` characters, at places where word tokenizers cut too if
+    possible: before a line break and a word, or else before a space and a word."""
     start = 0
     while len(text) - start > 2 * size:
         place = _LINE.search(text, start + size, start + 2 * size) or _WORD.search(text, start + size, start + 2 * size)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from lagwise.analysis.plots import plot_theory
 from lagwise.analysis.theory import (
     curved_share,
     decay_order,
-    plot_theory,
     random_responses,
     ski_error_bound,
     smooth_kernel,
 )
-from lagwise.ops import inducing_grid, interpolation_matrix
+from lagwise.ops.ski import inducing_grid, interpolation_matrix
 
 
 @pytest.mark.parametrize("degree", [1, 3])

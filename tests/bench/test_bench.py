@@ -14,7 +14,8 @@ from lagwise.bench.harness import check_layer, check_matrix, interleaved, peak_m
 from lagwise.bench.peers import LiteralEMA, LiteralTNO, load_peer
 from lagwise.bench.tcn_shapes import choose_tcn
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import receptive_field, toeplitz_matrix
+from lagwise.ops import toeplitz_matrix
+from lagwise.ops.toeplitz import receptive_field
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

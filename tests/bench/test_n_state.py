@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lagwise.bench.n_state import n_state_modes
-from lagwise.ops import modal_prefill, modal_taps, toeplitz_product
+from lagwise.ops import toeplitz_product
+from lagwise.ops.recurrence import modal_prefill, modal_taps
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 33])

@@ -179,7 +179,7 @@ def test_a_run_becomes_one_that_streams_in_constant_memory(tiny_recipe: Recipe, 
     runner.invoke(app, ["train", "--recipe", str(recipe), "--out", str(trained), "training.steps=3", decay])
     convert = ["convert", str(trained), "--out", str(out), "--tolerance"]
     result = runner.invoke(app, [*convert, "0.01"], catch_exceptions=False)
-    for words in ("states: least / median / most", "bits/byte at 32", "tokens/s", "Written"):
+    for words in ("states: min / median / max", "bits/byte at 32", "tokens/s", "Written"):
         assert words in result.output
     figures = json.loads((out / "conversion.json").read_text())
     assert all(layer["error"] <= 0.01 for layer in figures["layers"])

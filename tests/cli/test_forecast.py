@@ -55,12 +55,12 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--horizon", "24"], "column 'site' has 'A' in row 1, which is no number"),
+        (["--horizon", "24"], "column 'site' has 'A' in row 1, which is not a number"),
         (["--horizon", "200", "--columns", "load"], "horizon = 200 needs at least 401 rows"),
         (["--horizon", "24", "--columns", "load", "--look-back", "280"], "look_back = 280 is longer than"),
         (["--horizon", "24", "--columns", "load", "--model", "arima"], "unknown model: 'arima'"),
         (["--horizon", "24", "--time", "when"], "unknown column of times: 'when'"),
-        (["--horizon", "24", "--time", "site"], "column 'site' has 'A' in row 1, which is no time"),
+        (["--horizon", "24", "--time", "site"], "column 'site' has 'A' in row 1, which is not a time"),
     ],
 )
 def test_what_does_not_serve(data: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_what_does_not_serve(data: Path, arguments: list[str], message: str, mon
 def test_the_data_are_not_overwritten(data: Path) -> None:
     result = runner.invoke(app, ["forecast", "--data", str(data), "--horizon", "3", "--out", str(data)])
     assert result.exit_code == 2
-    assert "would replace" in result.output
+    assert "would overwrite" in result.output
 
 
 def test_bench_writes_a_table_and_results(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

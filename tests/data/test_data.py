@@ -129,7 +129,7 @@ class TestSources:
             ("empty.txt", b"", "is empty"),
             ("binary.txt", b"ELF\0\1\2", "looks binary"),
             ("latin.txt", "größe".encode("latin1"), "not UTF-8.*byte 2.*iconv"),
-            ("cut.txt.xz", lzma.compress(TEXT.encode())[:60], "cut short"),
+            ("cut.txt.xz", lzma.compress(TEXT.encode())[:60], "truncated"),
             ("bad.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', "line 2"),
             ("bad2.jsonl", b'{"text": 5}\n', "must be a string"),
             ("surrogate.jsonl", b'{"text": "\\ud800"}\n', "line 1.*Unicode"),

@@ -137,7 +137,7 @@ class TestSeries:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ([[0.0, float("nan")]], r"'input_values' of row 1 is no series .* NaN or inf at position 0"),
+            ([[0.0, float("nan")]], r"'input_values' of row 1 is not a series .* NaN or inf at position 0"),
             ([[0.0, 1.0], [float("inf"), 0.0]], "NaN or inf at position 1"),
             ([[0.0, None]], "NaN or inf"),
             ([], "row 1 .* it is empty"),
@@ -153,9 +153,9 @@ class TestSeries:
     def test_faulty_series_at_prediction(self, tmp_path: Path) -> None:
         data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values")
         for value, message in (
-            ([[1.0, float("nan")]], "row 2 is no series of finite numbers"),
+            ([[1.0, float("nan")]], "row 2 is not a series of finite numbers"),
             ([[1.0]], "row 2 has 1 features, but .* 2"),
-            ("text", "row 2: 'input_values' is no series of numbers"),
+            ("text", "row 2: 'input_values' is not a series of numbers"),
         ):
             with pytest.raises(ValueError, match=message):
                 data.encode([{"input_values": [[1.0, 1.0]]}, {"input_values": value}])
@@ -281,7 +281,7 @@ class TestErrors:
                 {},
                 r"a\.jsonl': class 'odd' has 1 different row.*valid, test and train",
             ),
-            ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' mixes types: str .*int"),
+            ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
             (reviews(), {"text": ["text", "text"]}, "task.text must name one column, or two"),
             (reviews(), {"text": "label"}, "other than the label's, got 'label'"),
             (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),

@@ -181,9 +181,9 @@ class TestWrongData:
         root = folder_of(tmp_path / "data", *arrays())
         whole = (root / "cat" / "04.png").read_bytes()
         (root / "cat" / "04.png").write_bytes(whole[: len(whole) // 2])
-        self.check(root, tmp_path, r"cat/04\.png is no picture that can be read")
+        self.check(root, tmp_path, r"cat/04\.png is not a readable picture")
         (root / "cat" / "04.png").write_text("not a picture")
-        self.check(root, tmp_path, r"cat/04\.png is no picture that can be read")
+        self.check(root, tmp_path, r"cat/04\.png is not a readable picture")
         (root / "cat" / "04.png").write_bytes(b"")
         self.check(root, tmp_path, "is empty")
 

@@ -84,10 +84,10 @@ class TestFiles:
             ("a.csv", "text,text\na,b\n", "column name.* more than once: 'text'"),
             ("a.tsv", "text\tlabel\na b\n", "line 2: 1 fields.*a tab"),
             ("a.csv", b"text\ngr\xf6\xdfe\n", "not UTF-8"),
-            ("a.csv.xz", lzma.compress(b"text\n" + bytes(range(1, 250)) * 9)[:80], "cut short"),
+            ("a.csv.xz", lzma.compress(b"text\n" + bytes(range(1, 250)) * 9)[:80], "truncated"),
             ("a.jsonl", '{"text": "a"}\n\n{"text": \n', r"a\.jsonl, line 3: not a JSON object"),
             ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2: not a JSON object but list"),
-            ("a.jsonl", '{"y": 1}\n{"y": "b"}\n', r"'y' mixes types: int \(line 1\), str \(line 2\)"),
+            ("a.jsonl", '{"y": 1}\n{"y": "b"}\n', r"'y' has mixed types: int \(line 1\), str \(line 2\)"),
             ("a.jsonl", '{"y": "a"}\n{"y": "\\ud800"}\n', "line 2: 'y' cannot be read"),
             ("a.parquet", "PAR1", "not a parquet file"),
             ("a.npz", "no zip", r"a\.npz is not an \.npz file"),
@@ -114,7 +114,7 @@ class TestFiles:
         assert np.array_equal(rows["input_values"][:], values)
         assert rows["label"][:] == [1, 0]
         np.savez(tmp_path / "b.npz", input_values=values, label=[1, 0, 1])
-        with pytest.raises(ValueError, match=r"one number of rows.*input_values \(2, 4, 3\), label \(3,\)"):
+        with pytest.raises(ValueError, match=r"the same number of rows.*input_values \(2, 4, 3\), label \(3,\)"):
             read(tmp_path / "b.npz")
         np.savez(tmp_path / "c.npz", input_values=np.array([[1.0], [1.0, 2.0]], dtype=object))
         with pytest.raises(ValueError, match=r"'input_values' holds Python objects.*\.parquet"):

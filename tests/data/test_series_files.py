@@ -85,15 +85,15 @@ def test_faulty_sounds_are_named(tmp_path: Path) -> None:
     path = folder / "yes" / "1.wav"
     good = path.read_bytes()
     for data, message in (
-        (good[:-20], "1.wav is not a whole .wav file"),
-        (good[:30], "1.wav is not a whole .wav file"),
-        (b"ID3" + good, "1.wav is not a whole .wav file"),
+        (good[:-20], "1.wav is not a complete .wav file"),
+        (good[:30], "1.wav is not a complete .wav file"),
+        (b"ID3" + good, "1.wav is not a complete .wav file"),
     ):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=message):
             open_rows(str(folder)).read()
     write(path, np.zeros(0, np.int16))
-    with pytest.raises(ValueError, match=r"1\.wav (has no samples|is not a whole)"):
+    with pytest.raises(ValueError, match=r"1\.wav (has no samples|is not a complete)"):
         open_rows(str(folder)).read()
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="is empty"):

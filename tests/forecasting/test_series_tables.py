@@ -64,7 +64,7 @@ def test_calendars(tmp_path: Path, times: Any, following: Any) -> None:
 def test_columns_are_chosen(tmp_path: Path) -> None:
     path = written(tmp_path, hours(place="here", price=2.0))
     assert list(read_series(path, columns=["price"]).frame) == ["price"]
-    with pytest.raises(ValueError, match="column 'place' has 'here' in row 1, which is no number"):
+    with pytest.raises(ValueError, match="column 'place' has 'here' in row 1, which is not a number"):
         read_series(path)
     with pytest.raises(ValueError, match="did you mean 'price'"):
         read_series(path, columns=["prise"])
@@ -98,14 +98,14 @@ def changed(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFr
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (changed(hours(), 7, "load", "n/k"), "column 'load' has 'n/k' in row 8, which is no number"),
+        (changed(hours(), 7, "load", "n/k"), "column 'load' has 'n/k' in row 8, which is not a number"),
         (changed(hours(), 7, "load", np.inf), "column 'load' has 'inf' in row 8"),
-        (changed(hours(), 7, "date", "soon"), "column 'date' has 'soon' in row 8, which is no time"),
+        (changed(hours(), 7, "date", "soon"), "column 'date' has 'soon' in row 8, which is not a time"),
         (changed(hours(), 7, "date", hours()["date"][3]), "has 2024-03-01 03:00:00 more than once"),
         (changed(hours(), 7, "date", pd.Timestamp("2024-03-01 07:20")), "irregular: 2024-03-01 07:20:00 follows"),
         (changed(hours(), 19, "date", pd.Timestamp("2031-03-01")), "irregular: 2031-03-01 00:00:00 follows"),
         (hours().assign(load=np.nan), "column 'load' has no value at all"),
-        (hours()[["date"]], "no column beside the times"),
+        (hours()[["date"]], "no column besides the times"),
         (hours(0), "has no rows"),
         (hours(2), "at least 3 rows are needed, got 2"),
     ],

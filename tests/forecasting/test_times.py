@@ -111,7 +111,7 @@ def test_quarters_in_words() -> None:
 def test_a_row_of_another_format_is_named(odd: str | None) -> None:
     times = list(pd.date_range("2024-03-01", periods=30, freq="D").strftime("%m/%d/%Y"))
     times[4] = odd
-    with pytest.raises(ValueError, match=r"column 't' has .* in row 5, which is no time"):
+    with pytest.raises(ValueError, match=r"column 't' has .* in row 5, which is not a time"):
         regular_times(column(times))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS
-from lagwise.ops import ATTENTION_FUNCTIONS, EXACT_ENGINES
+from lagwise.ops import EXACT_ENGINES
+from lagwise.ops.attention import ATTENTION_FUNCTIONS
 
 DECAYS = (0.01, 0.3, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 _QUADRATIC = 1000  # tokens of a row for engines of quadratic cost

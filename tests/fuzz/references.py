@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lagwise.mixers import MIXERS
 from lagwise.mixers.tcn import ACTIVATIONS as TCN_ACTIVATIONS
-from lagwise.ops import split_kernel
+from lagwise.ops.ski import split_kernel
 
 silu = ACTIVATIONS["silu"]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lagwise.blocks import LINKS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
-from lagwise.ops import ATTENTION_FUNCTIONS
+from lagwise.ops.attention import ATTENTION_FUNCTIONS
 
 QUICK = 30
 VOCABULARY = 11

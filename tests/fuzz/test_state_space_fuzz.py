@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lagwise.kernels import ModalKernel
-from lagwise.ops import Modes, Reduction, modal_poles, reduce_taps
+from lagwise.ops import Modes, Reduction, reduce_taps
+from lagwise.ops.recurrence import modal_poles
 
 CASES = int(os.environ.get("LAGWISE_FUZZ_CASES", "40"))
 _ZOOMS = 25

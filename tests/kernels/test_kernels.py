@@ -18,7 +18,8 @@ from lagwise.kernels import (
     RPEKernel,
     WarpedKernel,
 )
-from lagwise.ops import Modes, modal_prefill, modal_taps, toeplitz_product
+from lagwise.ops import Modes, toeplitz_product
+from lagwise.ops.recurrence import modal_prefill, modal_taps
 from lagwise.tables import build
 
 VARIANTS = [

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lagwise.mixers import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.chunked_attention import ChunkState
-from lagwise.ops import chunked_attention, rotary
+from lagwise.ops import chunked_attention
+from lagwise.ops.attention import rotary
 
 CHANNELS, CHUNK = 8, 5
 every_kind = pytest.mark.parametrize(

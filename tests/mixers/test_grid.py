@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS, GridMixer, GTU2d, Mixer, ToeplitzMixer
-from lagwise.ops import Layout, inducing_grid, interpolation_matrix, toeplitz_matrix
+from lagwise.ops import Layout, toeplitz_matrix
+from lagwise.ops.ski import inducing_grid, interpolation_matrix
 
 CHANNELS = 4
 SIZES = ((1, 1), (1, 9), (9, 1), (5, 7), (8, 3), (13, 11))

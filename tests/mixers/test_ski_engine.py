@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from lagwise.kernels import RPEKernel, WarpedKernel
-from lagwise.mixers import ToeplitzMixer, ski
-from lagwise.ops import causal_ski_matrix, inducing_grid, interpolation_matrix, split_kernel, toeplitz_reference
+from lagwise.mixers import ToeplitzMixer, causal_ski, two_sided_ski
+from lagwise.ops import toeplitz_reference
+from lagwise.ops.ski import causal_ski_matrix, inducing_grid, interpolation_matrix, split_kernel
 
 
 def mixer(**engine: Any) -> ToeplitzMixer:
@@ -121,9 +122,9 @@ def test_rows_of_a_padded_batch_equal_each_alone(
     for part in parts:
         alone[part] = m(x[part], mask=mask[part])
     calls: list[str] = []
-    for name in ("ragged_ski_product", "causal_ski_product"):
-        real = getattr(ski, name)
-        monkeypatch.setattr(ski, name, lambda *a, f=real, **k: calls.append(f.__name__) or f(*a, **k))
+    for module, name in ((two_sided_ski, "ragged_ski_product"), (causal_ski, "causal_ski_product")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=real, **k: calls.append(f.__name__) or f(*a, **k))
     y = m(x, mask=mask)
     assert calls == ["causal_ski_product" if causal else "ragged_ski_product"]
     weight = torch.randn_like(x) * mask[..., None]
@@ -222,12 +223,15 @@ def test_lengths_never_seen_work_both_ways() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": {"name": "ski", "ranks": 3}}, "did you mean 'rank'"),
+        ({"engine": {"name": "ski", "ranks": 3}, "causal": False}, "did you mean 'rank'"),
         ({"engine": {"name": "ski", "rank": 1}, "causal": False}, "rank must be a whole number of at least 2"),
         ({"engine": {"name": "ski", "rank": 64.5}, "causal": False}, "rank must be a whole number"),
         ({"engine": {"name": "ski", "degree": -1}, "causal": False}, "degree must be a whole number"),
-        ({"engine": {"name": "ski", "rank": 7}}, "rank has no effect on causal SKI"),
-        ({"engine": {"name": "ski", "tolerance": 0.1}, "causal": False}, "tolerance has no effect on two-sided SKI"),
+        ({"engine": {"name": "ski", "rank": 7}}, "unknown option of causal engine 'ski': 'rank'"),
+        (
+            {"engine": {"name": "ski", "tolerance": 0.1}, "causal": False},
+            "unknown option of two-sided engine 'ski': 'tolerance'",
+        ),
         ({"engine": {"name": "ski", "tolerance": 0.1, "width": 64}}, "width has no effect .* beside a tolerance"),
         ({"engine": {"name": "ski", "spacing": 8.5}}, "whole number"),
         ({"engine": None}, "engine must be a name or a mapping"),

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import Modes, alibi_slopes, attention
+from lagwise.ops import Modes
+from lagwise.ops.attention import alibi_slopes, attention
 
 CHANNELS, LENGTH = 4, 30
 

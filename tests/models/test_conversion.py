@@ -132,3 +132,22 @@ def test_encoders_and_defaults_are_converted_too() -> None:
     assert model(spec).to_recurrent(1e-2).config.block["token_mixer"]["kernel"]["name"] == "modal"
     with pytest.raises(ValueError, match="lags must be a whole number"):
         recurrent_form(model(BLOCKS["gtu"]), lags=0)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"name": "lru"},
+        {"name": "s5"},
+        *({"name": "gtu", "kernel": {"name": name}} for name in ("modal", "s4d", "dss", "s4")),
+    ],
+    ids=lambda mixer: mixer.get("kernel", mixer)["name"],
+)
+def test_poles_stay_in_float32_in_a_model_that_is_loaded_in_less(mixer: dict[str, Any], tmp_path: Path) -> None:
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, block={"name": "prenorm", "token_mixer": mixer})
+    LagwiseForCausalLM(config).save_pretrained(tmp_path)
+    model = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kept = [(part, name) for part in model.modules() for name in getattr(part, "kept_in_float32", ())]
+    assert len(kept) >= 3
+    assert all(getattr(part, name).dtype == torch.float32 for part, name in kept)
+    assert sum(p.dtype == torch.bfloat16 for p in model.parameters()) > 5

@@ -322,7 +322,7 @@ class TestBadInput:
         return model
 
     def test_no_prompt(self, model: LagwiseForCausalLM) -> None:
-        with pytest.raises(ValueError, match="an empty prompt is begun with the end-of-text token"):
+        with pytest.raises(ValueError, match="begin an empty prompt with the end-of-text token"):
             model.generate(prompt(1, 0), **GREEDY)
         ids = torch.tensor([[257, 257], [1, 2]])
         for mask in (torch.tensor([[0, 0], [1, 1]]), None):  # without a mask pads say so

@@ -267,7 +267,7 @@ class TestDamagedFolders:
     def test_cut_short(self, folder: Path) -> None:
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
-        with pytest.raises(ValueError, match="cut short or damaged"):
+        with pytest.raises(ValueError, match="truncated or damaged"):
             load_model(folder)
 
     def test_a_pickle_is_never_opened(self, folder: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lagwise.ops import alibi_slopes, attention, attention_reference
+from lagwise.ops.attention import alibi_slopes, attention, attention_reference
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 600])

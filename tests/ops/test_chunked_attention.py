@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import (
+from lagwise.ops import chunked_attention
+from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
     attention_reference,
-    chunked_attention,
     chunked_attention_reference,
     first_real,
     lag_matrix,

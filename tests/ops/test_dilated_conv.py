@@ -7,14 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops import (
-    Window,
-    covering_shapes,
-    dilated_convolution,
-    dilated_prefill,
-    dilated_stack,
-    receptive_field,
-)
+from lagwise.ops import dilated_convolution, dilated_stack
+from lagwise.ops.toeplitz import covering_shapes, dilated_prefill, receptive_field
+from lagwise.ops.window import Window
 
 LENGTHS = (1, 2, 63, 100, 301)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import block_scan, ema_parameters, ema_prefill, ema_recurrence, ema_scan, ema_taps, toeplitz_product
+from lagwise.ops import block_scan, ema_scan, toeplitz_product
+from lagwise.ops.recurrence import ema_parameters, ema_prefill, ema_recurrence, ema_taps
 
 CHANNELS, DIMENSION = 3, 4
 LENGTHS = (1, 2, 31, 32, 33, 63, 100, 1000, 1021)

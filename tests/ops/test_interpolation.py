@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lagwise.ops import NodeGrid, inducing_grid, interpolation_matrix, prolong, restrict, spaced_grid
+from lagwise.ops.ski import NodeGrid, inducing_grid, interpolation_matrix, prolong, restrict, spaced_grid
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import spectral, toeplitz_product
+from lagwise.ops import toeplitz_product
+from lagwise.ops.toeplitz import spectral
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lagwise.ops import dilated_convolution, direct_product, local, native, ski_product, toeplitz_product
+from lagwise.ops import dilated_convolution, native, ski_product, toeplitz_product
+from lagwise.ops.toeplitz import direct as local
+from lagwise.ops.toeplitz import direct_product
 
 compiled = pytest.mark.usefixtures("_compiled")
 

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops import OnlineState, OnlineTaps, Window, online_prefill, toeplitz_product
+from lagwise.ops import online_prefill, toeplitz_product
+from lagwise.ops.streaming import OnlineState, OnlineTaps
+from lagwise.ops.window import Window
 
 CHANNELS = 3
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import Layout, move_rows, per_document, row_extents, seq_idx_from_cu_seqlens
+from lagwise.ops import Layout
+from lagwise.ops.packing import move_rows, per_document, row_extents, seq_idx_from_cu_seqlens
 
 
 def running_sum(x: Tensor, layout: Layout) -> Tensor:

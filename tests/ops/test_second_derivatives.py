@@ -9,15 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import spectral
+from lagwise.ops import SKIPlan, block_scan, causal_ski_product, dilated_convolution, ski_product, toeplitz_product
 from lagwise.ops.bilinear import differentiable_gradients
-from lagwise.ops.block import banded_product
-from lagwise.ops.convolution import toeplitz_product
-from lagwise.ops.dilated_conv import dilated_convolution
 from lagwise.ops.packing import move_rows
-from lagwise.ops.scan import block_scan
-from lagwise.ops.ski import SKIPlan, causal_ski_product, ragged_ski_product, ski_product
-from lagwise.ops.spectral import spectral_product
+from lagwise.ops.ski import ragged_ski_product
+from lagwise.ops.toeplitz import banded_product, spectral, spectral_product
 
 
 def leaves(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -13,21 +13,22 @@ from torch import Tensor
 from lagwise.kernels import RPEKernel
 from lagwise.ops import (
     SKIPlan,
-    causal_ski_matrix,
     causal_ski_product,
-    direct_product,
-    inducing_grid,
     plan_from_tolerance,
-    ragged_ski_product,
-    ski_error,
     ski_product,
-    ski_reference,
-    split_kernel,
     toeplitz_product,
     toeplitz_reference,
 )
-from lagwise.ops.local import block_lag_products
-from lagwise.ops.ski_plans import PLANS
+from lagwise.ops.ski import (
+    PLANS,
+    causal_ski_matrix,
+    inducing_grid,
+    ragged_ski_product,
+    ski_error,
+    ski_reference,
+    split_kernel,
+)
+from lagwise.ops.toeplitz import block_lag_products, direct_product
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lagwise.kernels import FreeKernel, RPEKernel
 from lagwise.kernels.modal import ModalKernel
-from lagwise.ops import Modes, modal_prefill, modal_step, modal_taps, reduce_taps, toeplitz_product
-from lagwise.ops.state_space import _hankel_spectrum
+from lagwise.ops import Modes, reduce_taps, toeplitz_product
+from lagwise.ops.recurrence import modal_prefill, modal_step, modal_taps
+from lagwise.ops.recurrence.state_space import _hankel_spectrum
 
 CHANNELS, MODES = 3, 4
 
@@ -84,7 +85,7 @@ def test_steps_blocks_and_taps_agree(length: int) -> None:
 def test_random_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     modes, x = some_modes(), signal(1500)
     whole, end = modal_prefill(x, modes, None)
-    monkeypatch.setattr("lagwise.ops.modal._SIGNAL_ELEMENTS", 1000)  # few tokens at a time
+    monkeypatch.setattr("lagwise.ops.recurrence.modal._SIGNAL_ELEMENTS", 1000)  # few tokens at a time
     with torch.inference_mode():
         state, parts = None, []
         for part in x.split([1, 300, 63, 1, 64, 700, 300, 71], dim=1):

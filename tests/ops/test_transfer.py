@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lagwise.ops import Modes
-from lagwise.ops.transfer import largest_difference
+from lagwise.ops.recurrence import largest_difference
 
 
 def one_mode(pole: complex, weight: float = 1.0, direct: float = 0.0) -> Modes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lagwise.ops import Window
+from lagwise.ops.window import Window
 
 
 def signal(length: int) -> torch.Tensor:

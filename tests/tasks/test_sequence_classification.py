@@ -84,7 +84,7 @@ def test_predictions_come_in_the_order_of_the_rows(tmp_path: Path) -> None:
     for one, other in zip(together, alone, strict=True):
         assert one["p(yes)"] == pytest.approx(other["p(yes)"], abs=1e-5)
         assert one["p(yes)"] + one["p(no)"] == pytest.approx(1, abs=1e-5)
-    with pytest.raises(ValueError, match="a column 'predicted', the name of a prediction"):
+    with pytest.raises(ValueError, match="a column 'predicted', which predictions use"):
         predict_run(run, [{"text": "good", "predicted": 1}], progress=False)
 
 

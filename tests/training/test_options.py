@@ -206,7 +206,7 @@ def test_a_start_that_reads_other_inputs_is_refused(tmp_path: Path) -> None:
     start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
     made = recipe("classes of series", tmp_path / "series")
     made.model = {"init_from": str(start)}
-    with pytest.raises(ValueError, match="the task reads values, and the model tokens"):
+    with pytest.raises(ValueError, match="the task provides values, but the model reads tokens"):
         train(made, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

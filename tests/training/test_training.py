@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_recipe: Recipe, tmp_path: Path
     assert newest_whole_checkpoint(run) == first
     (first / "optimizer.pt").write_bytes(b"no zip")
     with pytest.raises(
-        ValueError, match=r"no checkpoint to resume.*cut short.*; checkpoint-3: optimizer\.pt is missing or damaged"
+        ValueError, match=r"no checkpoint to resume.*truncated.*; checkpoint-3: optimizer\.pt is missing or damaged"
     ):
         newest_whole_checkpoint(run)
 

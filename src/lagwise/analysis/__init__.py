@@ -1,4 +1,4 @@
-"""What a trained model has learned, in numbers and pictures."""
+"""The learned kernels of a model, in numbers and plots."""
 
 from lagwise.analysis.kernels import LayerKernel, learned_kernels
 

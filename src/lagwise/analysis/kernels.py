@@ -13,9 +13,9 @@ from lagwise.kernels import LagKernel
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """layer: its number from 0, after a dot its number in the layer if that has several, and its axis if it is one of
-    those of a grid: ``0``, ``1.1``, ``2 rows``. taps ``(channels, n)`` and the index of lag 0 among them: 0 if the
-    kernel is causal."""
+    """layer: its number from 0, followed by a dot and its number in the layer if that has several, and by its axis if
+    it belongs to a grid: ``0``, ``1.1``, ``2 rows``. taps ``(channels, n)`` and the index of lag 0 among them, which
+    is 0 if the kernel is causal."""
 
     layer: str
     taps: np.ndarray
@@ -23,7 +23,7 @@ class LayerKernel:
 
     @property
     def reach(self) -> int:
-        """Lags on the side of lag 0 that has the most, itself included."""
+        """Number of lags on the side of lag 0 that has more, lag 0 included."""
         return max(self.origin + 1, self.taps.shape[1] - self.origin)
 
     @property
@@ -32,8 +32,8 @@ class LayerKernel:
         return np.arange(self.taps.shape[1]) - self.origin
 
     def energy_within(self, share: float) -> int:
-        """The least n for which lags nearer than n, on either side, hold this share of the squared taps, over all
-        channels together."""
+        """The smallest n for which lags below n, on either side, hold this share of the squared taps, over all
+        channels."""
         energy = np.bincount(np.abs(self.lags), weights=(self.taps**2).sum(axis=0)).cumsum()
         return int(np.searchsorted(energy, share * energy[-1])) + 1
 
@@ -56,7 +56,7 @@ def learned_kernels(model: nn.Module, length: int) -> list[LayerKernel]:
 
 
 def _place(path: str) -> str:
-    """A kernel's place in the model, by the numbers and the axis in the name of the module."""
+    """A kernel's position in the model, from the numbers and the axis in the module's name."""
     parts = path.split(".")
     numbers = ".".join(part for part in parts if part.isdecimal())
     return " ".join([numbers or "0", *(part for part in parts if part in ("rows", "columns"))])

@@ -1,26 +1,27 @@
-"""Pictures of kernels, theorems and speed."""
+"""Plots of kernels, theorems and speed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lagwise.analysis.kernels import LayerKernel
-from lagwise.analysis.theory import SKIErrorBound
-from lagwise.figures import columns, panels, pyplot, single
+from lagwise.analysis.theory import DECAY_ACTIVATIONS, SKIErrorBound, curved_share, random_responses, ski_error_bound
+from lagwise.figures import close, columns, panels, pyplot, single
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NEAR = 64  # lags that are drawn to scale
+_NEAR = 64  # lags drawn to scale
 
 
 def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
-    """Taps over lag, a panel a layer: a few channels, and the mean size over all."""
+    """Taps over lag, one panel per layer: a few channels, and the mean size over all."""
     figure, drawn = panels(len(kernels), height=2.2)
     for axes, kernel in zip(drawn, kernels, strict=True):
         lags = kernel.lags + (0 if kernel.origin else 1)
@@ -57,7 +58,7 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Fig
 
 
 def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float, int]]]]) -> Figure:
-    """Speed against length, a panel a setting and a line a method, markers as large as the memory (SKI-TNN fig. 1).
+    """Speed over length, one panel per setting and one line per method, with marker size for memory (SKI-TNN fig. 1).
 
     panels: by title and method, points (length, speed relative to a base, bytes of memory or 0).
     """
@@ -86,7 +87,7 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
 
 def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> Figure:
-    """Milliseconds over length, a panel a setting and a line a method (TCNCA fig. 2 and 7).
+    """Milliseconds over length, one panel per setting and one line per method (TCNCA fig. 2 and 7).
 
     panels: by title and method, points (length, milliseconds).
     """
@@ -111,7 +112,7 @@ def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
 
 def _add_key(figure: Figure, **options: Any) -> None:
-    """One key for all panels, each line in it once."""
+    """One legend for all panels, with each line once."""
     shown = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -120,7 +121,8 @@ def _add_key(figure: Figure, **options: Any) -> None:
 
 
 def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
-    """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, a panel a degree (SKI-TNN th. 1)."""
+    """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, one panel per degree (SKI-TNN th.
+    1)."""
     plt = pyplot()
     figure, grid = plt.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.6), layout="constrained", squeeze=False)
     for axes, (title, points) in zip(grid.flat, curves.items(), strict=True):
@@ -138,7 +140,8 @@ def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
 
 
 def decay_by_activation(responses: Mapping[tuple[str, str], tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """Frequency responses and sizes of taps, a row an activation and two columns an input (SKI-TNN fig. 4, 5 and 6)."""
+    """Frequency responses and sizes of taps, one row per activation and two columns per input (SKI-TNN fig. 4, 5 and
+    6)."""
     plt = pyplot()
     activations = list(dict.fromkeys(a for a, _ in responses))
     inputs = list(dict.fromkeys(i for _, i in responses))
@@ -167,3 +170,28 @@ def curved_shares(shares: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
     axes.set_title("A piecewise linear function bends at its kinks only")
     axes.legend()
     return figure
+
+
+def plot_theory(folder: Path) -> list[Path]:
+    """Draw theorem 1, theorems 2 to 4 and proposition 1 of SKI-TNN into a folder; returns the files written."""
+    bounds = {
+        f"degree {degree}": [ski_error_bound(rank=rank, degree=degree) for rank in (8, 12, 16, 24, 32, 64, 128)]
+        for degree in (1, 3)
+    }
+    responses = {(a, i): random_responses(a, i) for a in DECAY_ACTIVATIONS for i in ("omega", "cos")}
+    shares = {
+        name: [(n, curved_share(normalize=normalize, points=n)) for n in (512, 2048, 8192, 32768)]
+        for name, normalize in (("without the norm", False), ("with the norm", True))
+    }
+    figures = {
+        "theorem-1": error_bounds(bounds),
+        "theorems-2-to-4": decay_by_activation(responses),
+        "proposition-1": curved_shares(shares),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in figures.items():
+        written.append(folder / f"{name}.png")
+        figure.savefig(written[-1], dpi=110)
+        close(figure)
+    return written

@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else."""
+"""A run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; white-space: pre-wra
 
 
 def plot_run(run: Path) -> list[Path]:
-    """Draw all pictures of a run into ``RUN/plots`` and gather them in ``RUN/report.html``.
+    """Draw all plots of a run into ``RUN/plots`` and collect them in ``RUN/report.html``.
 
-    What `lagwise evaluate` measures appears once it has left its results. Returns the files written.
-    FileNotFoundError if the folder is not a finished run; ValueError if a file in it is damaged.
+    Results of `lagwise evaluate` are included if they exist. Returns the files written. FileNotFoundError if the folder
+    is not a finished run; ValueError if a file in it is damaged.
     """
     try:
         return _plot_run(run)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # of JSON that is not as it was
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # from JSON that has been changed
         what = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"run.json, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})") from error
 
@@ -87,7 +87,7 @@ def report_page(
     sample: str | None,
     recipe: str,
 ) -> str:
-    """The page as HTML text; pictures are inside it. The first figure is of the learning, the others of the results."""
+    """The page as HTML text, with the plots inside. The first figure shows the learning, the others the results."""
     first, *others = [figure for name, figure in figures.items() if name not in ("kernels", "matrices")]
     parts = [
         f"<h1>{html.escape(title)}</h1>",

@@ -1,18 +1,17 @@
-"""The theorems of SKI-TNN as numbers: what they promise beside what is."""
+"""The theorems of SKI-TNN in numbers: bounds compared with measured values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lagwise.kernels import FrequencyKernel, KernelNetwork
-from lagwise.ops import inducing_grid, interpolation_matrix
+from lagwise.ops.ski import inducing_grid, interpolation_matrix
 
 DECAY_ACTIVATIONS = ("gelu", "silu", "relu")
 
@@ -30,7 +29,7 @@ class SKIErrorBound:
 
 
 def smooth_kernel(lag: Tensor) -> Tensor:
-    """A two-sided, asymmetric kernel with all derivatives, for `ski_error_bound`: a wave under a bell of 40 tokens."""
+    """A smooth, asymmetric two-sided kernel for `ski_error_bound`: a wave under a Gaussian of 40 tokens."""
     return torch.exp(-((lag / 40) ** 2)) * torch.cos(lag / 15 + 0.3)
 
 
@@ -44,8 +43,16 @@ def ski_error_bound(
     values, ``F_ij = k(i - p_j)``, ``B_ij = k(p_i - j)``, and m the largest ``prod |i - p| / (N + 1)!`` over the N + 1
     nodes around a token. (The paper's product runs over N nodes; its own example, linear with two nodes, has N + 1.)
 
-    kernel: of real lags in tokens, differentiable ``degree + 1`` times. The bound is loose: it grows with 1 / s_r(A),
-    and a smooth kernel has small singular values. ValueError if rank is over the length.
+    The bound is loose: it grows with 1 / s_r(A), and a smooth kernel has small singular values.
+
+    Args:
+        kernel: Of real lags in tokens, differentiable ``degree + 1`` times.
+        length: Tokens n.
+        rank: Nodes r.
+        degree: N, of the interpolation.
+
+    Raises:
+        ValueError: If rank is over the length.
     """
     if rank > length:
         raise ValueError(f"rank must be at most the length {length}, got {rank}")
@@ -73,8 +80,8 @@ def ski_error_bound(
 def random_responses(
     activation: str, inputs: str, *, channels: int = 8, grid: int = 2048, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Frequency response ``(channels, grid + 1)`` and taps ``(channels, grid + 1)`` of a kernel at its initialisation
-    (SKI-TNN app. E.3 and fig. 4, 5 and 6), in float64."""
+    """Frequency response and taps, each ``(channels, grid + 1)``, of a kernel at its initialisation (SKI-TNN app. E.3
+    and fig. 4, 5 and 6), in float64."""
     torch.manual_seed(seed)
     kernel = FrequencyKernel(channels, activation=activation, inputs=inputs, grid=grid).double()
     taps = kernel.taps(grid + 1)
@@ -82,13 +89,14 @@ def random_responses(
 
 
 def decay_order(taps: np.ndarray, first: int = 8, last: int = 64) -> float:
-    """How fast taps fall: p in ``max |k(l)| ~ l^-p`` between two lags, by least squares in the logarithms.
+    """How fast taps decay: p in ``max |k(l)| ~ l^-p`` between two lags, by least squares in the logarithms.
 
-    SKI-TNN th. 2 and 3 promise more than any p for GELU and SiLU, th. 4 for ReLU only that squares can be summed.
+    SKI-TNN th. 2 and 3 state that the taps of GELU and SiLU decay faster than any p, th. 4 for ReLU only that their
+    squares can be summed.
     """
     lags = np.arange(first, last)
     size = np.abs(taps[:, first:last]).max(axis=0)
-    # Zeros of the taps would pull the fit down: the envelope is what decays.
+    # Zeros of the taps would bias the fit: use the envelope.
     envelope = np.maximum.accumulate(size[::-1])[::-1]
     return -float(np.polyfit(np.log(lags), np.log(np.maximum(envelope, 1e-300)), 1)[0])
 
@@ -97,43 +105,15 @@ def decay_order(taps: np.ndarray, first: int = 8, last: int = 64) -> float:
 def curved_share(*, normalize: bool, points: int = 4096, hidden: int = 32, layers: int = 3, seed: int = 0) -> float:
     """Share of an interval in which a random ReLU network of one number is not a straight line (SKI-TNN prop. 1).
 
-    Second differences on a fine grid: a piecewise linear function has them at its kinks only, a vanishing share. The
-    proposition holds without the norm. With it, it does not: a norm divides by the size of its input, which is affine
-    in the features for no input (lemma 2 takes the scale for a constant).
+    Computed from second differences on a fine grid: those of a piecewise linear function are nonzero only at its kinks,
+    a vanishing share. The proposition holds without the norm. With it, it does not: a norm divides by the size of its
+    input, which is never affine in the features (lemma 2 treats the scale as a constant).
     """
     torch.manual_seed(seed)
     network = KernelNetwork(1, 8, hidden=hidden, layers=layers, activation="relu", normalize=normalize).double()
     x = torch.linspace(-3, 3, points, dtype=torch.float64)[:, None]
     bend = network(x).diff(n=2, dim=0).abs()
     return float((bend > 1e-12 * network(x).abs().max()).double().mean())
-
-
-def plot_theory(folder: Path) -> list[Path]:
-    """Draw theorem 1, theorems 2 to 4 and proposition 1 of SKI-TNN into a folder; returns the files written."""
-    from lagwise.analysis import plots
-    from lagwise.figures import close
-
-    bounds = {
-        f"degree {degree}": [ski_error_bound(rank=rank, degree=degree) for rank in (8, 12, 16, 24, 32, 64, 128)]
-        for degree in (1, 3)
-    }
-    responses = {(a, i): random_responses(a, i) for a in DECAY_ACTIVATIONS for i in ("omega", "cos")}
-    shares = {
-        name: [(n, curved_share(normalize=normalize, points=n)) for n in (512, 2048, 8192, 32768)]
-        for name, normalize in (("without the norm", False), ("with the norm", True))
-    }
-    figures = {
-        "theorem-1": plots.error_bounds(bounds),
-        "theorems-2-to-4": plots.decay_by_activation(responses),
-        "proposition-1": plots.curved_shares(shares),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, figure in figures.items():
-        written.append(folder / f"{name}.png")
-        figure.savefig(written[-1], dpi=110)
-        close(figure)
-    return written
 
 
 def _norm(matrix: Tensor) -> float:

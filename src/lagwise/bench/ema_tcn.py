@@ -25,7 +25,8 @@ from lagwise.bench.harness import (
 )
 from lagwise.bench.peers import LiteralEMA, mega_pytorch_ema
 from lagwise.kernels import EMAKernel
-from lagwise.ops import dilated_stack, ema_scan, smallest_dilation, toeplitz_product
+from lagwise.ops import dilated_stack, ema_scan, toeplitz_product
+from lagwise.ops.toeplitz import smallest_dilation
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:

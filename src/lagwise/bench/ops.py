@@ -23,7 +23,10 @@ from lagwise.bench.harness import (
 )
 from lagwise.bench.peers import LiteralTNO
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import causal_ski_matrix, ski_reference, split_kernel, toeplitz_matrix
+from lagwise.mixers.causal_ski import CausalSKI
+from lagwise.mixers.two_sided_ski import TwoSidedSKI
+from lagwise.ops import toeplitz_matrix
+from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -135,7 +138,7 @@ def mixer(channels: int, length: int, *, causal: bool, options: Mapping[str, Any
     if kernel["name"] == "frequency":
         kernel.setdefault("grid", length)
     layer = ToeplitzMixer(channels, causal=causal, kernel=kernel, engine=engine)
-    if layer.ski is not None and layer.ski.tolerance is not None:
+    if isinstance(layer.ski, CausalSKI) and layer.ski.tolerance is not None:
         plan = layer.ski.plan(layer.kernel)
         chosen = ToeplitzMixer(channels, causal=causal, kernel=kernel, engine={"name": "ski", **plan._asdict()})
         chosen.load_state_dict(layer.state_dict())
@@ -193,9 +196,8 @@ def _check(layer: nn.Module, channels: int, length: int, causal: bool) -> float:
 def _ski_matrix(layer: ToeplitzMixer, length: int, chosen: Tensor) -> Tensor:
     """Dense matrices of a SKI layer in a few channels, in float64: ``(channels, length, length)``."""
     ski, kernel = layer.ski, layer.kernel
-    assert ski is not None
     device = next(layer.parameters()).device
-    if not layer.causal:
+    if isinstance(ski, TwoSidedSKI):
         rank = min(ski.rank, length)
         lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=device) * (length - 1) / max(1, rank - 1)
         smooth = kernel.smooth_at(lags)[chosen].double().cpu()
@@ -206,6 +208,7 @@ def _ski_matrix(layer: ToeplitzMixer, length: int, chosen: Tensor) -> Tensor:
         taps, origin = local[0][chosen].double().cpu(), local[1]
         padded = torch.nn.functional.pad(taps, (max(0, taps.shape[1] - 1 - 2 * origin), 2 * origin - taps.shape[1] + 1))
         return matrix + toeplitz_matrix(padded, length, causal=False)
+    assert isinstance(ski, CausalSKI)
     plan = ski.plan(kernel)
     nodes = max(plan.short_nodes, plan.grid(length).nodes)
     short = kernel.at(torch.arange(plan.width, device=device))[chosen].double().cpu()
@@ -218,6 +221,6 @@ def _approximations(layers: Mapping[str, nn.Module]) -> dict[str, float]:
     """Errors of causal SKI against the exact kernel."""
     errors = {}
     for name, layer in layers.items():
-        if isinstance(layer, ToeplitzMixer) and layer.ski is not None and layer.causal:
+        if isinstance(layer, ToeplitzMixer) and isinstance(layer.ski, CausalSKI):
             errors[name] = layer.ski.choose(layer.kernel)[1]
     return errors

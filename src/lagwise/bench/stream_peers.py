@@ -11,7 +11,9 @@ from torch import Tensor
 from lagwise.bench.n_state import n_state_modes
 from lagwise.mixers import Mixer, ToeplitzMixer
 from lagwise.models import LagwiseForCausalLM
-from lagwise.ops import Layout, Window, modal_prefill, toeplitz_product
+from lagwise.ops import Layout, toeplitz_product
+from lagwise.ops.recurrence import modal_prefill
+from lagwise.ops.window import Window
 
 _SLICE_ELEMENTS = 1 << 17  # products of a slice stay in cache until they are added up; the fastest of those tried
 

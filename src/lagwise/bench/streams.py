@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
 from lagwise.mixers import MIXERS, Mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
-from lagwise.ops import Window
+from lagwise.ops.window import Window
 from lagwise.training import load_recipe
 
 EXACT, RING, RECOMPUTE, N_STATES, CACHE, CONVERTED = (

@@ -14,7 +14,7 @@ import torch
 from lagwise.bench.harness import Timing, interleaved, training_step
 from lagwise.cache import default_cache
 from lagwise.mixers import TCNMixer
-from lagwise.ops import StackShape, covering_shapes
+from lagwise.ops.toeplitz import StackShape, covering_shapes
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 from lagwise.training.hardware import describe

@@ -71,7 +71,8 @@ def time_layers(
 def where_time_goes(length: int, *, channels: int = 512, tokens: int = 8192, repeats: int = 15) -> dict[str, Timing]:
     """Parts of our training step at one length: the kernel network alone, the product alone, and a plain copy of the
     signal through one rfft and irfft, which no FFT method can do without."""
-    from lagwise.ops import fast_length, toeplitz_product
+    from lagwise.ops import toeplitz_product
+    from lagwise.ops.toeplitz import fast_length
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mixer = ours(channels, length).to(device)

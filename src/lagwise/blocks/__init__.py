@@ -1,4 +1,4 @@
-"""Residual blocks, one a file."""
+"""Residual blocks, one per file."""
 
 from lagwise.blocks.base import Block
 from lagwise.blocks.chain import LINKS, ChainBlock

@@ -1,4 +1,4 @@
-"""What every block is: a residual layer that streams as its mixers do."""
+"""The base class of blocks: residual layers that stream as their mixers do."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from lagwise.ops import Layout
 
 
 class Block(nn.Module):
-    """A residual layer on ``(batch, length, channels)``. Abstract: subclasses give `run`, `init_state` and `prefill`.
+    """A residual layer on ``(batch, length, channels)``. Abstract: subclasses implement `run`, `init_state` and
+    `prefill`.
 
-    As for mixers, the whole sequence at once, any cutting of it into chunks, and one token at a time agree.
+    As for mixers, the whole sequence at once, chunks of any size, and one token at a time give the same outputs.
     """
 
     def forward(
@@ -24,24 +25,25 @@ class Block(nn.Module):
         seq_idx: Tensor | None = None,
         layout: Layout | None = None,
     ) -> Tensor:
-        """Whole sequences; arguments as in `lagwise.mixers.Mixer.forward`. ValueError if a shape is wrong."""
+        """Process whole sequences; arguments as in `lagwise.mixers.Mixer.forward`. ValueError if a shape is wrong."""
         layout = Layout(mask, seq_idx) if layout is None else layout
         layout.check(*x.shape[:2])
         return self.run(masked(x, layout.mask), layout)
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
-        """`forward` for checked arguments, and x zero at padding."""
+        """`forward` for checked arguments, with x zero at padding."""
         raise NotImplementedError
 
     def init_state(self, batch_size: int) -> Any:
-        """State before the first token. ValueError for a bidirectional block."""
+        """The state before the first token. ValueError for a bidirectional block."""
         raise NotImplementedError
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """The next ``length >= 1`` tokens; their outputs and the state after them. The old state stays valid."""
+        """Process the next ``length >= 1`` tokens. Returns their outputs and the state after them; the old state stays
+        valid."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token, ``(batch, channels)``."""
+        """Process one token ``(batch, channels)``. Returns its output and the state after it."""
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state

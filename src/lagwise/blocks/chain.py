@@ -13,7 +13,7 @@ from lagwise.blocks.prenorm import PreNormBlock
 from lagwise.ops import Layout
 from lagwise.tables import build
 
-# What a chain may be made of.
+# The blocks that a chain may contain.
 LINKS: dict[str, type[Block]] = {"prenorm": PreNormBlock, "mega": MegaBlock}
 
 
@@ -31,16 +31,18 @@ class ChainState(NamedTuple):
 
 
 class ChainBlock(Block):
-    """Blocks one after the other: hybrids of any mixers.
+    """A sequence of blocks, for hybrids of any mixers.
 
-    Options: blocks, a list of specs. TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each
-    with a plain residual, is::
+    Options:
+        blocks: list of specs.
+
+    TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each with a plain residual, is::
 
         {"name": "chain", "blocks": [
             {"name": "prenorm", "token_mixer": {"name": "tcn"}, "channel_mixer": {"name": "none"}},
             {"name": "prenorm", "token_mixer": {"name": "chunked_attention"}, "channel_mixer": {"name": "mlp"}}]}
 
-    ValueError if it is not a list of at least one block. Streams as its blocks do.
+    ValueError unless it is a list of at least one block. Streams as its blocks do.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, blocks: Sequence[Mapping[str, Any]] = ()):

@@ -1,4 +1,4 @@
-"""Channel mixers: what a block does to each token by itself."""
+"""Channel mixers: the part of a block that processes each token separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.
 class GLU(nn.Module):
     """Gated linear unit: ``W_3 (silu(W_1 x) * W_2 x)`` (TNN §3.1 and fig. 2; Shazeer 2020).
 
-    Shapes: ``(..., channels)`` to the same. Options: expansion, the inner width over the channels (table 13: 1).
+    Shapes: ``(..., channels)`` to the same.
+
+    Options:
+        expansion: inner width relative to the channels (table 13: 1).
     """
 
     def __init__(self, channels: int, *, expansion: float = 1):
@@ -34,8 +37,11 @@ class GLU(nn.Module):
 class MLP(nn.Module):
     """The Transformer's feed-forward layer: ``W_2 act(W_1 x)`` (Vaswani et al. 2017).
 
-    Shapes: ``(..., channels)`` to the same. Options: expansion, the inner width over the channels; activation,
-    ``gelu``, ``silu`` (MEGA's) or ``relu``.
+    Shapes: ``(..., channels)`` to the same.
+
+    Options:
+        expansion: inner width relative to the channels.
+        activation: ``gelu``, ``silu`` (MEGA's) or ``relu``.
     """
 
     def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu"):
@@ -60,7 +66,7 @@ CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}
 
 
 class ChannelLayer(nn.Module):
-    """``x + dropout(mix_channels(norm x))``: the second half of a block, or nothing for ``{"name": "none"}``."""
+    """``x + dropout(mix_channels(norm x))``: the second half of a block, or the identity for ``{"name": "none"}``."""
 
     def __init__(self, channels: int, spec: Spec, norm: str | Mapping[str, Any], dropout: float):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The gated attention layer of MEGA, and of TCNCA, which gives it another memory."""
+"""The gated attention layer of MEGA, and of TCNCA, which uses another memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.base import masked
 from lagwise.mixers.chunked_attention import ChunkState
-from lagwise.ops import Layout, per_document
+from lagwise.ops import Layout
+from lagwise.ops.packing import per_document
 from lagwise.tables import build, known, whole_number
 
 
@@ -37,7 +38,7 @@ class MegaState(NamedTuple):
 
 
 class MegaBlock(Block):
-    """Attention in chunks from a memory that reaches beyond them, gated, then a channel mixer.
+    """Gated attention in chunks over a memory that reaches beyond them, then a channel mixer.
 
     Formula, with ``x̂ = norm(x)`` and ``m = memory(x̂)``::
 
@@ -49,14 +50,18 @@ class MegaBlock(Block):
     Options:
         memory: spec of a token mixer. ``{"name": "ema"}`` is MEGA (the default), ``{"name": "tcn", ...}`` TCNCA; any
             other works too.
-        query_size, value_size: width of queries and keys (MEGA: 128), and of values (twice the channels).
-        chunk, evaluation_chunk, function, position: the attention's, as in `ChunkedAttention`.
-        channel_mixer: spec from its table (MEGA: an MLP of twice the width with SiLU).
+        query_size: width of queries and keys (MEGA: 128).
+        value_size: width of values; by default twice the channels.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
+        position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
+        channel_mixer: spec of a channel mixer; by default MEGA's, an MLP of twice the width with SiLU.
         activation: of values and of the gated candidate: ``silu`` (the default, as above), ``gelu`` or ``relu``.
         norm: ``layer``, ``scale``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
-        dropout: share of values, gated candidates and channel mixer outputs that are dropped in training.
+        dropout: rate for values, gated candidates and channel mixer outputs in training.
 
-    ValueError for options out of range. Streams as its two parts do: in constant memory with either of the memories.
+    ValueError for options out of range. Streams as its two parts do: in constant memory with either of these memories.
 
     Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3.
     """
@@ -127,7 +132,7 @@ class MegaBlock(Block):
         return y, MegaState(memory_state, attention_state)
 
     def _attend(self, joined: Tensor, layout: Layout) -> Tensor:
-        """Attention of whole rows, queries, keys and values being joined along the channels."""
+        """Attention over whole rows; queries, keys and values are concatenated along the channels."""
         _, size, value_size, _ = self.sizes
         query, key, value = joined[:, None].split([size, size, value_size], dim=-1)
         return self.attention(query, key, value, layout.mask)[:, 0]
@@ -157,7 +162,7 @@ class QueryKey(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """MEGA's: small scales, no shift, so that attention starts even."""
+        """As in MEGA: small scales and no shift, so that attention starts nearly uniform."""
         nn.init.normal_(self.scale, std=0.02)
         nn.init.zeros_(self.shift)
 

@@ -15,8 +15,8 @@ from lagwise.tables import build
 class RMSNorm(nn.RMSNorm):
     """``x / sqrt(mean(x²) + epsilon)`` over the channels, without parameters (TNN's SimpleRMSNorm).
 
-    Options: epsilon, inside the root (1e-6). TNN's released code adds 1e-8 outside the root; an epsilon of 1e-16 is
-    equal to that within rounding, but for vectors whose root mean square is itself near 1e-8.
+    Options: epsilon, inside the root (1e-6). TNN's released code adds 1e-8 outside the root. An epsilon of 1e-16 is
+    equal to that within rounding, except for vectors whose root mean square is itself near 1e-8.
     """
 
     def __init__(self, channels: int, *, epsilon: float = 1e-6):
@@ -27,8 +27,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class ScaleNorm(nn.Module):
-    """`RMSNorm` times one learned number (Nguyen & Salazar 2019, as in MEGA). Options: epsilon, inside the root
-    (1e-6)."""
+    """`RMSNorm` times one learned number (Nguyen & Salazar 2019, as in MEGA).
+
+    Options: epsilon, inside the root (1e-6).
+    """
 
     def __init__(self, channels: int, *, epsilon: float = 1e-6):
         super().__init__()
@@ -44,7 +46,10 @@ class ScaleNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm over the channels. Options: epsilon (1e-5); affine, whether it has a scale and a shift to learn."""
+    """Layer norm over the channels.
+
+    Options: epsilon (1e-5); affine, whether it has a learned scale and shift.
+    """
 
     def __init__(self, channels: int, *, epsilon: float = 1e-5, affine: bool = True):
         super().__init__(channels, eps=_positive(epsilon), elementwise_affine=affine)
@@ -54,12 +59,12 @@ class LayerNorm(nn.LayerNorm):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm of each channel over the real tokens of a batch: padding never enters the statistics.
+    """Batch norm of each channel over the real tokens of a batch; padding does not enter the statistics.
 
-    In evaluation mode the running statistics are used, so that a token's output depends on no other token and
-    streaming is exact. In training mode every token sees statistics of the whole batch, the future included, as in the
-    published models for the Long Range Arena; language models should take another norm. Under several processes each
-    has statistics of its own share of the batch.
+    Evaluation mode uses the running statistics, so that a token's output depends on no other token and streaming is
+    exact. In training mode every token depends on statistics of the whole batch, including the future, as in the
+    published models for the Long Range Arena; language models should use another norm. With several processes, each has
+    the statistics of its own share of the batch.
 
     Options: epsilon (1e-5); momentum of the running statistics (0.1).
     """
@@ -79,7 +84,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class NoNorm(nn.Module):
-    """Leaves the residual stream as it is."""
+    """The identity."""
 
     def __init__(self, channels: int):
         super().__init__()

@@ -19,17 +19,23 @@ from lagwise.tables import build
 class PreNormBlock(Block):
     """``x + mix_tokens(norm x)``, then ``x + mix_channels(norm x)`` (TNN §3.1 and fig. 2).
 
-    Options: token_mixer and channel_mixer, specs from their tables; norm, by name or
-    name and options: ``rms`` (no parameters, as TNN's published size requires), ``layer``, ``batch`` or ``none``;
-    dropout, of both mixers' outputs in training. The structures of TNN table 7 are three
-    choices of the two specs::
+    Options:
+        token_mixer: spec of a token mixer; by default ``gtu``.
+        channel_mixer: spec of a channel mixer; by default ``glu``, ``none`` for none.
+        norm: by name or by name and options: ``rms`` (no parameters, as TNN's published size requires), ``layer``,
+            ``batch`` or ``none``.
+        dropout: rate for both mixers' outputs in training.
+
+    The structures of TNN table 7 are three choices of the two specs::
 
         GTU + GLU        token_mixer={"name": "gtu"},       channel_mixer={"name": "glu"}      (the default)
         GTU only         token_mixer={"name": "gtu"},       channel_mixer={"name": "none"}
         attention + GLU  token_mixer={"name": "attention"}, channel_mixer={"name": "glu"}
 
-    and a Transformer is ``attention`` with ``mlp``; ``ema`` or ``tcn`` with ``mlp`` are the stacks without attention of
-    TCNCA tables 4 and 5. Streams like its token mixer: the rest is per token.
+    A Transformer is ``attention`` with ``mlp``; ``ema`` or ``tcn`` with ``mlp`` are the stacks without attention of
+    TCNCA tables 4 and 5.
+
+    Streams like its token mixer: everything else is per token.
     """
 
     def __init__(

@@ -21,10 +21,12 @@ Tokens = Annotated[
 ]
 Repeats = Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")]
 Threads = Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")]
-Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")]
-Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a picture beside it.")]
+Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in separate processes.")]
+Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a picture next to it.")]
 
-bench = typer.Typer(help="Measure speed and memory beside peers, in one run, checked first.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure speed and memory against peers, in one run; results are checked first.", no_args_is_help=True
+)
 bench.command()(glue)
 bench.command()(drafts)
 bench.command()(lra)
@@ -33,7 +35,7 @@ bench.command()(serve)
 
 @bench.callback()
 def _group() -> None:
-    """Measure speed and memory beside peers, in one run, checked first."""
+    """Measure speed and memory against peers, in one run; results are checked first."""
 
 
 @bench.command()
@@ -68,7 +70,7 @@ def toeplitz(
     print_table("Forward and backward of one layer", head, table_rows(rows))
     parts = {n: where_time_goes(n, channels=channels, tokens=tokens, repeats=repeats) for n in wanted}
     print_table(
-        "Where our time goes (ms)",
+        "Time by part (ms)",
         ("length", *next(iter(parts.values()))),
         ((n, *(f"{t.median * 1e3:.1f}" for t in timing.values())) for n, timing in parts.items()),
     )
@@ -139,7 +141,7 @@ def ema_vs_tcn(
     out: Out = None,
     memory: Memory = True,
 ) -> None:
-    """MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions, each checked first.
+    """MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions; results are checked first.
 
     lagwise bench ema-vs-tcn --lengths 8192,131072 --out ema-vs-tcn.json
     """
@@ -176,7 +178,7 @@ def tcn(
     tokens: Tokens = 8192,
     repeats: Repeats = 5,
     causal: Annotated[bool, typer.Option(help="Causal, or centred for classification.")] = True,
-    anew: Annotated[bool, typer.Option(help="Time again what has been timed before.")] = False,
+    anew: Annotated[bool, typer.Option(help="Ignore earlier timings.")] = False,
 ) -> None:
     """Find the cheapest dilated convolutions that cover a length, by timing them here.
 
@@ -208,7 +210,7 @@ def generate(
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method, of 64 tokens.")] = 5,
     threads: Threads = 2,
     most_tokens: Annotated[
-        int, typer.Option(callback=at_least(1), help="Leave out contexts of more tokens in all sequences.")
+        int, typer.Option(callback=at_least(1), help="Skip contexts with more tokens over all sequences.")
     ] = 1 << 18,
     baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputing all.")] = True,
     out: Out = None,

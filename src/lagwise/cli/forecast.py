@@ -36,7 +36,9 @@ def forecast(
     ] = None,
     look_back: Annotated[
         int | None,
-        typer.Option(callback=at_least(1), help="Rows that a forecast is made from.", show_default="chosen likewise"),
+        typer.Option(
+            callback=at_least(1), help="Rows that a forecast is made from.", show_default="chosen in the same way"
+        ),
     ] = None,
     coverage: Annotated[
         float, typer.Option(callback=within(0, 1, brackets="()"), help="Share of values that intervals should cover.")
@@ -45,12 +47,12 @@ def forecast(
         Path | None,
         typer.Option(
             parser=path,
-            help="A .csv file for the forecasts; the plot goes beside it.",
+            help="A .csv file for the forecasts; the plot is saved next to it.",
             show_default="DATA-forecast.csv",
         ),
     ] = None,
 ) -> None:
-    """Forecast series of your own, with intervals and a plot.
+    """Forecast your own series, with intervals and a plot.
 
     Tries closed-form models and look-backs, prints which has the lowest error on the last fifth of the rows, fits it to
     all rows, and forecasts the rows that follow.
@@ -63,9 +65,9 @@ def forecast(
 
     out = out or Path(f"{data.name.split('.')[0]}-forecast.csv")
     if out.suffix != ".csv" or not out.parent.is_dir():
-        raise typer.BadParameter(f"--out is a .csv file in a folder that exists, got {str(out)!r}")
+        raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out.exists() and data.exists() and out.samefile(data):
-        raise typer.BadParameter(f"--out would replace --data, {str(data)!r}")
+        raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
     table = read_series(data, time, None if columns is None else columns.split(","))
     first, last = (_time(at) for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")

@@ -17,25 +17,27 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue; without one, a new document.")] = "",
     prompt_file: Annotated[
         typer.FileText | None,
-        typer.Option(encoding="utf-8", help="The same from a file (`-`: standard input), which is not repeated."),
+        typer.Option(encoding="utf-8", help="Read the prompt from a file (`-`: standard input); it is not printed."),
     ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(callback=not_empty, help="End before this text. May be given several times.", show_default=False),
     ] = None,
     tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add at most.")] = 500,
-    temperature: Annotated[float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is wilder.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is more random.")
+    ] = 0.8,
     top_p: Annotated[
         float,
         typer.Option(
-            callback=within(0, 1, brackets="(]"), help="Sample from the likeliest tokens of this total probability."
+            callback=within(0, 1, brackets="(]"), help="Sample from the most likely tokens with this total probability."
         ),
     ] = 0.95,
     seed: Annotated[
-        int | None, typer.Option(callback=within(0, 2**32 - 1, brackets="[]"), help="For the same sample again.")
+        int | None, typer.Option(callback=within(0, 2**32 - 1, brackets="[]"), help="Seed, to reproduce a sample.")
     ] = None,
     compile: Annotated[
-        bool, typer.Option(help="Compile the model's step first: for long texts. It is done once for a model.")
+        bool, typer.Option(help="Compile the model's step first, for long texts. Done once per model.")
     ] = False,
 ) -> None:
     """Continue a prompt, streamed as it is generated. Speeds go to standard error; Ctrl-C ends the text.
@@ -52,7 +54,7 @@ def generate(
     from lagwise.models.loading import load_language_model
 
     if prompt and prompt_file is not None:
-        raise typer.BadParameter("--prompt and --prompt-file are two ways to say the same; give one")
+        raise typer.BadParameter("give --prompt or --prompt-file, not both")
     text = prompt if prompt_file is None else _read(prompt_file)
     model, tokenizer = load_language_model(run)
     with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):  # what is there already is used

@@ -56,5 +56,7 @@ def glue(
         overrides=change or [],
         report=report,
     )
-    print_table("Scores on the dev sets in percent: mean and spread", table_head(results), table_rows(results))
+    print_table(
+        "Scores on the dev sets in percent: mean and standard deviation", table_head(results), table_rows(results)
+    )
     typer.echo(f"written: {plain(str(file))}")

@@ -25,7 +25,7 @@ def lra(
     ] = None,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each model.")] = 5,
     threads: Annotated[int, typer.Option(callback=at_least(1), help="CPU threads.")] = 2,
-    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in processes of their own.")] = True,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory, in separate processes.")] = True,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
     """Forward passes and training steps a second on the shapes of Long Range Arena, and their memory: models of two
@@ -55,6 +55,6 @@ def lra(
         report=report,
     )
     head = ("task", "model", "parameters", "batch", "forward/s", "", "steps/s", "", "memory", "")
-    print_table("Long Range Arena's shapes, beside the Transformer", head, table_rows(done))
+    print_table("Long Range Arena's shapes, compared with the Transformer", head, table_rows(done))
     if out:
         typer.echo(f"written: {out}")

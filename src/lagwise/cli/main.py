@@ -58,7 +58,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(parser=path, help="Go on with a run that was stopped; takes no other options.")
+        Path | None, typer.Option(parser=path, help="Resume an interrupted run; takes no other options.")
     ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
@@ -101,6 +101,7 @@ def train(
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
     """List the recipes, or show one with every key that can be overridden and what the keys mean."""
     from lagwise.data.options import DataOptions
+    from lagwise.schema import meanings
     from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:
@@ -114,10 +115,10 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
     task = inspect.getdoc(TASKS[recipe.task["name"]]) or ""
     typer.echo("\n".join(f"# task: {line}" for line in task.splitlines() if line))
     for section, options in (("data", DataOptions), ("training", TrainingOptions)):
-        lines = (line.strip() for line in (options.__doc__ or "").splitlines())
-        typer.echo("\n".join(f"# {section}.{line}" if ":" in line else f"#     {line}" for line in lines))
+        for key, _, _, meaning in meanings(options):
+            typer.echo(f"# {section}.{key}: {' '.join(meaning.split())}")
     typer.echo("# model: one word is a kind of model (model=tnn); model.init_from=RUN starts from another run")
-    typer.echo("# model.block: options of the blocks, mixers and kernels named there; a misspelt one lists them all")
+    typer.echo("# model.block: options of the blocks, mixers and kernels named there; an unknown name lists them all")
 
 
 def evaluate(
@@ -220,7 +221,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if (folder / "recipe.yaml").is_file():
-            typer.echo(f"\nStopped. To go on: lagwise train --resume {plain(str(folder))}", err=True)
+            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(str(folder))}", err=True)
         raise
 
 

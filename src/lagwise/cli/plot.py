@@ -28,7 +28,7 @@ def plot(
     lagwise plot theory
     """
     if str(run) == "theory" and not run.is_dir():
-        from lagwise.analysis.theory import plot_theory
+        from lagwise.analysis.plots import plot_theory
 
         written = plot_theory(out or Path("plots") / "theory")
     else:

@@ -45,16 +45,16 @@ def predict(
     from lagwise.runs.predict import write_rows
 
     if data is not None and text:
-        raise typer.BadParameter("--data and --text are two ways to give rows; give one")
+        raise typer.BadParameter("give --data or --text, not both")
     if out is not None and (out.suffix != ".csv" or not out.parent.is_dir()):
-        raise typer.BadParameter(f"--out is a .csv file in a folder that exists, got {str(out)!r}")
+        raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out is not None and data is not None and out.exists() and Path(data).exists() and out.samefile(data):
-        raise typer.BadParameter(f"--out would replace the rows of --data, {data!r}")
+        raise typer.BadParameter(f"--out would overwrite the rows of --data, {data!r}")
     if data is not None:
         rows = predict_run(run, source=data)
     else:
         if not text and sys.stdin.isatty():
-            typer.echo("Reading a text a line from standard input; end with Ctrl-D.", err=True)
+            typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
         lines = text or [line.rstrip("\n") for line in sys.stdin]
         rows = predict_run(run, texts(run, lines), progress=False)
     text_of_rows = io.StringIO()

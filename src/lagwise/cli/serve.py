@@ -15,12 +15,12 @@ from lagwise.cli.terminal import plain
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
     host: Annotated[
-        str, typer.Option(callback=not_empty, help="Address to listen at; 0.0.0.0 is every one of this machine.")
+        str, typer.Option(callback=not_empty, help="Address to listen on; 0.0.0.0 means all interfaces.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(callback=within(1, 65535, brackets="[]"), help="Port to listen at.")] = 8000,
+    port: Annotated[int, typer.Option(callback=within(1, 65535, brackets="[]"), help="Port to listen on.")] = 8000,
     rows: Annotated[int, typer.Option(callback=at_least(1), help="Requests that are answered at once.")] = 32,
     queue: Annotated[
-        int, typer.Option(callback=at_least(0), help="Further requests that may wait; beyond them it answers 429.")
+        int, typer.Option(callback=at_least(0), help="Further requests that may wait; more get status 429.")
     ] = 128,
     max_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Most tokens of an answer.")] = 4096,
     timeout: Annotated[float, typer.Option(callback=at_least(0.001), help="Seconds for an answer.")] = 300,

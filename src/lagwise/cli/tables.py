@@ -23,7 +23,7 @@ def print_conversion(result: Mapping[str, Any]) -> None:
     """The result of `lagwise.runs.convert_run`."""
     print_table(
         f"Kernels as state spaces of {result['modes']} modes, tolerance {result['tolerance']:g}",
-        ("layer", "taps", "states: least / median / most", "bound", "error"),
+        ("layer", "taps", "states: min / median / max", "bound", "error"),
         (
             (
                 ".".join(part for part in each["layer"].split(".") if part.isdigit()),

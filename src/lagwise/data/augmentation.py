@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 #: The kinds of changes, and the largest sensible strength of each. stretch: deviation of the logarithm of a factor on
-#: time. The others are of features in units of their own deviation. mix: deviation of the entries of a matrix, around
+#: time. The others are of features in units of their deviation. mix: deviation of the entries of a matrix, around
 #: the identity, that features are multiplied by. filter: deviation of the taps of smooth filters, from every
 #: feature to every feature, whose outputs are added: shapes change, and alike in the whole window, as between two
 #: sensors. wander: of an offset, and of the amplitude of a slow wave, added to each feature. noise: largest deviation

@@ -92,7 +92,7 @@ class RowEncoder:
         try:
             return np.asarray(value, dtype=np.float32).tolist()
         except (ValueError, TypeError) as error:
-            raise ValueError(f"row {number}: {column!r} is no series of numbers: {error}") from error
+            raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
 
     def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
         import pyarrow as pa
@@ -168,7 +168,7 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
             f"{name!r} must hold series, lists of numbers or of equally long vectors, but it is {error}"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{name!r} of {where(i)} is no series of finite numbers: {error}") from error
+        raise ValueError(f"{name!r} of {where(i)} is not a series of finite numbers: {error}") from error
 
 
 def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:

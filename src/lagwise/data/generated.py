@@ -34,7 +34,7 @@ def generated_source(name: str, *, progress: bool = True) -> Path | None:
     if kind not in GENERATED:
         return None
     if count and not (count.isdecimal() and 10 <= int(count) <= 10**7):
-        raise ValueError(f"{name!r}: after the colon comes a number of rows from 10 to 10000000")
+        raise ValueError(f"{name!r}: expected a number of rows from 10 to 10000000 after the colon")
     rows = int(count) if count else None
     folder = default_cache() / "generated" / f"{kind}-{rows or 'all'}-{_FORMAT}"
     cached_folder(folder, lambda partial: GENERATED[kind](partial, rows=rows, seed=0, progress=progress))
@@ -148,7 +148,7 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
     """
     known(name, (*GENERATED, RETRIEVAL), "data set")
     if (texts is None) == (name == RETRIEVAL):
-        raise ValueError("lra-retrieval is made of a folder of texts, given with --data; the others are made of none")
+        raise ValueError("lra-retrieval needs a folder of texts (--data); the others take none")
     if rows is not None and rows < 10:
         raise ValueError(f"--rows must be at least 10, got {rows}")
     if out.exists():

@@ -58,7 +58,9 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             split, i = next(
                 (s, i) for s, c in cells.items() for i, v in enumerate(c) if v is not None and _number(v) is None
             )
-            raise ValueError(f"label {cells[split][i]!r} of {where(split, i)} is not a number, so no regression")
+            raise ValueError(
+                f"label {cells[split][i]!r} of {where(split, i)} is not a number; regression needs numbers"
+            )
         return Labels(kind, reason, None, numbers)
     named = {s: [None if v is None else class_name(v) for v in column] for s, column in cells.items()}
     classes = {name for name in named["train"] if name is not None}

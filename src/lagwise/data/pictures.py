@@ -35,7 +35,7 @@ def decode(data: bytes, channels: int, where: str) -> Image:
             image.load()
             turned = ImageOps.exif_transpose(image)
     except Exception as error:  # PIL raises many types of exceptions for damaged files
-        raise ValueError(f"{where} is no picture that can be read ({one_line(error)})") from error
+        raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
     if turned.mode.startswith(("I", "F")):
         raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
     return turned.convert(MODES[channels])

@@ -20,7 +20,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
             yield f
     except (lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path} is cut short or is not an .xz file ({error}); fetch it again") from error
+        raise ValueError(f"{path} is truncated or not an .xz file ({error}); download it again") from error
 
 
 def read_whole(path: Path) -> bytes:

@@ -216,7 +216,7 @@ def _json_column(name: str, values: list[Any], lines: list[int], path: Path) -> 
             if value is not None:
                 first.setdefault(type(value).__name__, line)
         kinds = ", ".join(f"{kind} (line {line})" for kind, line in first.items())
-        raise ValueError(f"{path}: {name!r} mixes types: {kinds}; make them one") from error
+        raise ValueError(f"{path}: {name!r} has mixed types: {kinds}; use one type") from error
 
 
 def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -260,7 +260,7 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(
-            f"{path}: the arrays must have one number of rows, their first axis, got "
+            f"{path}: the arrays must have the same number of rows (first axis), got "
             + ", ".join(f"{name} {arrays[name].shape}" for name in arrays)
         )
     return pa.table({name: array_column(array) for name, array in arrays.items() if _wanted(name, columns)})

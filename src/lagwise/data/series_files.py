@@ -32,7 +32,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
             warnings.filterwarnings("ignore", message="Chunk .* not understood", category=wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(data))
     except Exception as error:  # scipy raises many types of exceptions for damaged files
-        raise ValueError(f"{path} is not a whole .wav file of PCM or floating-point samples ({error})") from error
+        raise ValueError(f"{path} is not a complete .wav file of PCM or floating-point samples ({error})") from error
     if not samples.size:
         raise ValueError(f"{path} has no samples")
     if samples.dtype == np.uint8:

@@ -84,7 +84,7 @@ def open_source(name: str) -> Source:
     if name.startswith("hub:"):
         return _hub(name)
     if not name.strip():
-        raise ValueError("the data must be named: a file, a folder, 'stdlib' or 'hub:NAME'")
+        raise ValueError("name the data: a file, a folder, 'stdlib' or 'hub:NAME'")
     path = expanded(name)
     if path.is_file():
         check_file(path)

@@ -1,4 +1,4 @@
-"""Scores that know no task: perplexity, bits per byte, extrapolation, and what compressors reach."""
+"""Scores that do not depend on a task: perplexity, bits per byte, extrapolation, and general compressors."""
 
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.masked import MaskedScore, masked_score

@@ -1,4 +1,4 @@
-"""What general compressors make of the same bytes: the baseline that needs no training."""
+"""Bits per byte of general compressors on the same bytes: the baseline that needs no training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import lzma
 
 
 def compressor_bits_per_byte(text: bytes, *, window: int = 512) -> dict[str, float]:
-    """Bits per byte of gzip, bz2 and xz at their strongest on the whole text, and of gzip on separate windows.
+    """Bits per byte of gzip, bz2 and xz at their highest level on the whole text, and of gzip on separate windows.
 
-    ``gzip, N-byte windows`` compresses each window alone, as a model at that length sees it. Containers' headers
-    count, as a user would count them. ValueError for an empty text.
+    ``gzip, N-byte windows`` compresses each window separately, as a model with that length sees it. Container headers
+    count, as users would count them. ValueError for an empty text.
     """
     if not text:
         raise ValueError("there is no text to compress")

@@ -1,4 +1,4 @@
-"""Events in a series: found in the probabilities of its steps, and compared with those that are known."""
+"""Events in a series: found in the probabilities of its steps, and compared with known events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 
 class Events(NamedTuple):
-    """steps: where, ``(events,)`` in order. classes: ids of at least 1. scores: number of events expected around the
-    step, about 1 for one that is certain."""
+    """steps: positions ``(events,)`` in order. classes: ids of at least 1. scores: expected number of events around the
+    step, about 1 for a certain event."""
 
     steps: np.ndarray
     classes: np.ndarray
@@ -20,7 +20,7 @@ def expected_events(probabilities: np.ndarray, reach: int) -> np.ndarray:
     """Expected number of events of each class within ``reach`` steps of each step.
 
     Formula: ``E_{t,c} = sum_{|u - t| <= reach} p_{u,c}`` for c >= 1, with the probability ``p_{u,c}`` that step u has
-    an event of class c (class 0: none). An event whose step is uncertain counts as one if all of its probability lies
+    an event of class c (class 0: none). An event with an uncertain step counts as one if all of its probability lies
     within reach.
 
     Shapes: probabilities ``(steps, classes)``, result ``(steps, classes - 1)``.
@@ -30,11 +30,11 @@ def expected_events(probabilities: np.ndarray, reach: int) -> np.ndarray:
 
 
 def find_events(probabilities: np.ndarray, tolerance: int, threshold: float = 0.5) -> Events:
-    """Events in the probabilities ``(steps, classes)`` of a series, class 0 being none.
+    """Events in the probabilities ``(steps, classes)`` of a series, where class 0 means none.
 
-    A step is an event where `expected_events` of all classes, within half of ``tolerance``, is over ``threshold`` and
-    the largest of all within ``tolerance`` steps, the first of equal ones; its class is the likeliest there. So no two
-    events are closer than tolerance, and what is found at step t depends on steps up to ``lookahead(tolerance)`` later.
+    A step is an event if `expected_events` of all classes, within half of ``tolerance``, exceeds ``threshold`` and is
+    the largest within ``tolerance`` steps, the first of equal ones. Its class is the most probable one there. So no two
+    events are closer than tolerance, and the events at step t depend on steps up to ``lookahead(tolerance)`` later.
     """
     if not len(probabilities):
         nothing = np.zeros(0, dtype=np.int64)
@@ -54,20 +54,20 @@ def lookahead(tolerance: int) -> int:
 
 
 def latest_report(stride: int, tolerance: int) -> int:
-    """Samples, at most, between a true event and the report of one that counts as it, for steps of ``stride`` samples
-    and a ``tolerance`` in samples.
+    """Largest number of samples between a true event and the report of its match, for steps of ``stride`` samples and a
+    ``tolerance`` in samples.
 
-    An event found at step t is at the step's middle, the sample ``t stride + stride // 2``, and is certain with the
-    last sample of step ``t + lookahead``; the true one may be ``tolerance`` samples before the one that is found.
+    An event at step t is placed at the step's middle, the sample ``t stride + stride // 2``, and is certain with the
+    last sample of step ``t + lookahead``. The true event may be ``tolerance`` samples before it.
     """
     return stride * (1 + lookahead(tolerance // stride)) - 1 - stride // 2 + tolerance
 
 
 def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.ndarray:
-    """Which found event each true one is, -1 for a missed one: ``(true,)`` places in ``found``.
+    """The found event that matches each true one, or -1 for a missed one: ``(true,)`` indices into ``found``.
 
-    Both are positions in order. Pairs are at most ``tolerance`` apart, and an event is in one at most; the closest
-    pairs are made first.
+    Both are positions in order. Pairs are at most ``tolerance`` apart, an event is in at most one pair, and the closest
+    pairs are matched first.
     """
     result = np.full(len(true), -1)
     if not len(found) or not len(true):
@@ -90,7 +90,7 @@ def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.nd
 def paired_classes(
     found: np.ndarray, found_classes: np.ndarray, true: np.ndarray, true_classes: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and true classes of all events, 0 on one side for those that are missed and those that are false."""
+    """Predicted and true classes of all events, 0 for the prediction of missed events and the truth of false ones."""
     places = match_events(found, true, tolerance)
     predicted = np.where(places < 0, 0, found_classes[places] if len(found) else 0)
     false = np.setdiff1d(np.arange(len(found)), places)
@@ -102,12 +102,13 @@ def paired_classes(
 def event_scores(
     predicted: np.ndarray, true: np.ndarray, names: list[str] | tuple[str, ...]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Scores of `paired_classes` of all series, ``names`` being those of the classes from 0 on.
+    """Scores of `paired_classes` of all series; ``names`` are those of the classes from 0 on.
 
-    accuracy: share of the true events that are found with their class. found: share that are found at all. precision:
-    share of the found ones that are true. macro_f1: the mean over the classes of events that occur. Details: the
-    confusion matrix, with missed events in the first column and false ones in the first row; precision (positive
-    predictivity), recall (sensitivity) and F1 of each class.
+    Returns:
+        Scores: accuracy, the share of the true events that are found with their class; found, the share that are found
+            at all; precision, the share of the found events that are true; macro_f1, the mean over the classes of
+            events that occur. Details: the confusion matrix, with missed events in the first column and false ones in
+            the first row; precision (positive predictivity), recall (sensitivity) and F1 of each class.
     """
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
@@ -134,9 +135,9 @@ def event_scores(
 
 
 class EventStream:
-    """`find_events` while the probabilities of steps arrive, as of `StreamingClassifier.push`: the same events, each
-    reported as soon as it is certain, `lookahead` steps after it, the last ones by `finish`. Keeps a fixed number of
-    steps."""
+    """`find_events` while the probabilities of steps arrive, as from `StreamingClassifier.push`. It gives the same
+    events, each as soon as it is certain, `lookahead` steps after it, and the last ones by `finish`. Keeps a fixed
+    number of steps."""
 
     def __init__(self, tolerance: int, threshold: float = 0.5):
         self.tolerance, self.threshold = tolerance, threshold
@@ -148,24 +149,24 @@ class EventStream:
         self._decided = 0  # steps whose events have been reported
 
     def push(self, probabilities: np.ndarray) -> Events:
-        """The next steps ``(steps, classes)``, perhaps none; returns the events that are certain now."""
+        """Process the next steps ``(steps, classes)``, perhaps none. Returns the events that are certain now."""
         recent = probabilities if self._recent is None else np.concatenate([self._recent, probabilities])
         certain = max(self._decided, self._before + len(recent) - lookahead(self.tolerance))
         events = self._undecided(recent, certain)
         self._decided = certain
-        kept = max(0, certain - lookahead(self.tolerance) - self._before)  # what later decisions look back at
+        kept = max(0, certain - lookahead(self.tolerance) - self._before)  # what later decisions need
         self._recent, self._before = recent[kept:], self._before + kept
         return events
 
     def finish(self) -> Events:
-        """The recording has ended: the events that were not certain yet. The next push begins another recording."""
+        """End the recording. Returns the events that were not certain yet. The next push starts another recording."""
         recent = np.zeros((0, 2)) if self._recent is None else self._recent
         events = self._undecided(recent, self._before + len(recent))
         self._reset()
         return events
 
     def _undecided(self, recent: np.ndarray, stop: int) -> Events:
-        """Events from the first step that is undecided, before ``stop``."""
+        """Events before ``stop``, from the first undecided step on."""
         found = find_events(recent, self.tolerance, self.threshold)
         steps = found.steps + self._before
         chosen = (steps >= self._decided) & (steps < stop)

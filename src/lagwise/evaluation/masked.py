@@ -1,7 +1,7 @@
 """Perplexity and accuracy of a masked language model on a token file.
 
-The same tokens are hidden by the same replacements at every length: lengths differ only in the context that hidden
-tokens get. The stream is cut into windows of ``length`` that do not overlap, and the last is shorter.
+The same tokens are hidden by the same replacements at every length: lengths differ only in the context of the hidden
+tokens. The stream is cut into windows of ``length`` that do not overlap; the last is shorter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _TOKENS_A_BATCH = 16384
 
 @dataclass(frozen=True)
 class MaskedScore:
-    """length: tokens of a window at most. masked: tokens that were hidden. nats: their total. correct: found again."""
+    """length: largest number of tokens in a window. masked: hidden tokens. nats: their total. correct: hidden tokens
+    predicted correctly."""
 
     length: int
     masked: int
@@ -34,12 +35,12 @@ class MaskedScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss) of a hidden token."""
+        """exp(loss) per hidden token."""
         return math.exp(self.loss)
 
     @property
     def accuracy(self) -> float:
-        """Share of hidden tokens that were the likeliest."""
+        """Share of hidden tokens to which the model gave the highest probability."""
         return self.correct / self.masked
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,9 +54,17 @@ def masked_score(
 ) -> MaskedScore:
     """Score a `LagwiseForMaskedLM` on a stream of tokens in windows of ``length``.
 
-    Shapes, all ``(n,)``: hidden, the tokens with some hidden; labels, the tokens that were, else -100; documents, the
-    document of each token. ValueError if no token is hidden or the length is over the model's limit;
-    FloatingPointError if the model gives NaN.
+    Args:
+        model: In evaluation mode.
+        hidden: ``(n,)``, the tokens with some hidden.
+        labels: ``(n,)``, the tokens that were hidden, otherwise -100.
+        documents: ``(n,)``, the document of each token.
+        length: Tokens per window.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: If no token is hidden or the length is over the model's limit.
+        FloatingPointError: If the model gives NaN.
     """
     if not (labels != -100).any():
         raise ValueError(f"none of the {len(hidden)} tokens is hidden; evaluate on more text")

@@ -3,12 +3,12 @@
 The rules, for every figure that lagwise prints:
 
 - Text is one stream: the documents of a split in order, each followed by one end-of-text token.
-- The stream is cut into windows of ``length`` inputs that do not overlap. A window predicts the token after each of
-  its inputs, so a token is predicted from 1 to ``length`` tokens of context, and every token but the stream's first is
-  scored exactly once, whatever the length. Models keep nothing from one window to the next.
-- The last window is shorter. Longer windows thus differ only in the context that tokens get, never in the tokens.
-- End-of-text tokens are scored like all others. Bits per byte divides the total by the bytes of the text alone, so a
-  model pays for predicting where documents end, and compressors, which are not told, do not.
+- The stream is cut into windows of ``length`` inputs that do not overlap. A window predicts the token after each of its
+  inputs, so a token is predicted from 1 to ``length`` tokens of context, and every token except the stream's first is
+  scored exactly once, whatever the length. Models keep no state from one window to the next.
+- The last window is shorter. Longer windows thus differ only in the context of the tokens, never in the tokens.
+- End-of-text tokens are scored like all others. Bits per byte divides the total by the bytes of the text alone: a model
+  pays for predicting where documents end, whereas compressors, which do not know these places, do not.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import torch.nn.functional as F
 from lagwise.progress import progress_bar
 
 _TOKENS_A_BATCH = 16384
-_LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would be 3 GB
+_LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would need 3 GB
 
 
 @dataclass(frozen=True)
 class Score:
-    """length: tokens of context at most. tokens: scored. nats: their total. text_bytes: that they spell."""
+    """length: largest number of tokens of context. tokens: scored tokens. nats: their total. text_bytes: bytes that
+    they encode."""
 
     length: int
     tokens: int
@@ -44,7 +45,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Total bits over bytes of text."""
+        """Total bits divided by the bytes of text."""
         return self.nats / math.log(2) / self.text_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,9 +56,16 @@ class Score:
 def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, progress: bool = False) -> Score:
     """Score a causal language model on a stream of tokens, by the rules above.
 
-    model: a `LagwiseForCausalLM`. tokens ``(n,)``; sizes ``(vocab,)`` bytes of text behind each token id, from
-    `token_bytes`. ValueError if there is nothing to predict, or the length is over
-    the model's limit; FloatingPointError if the model gives NaN.
+    Args:
+        model: A `LagwiseForCausalLM`.
+        tokens: ``(n,)``.
+        length: Inputs per window.
+        sizes: ``(vocab,)``, bytes of text of each token id, from `token_bytes`.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: If there is nothing to predict, or the length is over the model's limit.
+        FloatingPointError: If the model gives NaN.
     """
     if len(tokens) < 2 or length < 1:
         raise ValueError(
@@ -90,9 +98,9 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
 def extrapolation(
     model: Any, tokens: np.ndarray, lengths: Sequence[int], sizes: np.ndarray, *, progress: bool = False
 ) -> list[Score]:
-    """The same tokens scored at several lengths (TNN table 15): how a model uses context it was not trained on.
+    """Score the same tokens at several lengths (TNN table 15): how a model uses context lengths not seen in training.
 
-    Arguments and errors as in `evaluate`. Lengths beyond the model's limit are left out of the result.
+    Arguments and errors as in `evaluate`. Lengths beyond the model's limit are left out.
     """
     limit = model.length_limit
     usable = [n for n in lengths if limit is None or n <= limit]

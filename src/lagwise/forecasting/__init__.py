@@ -1,4 +1,4 @@
-"""Forecasting by lag: linear maps in closed form and learned lag kernels. Needs scikit-learn."""
+"""Forecasting with lag-dependent weights: linear maps in closed form and learned lag kernels. Needs scikit-learn."""
 
 from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
 from lagwise.forecasting.estimator import LagForecaster, Scores

@@ -1,4 +1,4 @@
-"""Which forecaster suits some series, by errors on a held-out end."""
+"""Choose a forecaster for some series, by errors on a held-out end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lagwise.forecasting.design import make_design
 from lagwise.forecasting.estimator import LagForecaster
 from lagwise.progress import progress_bar
 
-_LONGEST = 1440  # rows of look-back that are tried
+_LONGEST = 1440  # longest look-back to try, in rows
 BASELINE = "last value"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A forecaster that was fitted, what it is called, and its mean squared error on the held-out end."""
+    """A fitted forecaster, its name, and its mean squared error on the held-out end."""
 
     name: str
     forecaster: LagForecaster
@@ -33,13 +33,25 @@ def choose_forecaster(
     coverage: float = 0.9,
     progress: bool = False,
 ) -> list[Candidate]:
-    """Fit candidates to series ``(rows, series)`` and rank them by their error on the last fifth of the rows, or one
-    horizon if that is more. The first is the best; repeating the last value is among them. Candidates that cannot be
-    fitted, because of gaps that are too long for them, are left out.
+    """Fit candidates to series and rank them by their error on held-out rows at the end.
 
-    model, look_back: try these only. By default ``ridge`` with the window's mean or its last value removed and
-    ``toeplitz`` are tried, with look-backs of the horizon times 1, 2, 4 ... up to a third of the rows trained on.
-    ValueError if the data have fewer than 2 horizons + 1 rows, or no candidate can be fitted.
+    The last fifth of the rows is held out, or one horizon if that is more. Repeating the last value is among the
+    candidates. Candidates that cannot be fitted, because gaps are too long for them, are left out.
+
+    Args:
+        x: ``(rows, series)``.
+        horizon: Rows to forecast.
+        model: Try only this model. By default ``ridge`` with the window's mean or its last value removed, and
+            ``toeplitz``.
+        look_back: Try only this look-back. By default the horizon times 1, 2, 4 ... up to a third of the training rows.
+        coverage: Of the intervals.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The candidates, best first.
+
+    Raises:
+        ValueError: If the data have fewer than 2 horizons + 1 rows, or no candidate can be fitted.
     """
     rows = len(x)
     held = max(horizon, round(0.2 * rows))
@@ -63,7 +75,7 @@ def choose_forecaster(
     fitted, failed = [], []
     for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
         forecaster = LagForecaster(horizon, validation=held, coverage=coverage, **chosen)
-        make_design(forecaster)  # what is wrong with options is wrong with all
+        make_design(forecaster)  # errors in options apply to all candidates
         try:
             forecaster.fit(x)
         except ValueError as error:  # such as gaps that are too long for a short look-back
@@ -77,7 +89,7 @@ def choose_forecaster(
 
 
 def reason(ranked: Sequence[Candidate]) -> str:
-    """Why the first of `choose_forecaster` was chosen, in a sentence."""
+    """One sentence on why `choose_forecaster` ranked the first candidate first."""
     best = ranked[0]
     held = f"the last {best.forecaster.validation:,} rows, which no candidate was trained on"
     if best.name == BASELINE:

@@ -1,4 +1,4 @@
-"""The options of a forecaster, checked."""
+"""The options of a forecaster, validated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lagwise.tables import known, shown, whole_number
 
 CLOSED_FORM = ("ridge", "toeplitz")
 LEARNED = ("rpe", "frequency", "modal", "s4d")
-_OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, where only the name is given
+_OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, if only the name is given
     "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
     "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
     "modal": {"modes": 128},
@@ -26,7 +26,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, where only the na
 
 @dataclass(frozen=True)
 class Design:
-    """What kind of map is fitted; `LagForecaster` explains the fields. kernels is the horizon for ``ridge``."""
+    """The kind of map to fit; `LagForecaster` explains the fields. kernels is the horizon for ``ridge``."""
 
     spec: Mapping[str, Any]
     look_backs: tuple[int, ...]
@@ -40,7 +40,7 @@ class Design:
 
     @property
     def look_back(self) -> int:
-        """The longest."""
+        """The longest look-back."""
         return max(self.look_backs)
 
     @property
@@ -50,7 +50,7 @@ class Design:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the map of one group of series is made of."""
+        """Number of parameters in the map of one group of series."""
         if self.penalties == (math.inf,):
             return 0
         if self.spec["name"] in LEARNED:
@@ -60,7 +60,7 @@ class Design:
 
 
 def make_design(forecaster: Any) -> Design:
-    """The design that a forecaster's parameters say. ValueError names one that does not serve."""
+    """The design for a forecaster's parameters. A ValueError names a parameter that is out of range."""
     model, rank, penalty = forecaster.model, forecaster.rank, forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
     name = known(spec.get("name"), CLOSED_FORM + LEARNED, "model")
@@ -95,12 +95,12 @@ def make_design(forecaster: Any) -> Design:
 
 
 def _plain(value: Any) -> Any:
-    """A whole number of numpy, as a grid search passes it, as Python's own."""
+    """Convert numpy integers, as a grid search passes them, to Python integers."""
     return int(value) if isinstance(value, np.integer) else value
 
 
 def held_out_rows(design: Design, validation: float, rows: int) -> int:
-    """Rows held out of so many, which ``validation`` says as a share or a number."""
+    """Number of rows to hold out, from ``validation`` as a share or a number."""
     if isinstance(validation, float):
         if not 0 <= validation < 1:
             raise ValueError(f"validation must be a share in [0, 1) or a number of rows, got {validation!r}")

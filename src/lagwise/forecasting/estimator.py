@@ -24,8 +24,8 @@ except ImportError as error:
 
 
 class Scores(NamedTuple):
-    """Mean squared and mean absolute error on the standardised scale, the windows of each series scored, and the share
-    of values within the intervals (None without intervals)."""
+    """Mean squared and mean absolute error on the standardised scale, the number of scored windows per series, and the
+    share of values within the intervals (None without intervals)."""
 
     mse: float
     mae: float
@@ -34,56 +34,62 @@ class Scores(NamedTuple):
 
 
 class LagForecaster(BaseEstimator):
-    """Forecasts series by weights that depend on lag: a linear map from the last ``look_back`` rows to the next
-    ``horizon``, in the manner of scikit-learn.
+    """Forecasts series with weights that depend on lag: a linear map from the last ``look_back`` rows to the next
+    ``horizon``, with scikit-learn's interface.
 
-    Formula: a series is standardised by the mean and deviation of the rows trained on; a window u has its level
-    ``r^T u`` removed, the map B gives ``y = B^T (u - level) + level``, and the scale is put back. Models:
+    Formula: a series is standardised by the mean and deviation of the training rows; the level ``r^T u`` of a window u
+    is removed, the map B gives ``y = B^T (u - level) + level``, and the scale is restored. Models:
 
-    - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank``: of that rank at most.
+    - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank`` limits its rank.
     - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
-      ``kernels`` of them, each for as many consecutive horizons.
+      ``kernels`` of them, each for equally many consecutive horizons.
     - ``rpe``, ``frequency``, ``modal``, ``s4d``: the same with k a kernel of `lagwise.kernels`, trained by gradients on
       the normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
 
     Parameters:
-        horizon: rows forecast.
-        look_back: rows that a forecast is made from. Of several numbers each has a map, and their forecasts are
-            averaged, which is again one map.
+        horizon: rows to forecast.
+        look_back: rows that a forecast uses. With several numbers, each has a map, and their forecasts are averaged,
+            which is again one map.
         model: see above.
-        kernels: of ``toeplitz``; must divide the horizon.
-        rank: of ``ridge``; None for any.
-        level: what is removed from a window: its ``mean``, its ``last`` value, or ``none``.
-        normalize: divide windows by their deviation too (reversible instance normalisation). For a linear map this only
-            changes how much each window counts in the fit.
+        kernels: for ``toeplitz``; must divide the horizon.
+        rank: for ``ridge``; None for any.
+        level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
+        normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
+            only changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
             (None).
-        penalty: relative to the variance of a standardised series; None for the best on held-out rows (of learned
-            kernels: 0, and the number of steps is chosen on held-out rows). With infinity
-            the map is 0, and the level is forecast: the last value with ``level="last"``.
+        penalty: relative to the variance of a standardised series; None for the best on held-out rows (for learned
+            kernels: 0, and the number of steps is chosen on held-out rows). With infinity the map is 0, and the level
+            is forecast: the last value with ``level="last"``.
         validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
-            errors become the intervals. At least one horizon; 0 for none.
-        refit: once the penalty is chosen, fit again with the held-out rows. Their errors stay those of the first fit.
+            errors give the intervals. At least one horizon; 0 for none.
+        refit: once the penalty is chosen, fit again with the held-out rows. Their errors remain those of the first fit.
         coverage: of the intervals.
-        random_state: seed of kernels that are trained.
+        random_state: seed of trained kernels.
 
-    Missing values (NaN) among the inputs are filled with the last observed one, in training, forecasting and streaming
-    alike. Missing targets count nowhere: not in the fit, the choices on held-out rows, scores, or intervals. Windows
-    with a run of missing rows longer than a tenth of the look-back are not trained on.
+    Attributes:
+        maps_: fitted maps (1 or series, look_back, horizon).
+        mean_, scale_: of each series (series,).
+        penalty_: of each map and look-back.
+        validation_error_: mean squared error on the held-out rows.
+        errors_: absolute errors of at most 500 held-out windows (windows, horizon, series), sorted; None without.
+        n_parameters_: number of parameters.
+        n_features_in_: number of series.
+
+    Missing values (NaN) among the inputs are filled with the last observed one, in training, forecasting and streaming.
+    Missing targets are ignored in the fit, the choices on held-out rows, scores and intervals. Windows with a run of
+    missing rows longer than a tenth of the look-back are not used in training.
 
     Cost: with S series of T rows, look-back L and horizon H, closed forms take O(S T log T + S L (L + H)) for the
-    moments of all windows, then O(L^3) for one eigendecomposition from which every penalty follows, and O(L^2 H) for
-    each penalty (S times the latter two where each series has its own map). No window is made explicit, except with
-    ``normalize``, which costs O(S T L (L + H)). M missing targets add O(M (L + H) H) to each penalty, some times over.
-    Memory is O(L (L + H) + S T). Forecasts cost O(S L H).
+    moments of all windows, then O(L^3) for one eigendecomposition for all penalties, and O(L^2 H) for each penalty (S
+    times the latter two where each series has its own map). Windows are only created with ``normalize``, which costs
+    O(S T L (L + H)). M missing targets add O(M (L + H) H) to each penalty, several times. Memory is O(L (L + H) + S T).
+    Forecasts cost O(S L H).
 
-    Attributes after `fit`: maps_ (1 or series, look_back, horizon); mean_, scale_ (series,); penalty_, of each map and
-    look-back; validation_error_, mean squared error on the held-out rows; errors_, absolute errors of at most 500
-    held-out windows (windows, horizon, series), sorted, None without; n_parameters_; n_features_in_.
+    A ValueError names an option or a value that is out of range; also for data too short for one window of look_back +
+    horizon rows.
 
-    ValueError names an option or a value that does not serve, also data too short for one window of look_back + horizon
-    rows. Source: Toner and Darlow 2024 (linear forecasters); the moments are those of the covariance method (Makhoul
-    1975).
+    Source: Toner and Darlow 2024 (linear forecasters); the moments are those of the covariance method (Makhoul 1975).
     """
 
     n_features_in_: int
@@ -125,13 +131,13 @@ class LagForecaster(BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: None = None) -> Self:
-        """Fit to series ``(rows, series)`` in the order of time, or one series ``(rows,)``; NaN is missing."""
+        """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing."""
         design = make_design(self)
         x = self._validated(X, reset=True)
         held = held_out_rows(design, self.validation, len(x))
         cut = len(x) - held
         window_count(cut, design.look_back, design.horizon)
-        later = np.isnan(x[:cut]).all(0)  # series that begin in the held-out rows
+        later = np.isnan(x[:cut]).all(0)  # series that start in the held-out rows
         self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = carry_forward(z), np.isnan(z)
@@ -154,10 +160,14 @@ class LagForecaster(BaseEstimator):
         return self
 
     def predict(self, horizon: int | None = None, *, X: Any = None) -> np.ndarray:
-        """Forecasts ``(horizon, series)`` of the rows after the data fitted to, and after every row given to `update`
-        since; or after the rows of X. Of one series ``(rows,)`` the forecasts are ``(horizon,)``.
+        """Forecast the rows after the data.
 
-        horizon: as fitted, or less.
+        Args:
+            horizon: Number of rows; by default all that were fitted, at most these.
+            X: Forecast the rows after X; by default those after the fitted data and every row given to `update` since.
+
+        Returns:
+            ``(horizon, series)``, or ``(horizon,)`` for one series ``(rows,)``.
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
@@ -175,12 +185,12 @@ class LagForecaster(BaseEstimator):
     def predict_interval(
         self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of intervals around `predict`, shaped as its result. coverage: by default its own.
+        """Lower and upper ends of intervals around `predict`, with its shape.
 
-        For each horizon and series, half the width is the ``coverage`` quantile of absolute errors on held-out windows,
-        at most 500 of them spread evenly, with the finite-sample rank ``ceil((n + 1) coverage)`` of split conformal
-        prediction (Vovk et al. 2005). Its guarantee needs errors that are exchangeable; those of overlapping windows of
-        a series that changes are not, so coverage is approximate.
+        For each horizon and series, half the width is the ``coverage`` quantile (by default the forecaster's own) of
+        absolute errors on at most 500 held-out windows at even distances, with the finite-sample rank ``ceil((n + 1)
+        coverage)`` of split conformal prediction (Vovk et al. 2005). Its guarantee requires exchangeable errors. Those
+        of overlapping windows of a changing series are not exchangeable, so coverage is approximate.
         """
         centre = self.predict(horizon, X=X)
         if self.errors_ is None:
@@ -193,8 +203,8 @@ class LagForecaster(BaseEstimator):
         return centre - half, centre + half
 
     def update(self, row: Any) -> Self:
-        """Take the next row ``(series,)`` of the data; NaN is missing. Constant time and memory: the maps stay, and
-        the window moves. Forecasts are exactly those from all rows at once."""
+        """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
+        and the window moves. Forecasts are exactly those from all rows at once."""
         check_is_fitted(self)
         values = np.asarray(row, dtype=np.float64).reshape(-1)
         if values.shape != (self.n_features_in_,) or np.isinf(values).any():
@@ -203,7 +213,7 @@ class LagForecaster(BaseEstimator):
         return self
 
     def evaluate(self, X: Any) -> Scores:
-        """Errors over every window within X, stride one: look_back rows and the horizon after them."""
+        """Errors over every window within X, with stride one: look_back rows and the horizon after them."""
         check_is_fitted(self)
         z = self._standardized(self._validated(X, reset=False))
         look_back, horizon = self.maps_.shape[1:]
@@ -228,7 +238,7 @@ class LagForecaster(BaseEstimator):
         return -self.evaluate(X).mse
 
     def _fits(self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int) -> tuple[bool, list[Fit]]:
-        """The fits for shared maps or those of each series, and which it is."""
+        """Whether maps are shared, and the fits for the shared map or for each series."""
         options = [self.shared] if self.shared is not None else [True, False]
         held = len(filled) - cut
         if filled.shape[1] == 1:
@@ -241,7 +251,7 @@ class LagForecaster(BaseEstimator):
                 f"the last {held} rows are held out, and {self._name(unknown)} has no observed value there; give "
                 "shared=True, other held-out rows by validation, or data that end with observed values"
             )
-        if unknown.any():  # nothing tells how well a map of its own serves such a series
+        if unknown.any():  # no error is known for a separate map of such a series
             options = [True]
         found = {}
         for shared in options:
@@ -249,7 +259,7 @@ class LagForecaster(BaseEstimator):
                 found[shared] = [
                     self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)
                 ]
-            except ValueError:  # one of the series has too few rows for a map of its own
+            except ValueError:  # one of the series has too few rows for a separate map
                 if shared in options[:1]:
                     raise
         shared = min(found, key=lambda each: 0 if len(found) == 1 else _error(found[each]))
@@ -264,8 +274,8 @@ class LagForecaster(BaseEstimator):
         cut: int,
         choices: Sequence[Choice] | None = None,
     ) -> Fit:
-        """One map for some series, from the rows before ``cut``; the rows from there on are held out, every window of
-        them, so that forecasters of any look-back are compared on the same targets."""
+        """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
+        forecasters of any look-back are compared on the same targets."""
         x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
         train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
         valid = [Stretch(x[cut - look_back :], gaps[cut - look_back :])] if cut < len(x) else []
@@ -296,7 +306,7 @@ class LagForecaster(BaseEstimator):
         return x
 
     def _name(self, flags: np.ndarray) -> str:
-        """The first series of those that a flag is set for, in words."""
+        """The first series whose flag is set, for messages."""
         names = getattr(self, "feature_names_in_", range(len(flags)))
         return f"series {names[int(flags.argmax())]!r}"
 

@@ -1,4 +1,4 @@
-"""From series to linear maps: which windows count, and which penalty."""
+"""Fit linear maps to series: choose windows and the penalty."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from lagwise.forecasting.moments import (
 from lagwise.forecasting.solving import Refill, ridge_path
 from lagwise.forecasting.unobserved import Stretch, Unobserved, held_out_windows
 
-_LONGEST_GAP = 0.1  # of the look-back: windows with longer runs of missing rows are not trained on
+_LONGEST_GAP = 0.1  # of the look-back: windows with longer runs of missing rows are not used in training
 
 
 class Choice(NamedTuple):
-    """What is chosen on held-out windows: the penalty, and the steps of the training of a learned kernel."""
+    """Choices made on held-out windows: the penalty, and the training steps of a learned kernel."""
 
     penalty: float
     steps: int | None = None
@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 @dataclass(frozen=True)
 class Fit:
     """Maps ``(look_back, horizon)`` from raw inputs to forecasts; the sum of their squared errors on held-out windows
-    and the number of observed targets there; and what was chosen for each look-back."""
+    and the number of observed targets there; and the choices for each look-back."""
 
     maps: np.ndarray
     squares: float
@@ -46,7 +46,7 @@ class Fit:
 
 def usable_rows(x: np.ndarray, missing: np.ndarray, width: int, look_back: int) -> list[Stretch]:
     """The stretches of filled series ``(rows, series)`` that windows may cover: at least ``width`` rows, without a run
-    of missing ones of more than a tenth of the look-back. ValueError if there are none."""
+    of missing rows longer than a tenth of the look-back. ValueError if there are none."""
     longest = max(1, int(_LONGEST_GAP * look_back))
     found = [
         Stretch(x[a:b, series], missing[a:b, series])
@@ -64,10 +64,14 @@ def usable_rows(x: np.ndarray, missing: np.ndarray, width: int, look_back: int) 
 def fit_maps(
     design: Design, train: Sequence[Stretch], valid: Sequence[Stretch], choices: Sequence[Choice] | None = None
 ) -> Fit:
-    """Fit one map for all the series given, from stretches of rows to train on.
+    """Fit one map for all given series, from stretches of rows to train on.
 
-    valid: held-out stretches, if any, by whose windows one of ``design.penalties`` is chosen. choices: those of each
-    look-back, if they have been made before. Of several look-backs each has a map, and the maps are averaged.
+    Args:
+        design: The kind of map.
+        train: Stretches to train on.
+        valid: Held-out stretches, if any, whose windows choose one of ``design.penalties``.
+        choices: Those of each look-back, if already made. Each of several look-backs has a map, and the maps are
+            averaged.
     """
     held_out = held_out_windows(valid, design.look_back, design.horizon) if valid else None
     maps = np.zeros((design.look_back, design.horizon))
@@ -99,7 +103,7 @@ def _candidates(
     level = level_weights(design.level, look_back)
 
     def raw(maps: np.ndarray) -> np.ndarray:
-        """Maps of inputs less their level with the level put back."""
+        """Maps of inputs without their level, with the level added back."""
         return maps + np.outer(level, 1 - maps.sum(0))
 
     def refilled(maps: np.ndarray) -> np.ndarray:
@@ -128,7 +132,7 @@ def _candidates(
 
 
 def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:
-    """Moments of the windows to train on, less their level, and their missing targets."""
+    """Moments of the training windows without their level, and their missing targets."""
     if not design.normalize:
         moments = total(window_moments(each.filled, look_back, design.horizon) for each in train)
         return moments.without_level(design.level), Unobserved(train, look_back, design.horizon)

@@ -1,4 +1,5 @@
-"""Missing values of series: filled where the run is short, left out of the fit where it is long, and not counted."""
+"""Missing values of series: short runs are filled, long runs are left out of the fit, and missing targets do not
+count."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import numpy as np
 
 
 def carry_forward(x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
-    """Replace each missing value by the last one observed before it.
+    """Replace each missing value by the last observed one before it.
 
-    Shapes: x ``(rows, series)``, NaN where missing; before ``(series,)``, what precedes the first row, by default 0.
-    A value depends on no later row, so filling row by row, as a stream comes, gives the same.
+    Shapes: x ``(rows, series)``, NaN where missing; before ``(series,)``, the values before the first row, by default
+    0. A value does not depend on later rows, so filling row by row, as in a stream, gives the same result.
     """
     start = np.zeros(x.shape[1]) if before is None else before
     padded = np.concatenate([np.nan_to_num(start)[None], x])
@@ -20,9 +21,9 @@ def carry_forward(x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray
 
 
 def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[int]]:
-    """The stretches of rows between runs of more than ``longest`` missing rows, with the series that have each.
+    """The stretches of rows between runs of more than ``longest`` missing rows, each with its series.
 
-    Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so are kept together.
+    Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so stay together.
     """
     found: dict[tuple[int, int], list[int]] = {}
     for series, gaps in enumerate(missing.T):
@@ -36,8 +37,8 @@ def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[i
 
 
 def scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of what is observed of each series ``(rows, series)``. The deviation is 1 of a series that is
-    constant, and mean and deviation are 0 and 1 of one of which nothing is observed."""
+    """Mean and deviation of the observed values of each series ``(rows, series)``. The deviation is 1 for a constant
+    series. Mean and deviation are 0 and 1 for a series without observed values."""
     observed = ~np.isnan(x)
     count = np.maximum(1, observed.sum(0))
     mean = np.where(observed, x, 0).sum(0) / count

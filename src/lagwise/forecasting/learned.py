@@ -1,4 +1,4 @@
-"""Toeplitz forecasters whose kernel is one of `lagwise.kernels`, trained by gradients."""
+"""Toeplitz forecasters with a kernel of `lagwise.kernels`, trained by gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lagwise.forecasting.moments import Moments
 from lagwise.forecasting.solving import Refill, expand, kernel_equations, kernel_right
 
 _STEPS = 600
-_EVERY = 20  # steps between looks at the held-out error
+_EVERY = 20  # steps between evaluations of the held-out error
 _LEARNING_RATE = 1e-2
 
 
@@ -28,14 +28,20 @@ def learned_map(
 ) -> tuple[np.ndarray, int]:
     """The map ``(look_back, horizon)`` of a kernel trained on the exact error of all windows at once, and its steps.
 
-    Formula: with N and r of `kernel_equations` the mean squared error is ``k^T N k - 2 r^T k`` plus a constant, to
-    which the penalty adds ``penalty k^T k``. So a step costs O(look_back^2) however many windows there are. AdamW's
-    rate falls along a cosine. The training begins with a new kernel, and depends on the arguments alone.
+    Formula: with N and r of `kernel_equations`, the mean squared error is ``k^T N k - 2 r^T k`` plus a constant, and
+    the penalty adds ``penalty k^T k``. So a step costs O(look_back^2) for any number of windows. AdamW's learning rate
+    follows a cosine. Training starts with a new kernel, and depends on the arguments alone.
 
-    spec: name and options of a kernel, as in models. Lag 0 of the kernel is the shortest that is used: the last value
-    for the first horizon. error: of a map on held-out windows; of the kernels met on the way the best is kept. steps:
-    stop after so many; by default after 600, where there is no error to choose by. refill: as in `ridge_path`, every 20
-    steps.
+    Args:
+        spec: Name and options of a kernel, as in models. Its lag 0 is the shortest used lag: the last value for the
+            first horizon.
+        moments: Of the training windows.
+        error: Of a map on held-out windows; the best kernel during training is kept.
+        kernels: Number of groups of horizons.
+        penalty: As above.
+        steps: Number of steps; by default chosen by the error, or 600 without one.
+        refill: As in `ridge_path`, every 20 steps.
+        seed: Of the initial kernel.
     """
     import torch
 
@@ -56,7 +62,7 @@ def learned_map(
     def taps() -> torch.Tensor:
         made = kernel.taps(n).double()
         made = torch.nn.functional.pad(made, (0, n - made.shape[1]))
-        return (made / np.sqrt(n) * gain.exp()[:, None]).flip(1).t()  # in the order of time
+        return (made / np.sqrt(n) * gain.exp()[:, None]).flip(1).t()  # in temporal order
 
     last = _STEPS if steps is None else steps
     best, best_error, best_step = None, np.inf, last
@@ -82,7 +88,7 @@ def learned_map(
 
 
 def learned_size(spec: Mapping[str, Any], kernels: int) -> int:
-    """Parameters of the kernel, and a gain for each of its channels."""
+    """Number of parameters: those of the kernel, and a gain for each of its channels."""
     from lagwise.kernels import KERNELS
     from lagwise.tables import build
 

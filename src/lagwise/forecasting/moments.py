@@ -1,4 +1,4 @@
-"""Second moments of all windows of a series, without making the windows."""
+"""Second moments of all windows of a series, without creating the windows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.fft import irfft, next_fast_len, rfft
 
 LEVELS = ("mean", "last", "none")
-_CHUNK = 4096  # windows that are made at a time where they must be
+_CHUNK = 4096  # windows to create at a time where they are needed
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over windows of ``look_back`` inputs u and ``horizon`` targets y that follow them.
+    """Sums over windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them.
 
-    Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon); targets
-    ``sum y^2`` (horizon,). count is the (weighted) number of windows. Inputs are in the order of time.
+    Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon); targets ``sum y^2``
+    (horizon,). count is the (weighted) number of windows. Inputs are in temporal order.
     """
 
     inputs: np.ndarray
@@ -35,11 +35,11 @@ class Moments:
         )
 
     def latest(self, look_back: int) -> Moments:
-        """The same of windows that begin later: of their last ``look_back`` inputs."""
+        """The moments for a shorter look-back: of the last ``look_back`` inputs."""
         return Moments(self.inputs[-look_back:, -look_back:], self.cross[-look_back:], self.targets, self.count)
 
     def without_level(self, level: str) -> Moments:
-        """The moments of windows from which the level ``r^T u`` of their inputs has been subtracted throughout.
+        """The moments of windows after subtracting the level ``r^T u`` of their inputs.
 
         Formula: with ``g = G r``, ``s = r^T G r`` and ones 1: ``G - 1 g^T - g 1^T + s``, ``C - 1 r^T C - g 1^T + s``
         and ``y^2 - 2 r^T C + s``. Removing a level is linear, so it acts on the moments and needs no windows.
@@ -60,7 +60,7 @@ class Moments:
 
 
 def level_weights(level: str, look_back: int) -> np.ndarray:
-    """The weights r by which a window's level is ``r^T u``: its mean, its last value, or nothing."""
+    """The weights r of a window's level ``r^T u``: its mean, its last value, or nothing."""
     weights = np.zeros(look_back)
     if level == "mean":
         weights[:] = 1 / look_back
@@ -70,15 +70,16 @@ def level_weights(level: str, look_back: int) -> np.ndarray:
 
 
 def window_moments(x: np.ndarray, look_back: int, horizon: int) -> Moments:
-    """Moments of all windows of some series, all together.
+    """Moments of all windows of some series together.
 
-    Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is
-    ``a(i, j) = sum_t x(t + i) x(t + j)``; its neighbour on the diagonal is
-    ``a(i + 1, j + 1) = a(i, j) + x(m + i) x(m + j) - x(i) x(j)``, and the first row is a correlation, done by FFT.
+    Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is ``a(i, j) = sum_t
+    x(t + i) x(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) x(m + j) - x(i) x(j)``,
+    and the first row is a correlation, by FFT.
 
     Shapes: x ``(rows, series)`` of finite values, float64. Costs O(series * (rows log rows + look_back * (look_back +
-    horizon))), however many windows there are. Source: the covariance method of linear prediction (Makhoul 1975).
-    ValueError if there is no window.
+    horizon))) for any number of windows. ValueError if there is no window.
+
+    Source: the covariance method of linear prediction (Makhoul 1975).
     """
     x = np.ascontiguousarray(x, dtype=np.float64)
     width, m = look_back + horizon, window_count(len(x), look_back, horizon)
@@ -100,12 +101,12 @@ def window_moments(x: np.ndarray, look_back: int, horizon: int) -> Moments:
 
 
 def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:
-    """Moments of windows whose level is removed and that are divided by the deviation of their inputs.
+    """Moments of windows after removing the level and dividing by the deviation of their inputs.
 
-    The deviation is ``sqrt(mean((u - level)^2) + 1e-5)``, as in reversible instance normalisation (Kim et al. 2022).
-    A linear map without a constant commutes with a scale, so dividing by the deviation and multiplying the forecast by
-    it again leaves a given map as it is: normalisation changes only how much each window counts in the fit. Here
-    windows are made, some thousands at a time: O(windows * look_back * (look_back + horizon)).
+    The deviation is ``sqrt(mean((u - level)^2) + 1e-5)``, as in reversible instance normalisation (Kim et al. 2022). A
+    linear map without a constant commutes with a scale, so dividing by the deviation and multiplying the forecast by it
+    leaves a given map unchanged: normalisation only changes how much each window counts in the fit. Here windows are
+    created, some thousands at a time: O(windows * look_back * (look_back + horizon)).
     """
     width = look_back + horizon
     total = np.zeros((width, width))
@@ -119,13 +120,13 @@ def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) 
 
 
 def normalized_weights(x: np.ndarray, look_back: int, horizon: int, level: str) -> np.ndarray:
-    """How much each window counts in `normalized_moments`: one over its squared deviation, ``(windows, series)``."""
+    """The weight of each window in `normalized_moments`: one over its squared deviation, ``(windows, series)``."""
     found = [_precision(chunk, look_back) for chunk in _levelled(x, look_back, horizon, level)]
     return np.concatenate(found).reshape(x.shape[1], -1).T
 
 
 def _levelled(x: np.ndarray, look_back: int, horizon: int, level: str) -> Iterator[np.ndarray]:
-    """Windows ``(windows, look_back + horizon)`` less their level, series by series, some thousands at a time."""
+    """Windows ``(windows, look_back + horizon)`` without their level, series by series, some thousands at a time."""
     window_count(len(x), look_back, horizon)
     weights = level_weights(level, look_back)
     for series in np.ascontiguousarray(x, dtype=np.float64).T:
@@ -140,7 +141,7 @@ def _precision(windows: np.ndarray, look_back: int) -> np.ndarray:
 
 
 def window_count(rows: int, look_back: int, horizon: int) -> int:
-    """Windows in so many rows, with a stride of one. ValueError if none."""
+    """Number of windows in this many rows, with a stride of one. ValueError if none."""
     count = rows - look_back - horizon + 1
     if count < 1:
         raise ValueError(
@@ -150,7 +151,7 @@ def window_count(rows: int, look_back: int, horizon: int) -> int:
 
 
 def total(moments: Iterable[Moments]) -> Moments:
-    """The sum of at least one."""
+    """The sum of at least one set of moments."""
     first, *rest = moments
     for each in rest:
         first = first + each

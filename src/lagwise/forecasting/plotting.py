@@ -1,4 +1,4 @@
-"""Forecasts drawn after the series they continue."""
+"""Plots of forecasts after the series they continue."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_MOST = 8  # series drawn
-_HISTORY = 3  # horizons of history shown
+_MOST = 8  # series to draw
+_HISTORY = 3  # horizons of history to show
 
 
 def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, interval: Any, coverage: float) -> Figure:
-    """The end of each series, its forecast and interval; of more than 8 series the first 8.
+    """The end of each series, its forecast and interval, for at most 8 series.
 
-    Shapes: forecast ``(horizon, series)`` at ``times``; interval, two of these.
+    Shapes: forecast ``(horizon, series)`` at ``times``; interval: lower and upper ends, like forecast.
     """
     count = min(_MOST, history.shape[1])
     shown = history.iloc[-max(_HISTORY * len(times), 20) :]

@@ -19,9 +19,9 @@ except ImportError as error:
 class SktimeLagForecaster(BaseForecaster):
     """Forecasts by `LagForecaster`, with sktime's ``fit(y, fh=...)``, ``predict`` and ``update``.
 
-    The horizon is the furthest step of ``fh``, which `fit` needs; only steps after the data can be forecast.
-    ``update(y, update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
-    ``update_params=True`` the forecaster is fitted again. Parameters, and errors, are those of `LagForecaster`.
+    The horizon is the largest step of ``fh``, which `fit` needs; only steps after the data can be forecast. ``update(y,
+    update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
+    ``update_params=True`` the forecaster is fitted again. Parameters and errors are those of `LagForecaster`.
 
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
@@ -109,6 +109,6 @@ class SktimeLagForecaster(BaseForecaster):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        """Parameters that suit the short series of sktime's own tests."""
+        """Parameters for the short series of sktime's tests."""
         options = {"look_back": 3, "shared": True, "penalty": 0.1}
         return [options, {**options, "model": "toeplitz", "level": "last"}]

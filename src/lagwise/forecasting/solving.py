@@ -9,25 +9,24 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.moments import Moments
 
-#: Penalties that are tried, relative to the variance of a standardised series.
+#: Penalties to try, relative to the variance of a standardised series.
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 1, 15))
-_ROUNDS, _CLOSE = 30, 1e-6  # of filling in targets: at most so many, or until a map changes by less, relative to it
+_ROUNDS, _CLOSE = 30, 1e-6  # of filling in targets: most rounds, and the relative change of a map that ends them
 
-#: The cross moments of inputs and targets once missing targets are what a map says.
+#: The cross moments of inputs and targets after a map has filled in missing targets.
 Refill = Callable[[np.ndarray], np.ndarray]
 
 
 def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.ndarray]:
     """The normal equations ``N k = r`` of Toeplitz maps, each entry a mean over windows and horizons.
 
-    Formula: the horizons are cut into ``kernels`` groups of g consecutive ones; a group has one kernel k of
-    ``look_back + g - 1`` values and forecasts ``y(t + h) = sum_i k(i + g - 1 - h) u(i)``, h = 0..g-1 in the group. So
-    N is the sum over h of the moments of the inputs, shifted by g - 1 - h along the diagonal, the same for every group.
+    Formula: the horizons are divided into ``kernels`` groups of g consecutive ones. A group has one kernel k of
+    ``look_back + g - 1`` values and forecasts ``y(t + h) = sum_i k(i + g - 1 - h) u(i)``, h = 0..g-1 in the group. So N
+    is the sum over h of the moments of the inputs, shifted by g - 1 - h along the diagonal, the same for every group.
     ``kernels = horizon`` is the general linear map, ``kernels = 1`` one Toeplitz kernel for all horizons.
 
     Shapes: N ``(n, n)`` and r ``(n, kernels)`` with n = look_back + g - 1. Costs O(n^2 + look_back * horizon), because
-    sums of g entries along diagonals are differences of cumulative sums. ValueError if kernels does not divide the
-    horizon.
+    sums of g entries along diagonals are differences of cumulative sums. ValueError unless kernels divides the horizon.
     """
     look_back, horizon = moments.cross.shape
     if horizon % kernels:
@@ -46,7 +45,7 @@ def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.nda
 
 
 def kernel_right(cross: np.ndarray, kernels: int) -> np.ndarray:
-    """The right side of `kernel_equations` as a sum over windows, of their cross moments ``(look_back, horizon)``."""
+    """The right side of `kernel_equations` as a sum over windows, from their cross moments ``(look_back, horizon)``."""
     look_back, horizon = cross.shape
     width = horizon // kernels
     if width == 1:
@@ -58,7 +57,7 @@ def kernel_right(cross: np.ndarray, kernels: int) -> np.ndarray:
 
 
 def expand(kernels: np.ndarray, look_back: int) -> np.ndarray:
-    """Kernels ``(look_back + g - 1, groups)`` as the map ``(look_back, groups * g)`` that `kernel_equations` means."""
+    """The map ``(look_back, groups * g)`` of `kernel_equations` for kernels ``(look_back + g - 1, groups)``."""
     windows = sliding_window_view(kernels, look_back, axis=0)[::-1]  # (g, groups, look_back)
     return windows.transpose(2, 1, 0).reshape(look_back, -1)
 
@@ -73,13 +72,17 @@ def ridge_path(
 ) -> Iterator[np.ndarray]:
     """The map ``(look_back, horizon)`` for each penalty p, all from one eigendecomposition.
 
-    Formula: ``k = (N + p I)^-1 r`` with N and r of `kernel_equations`. rank: the best map of that rank in the same
-    penalised error, which is ``(N + p I)^(-1/2)`` times the truncated singular value decomposition of
-    ``(N + p I)^(-1/2) r`` (reduced-rank regression, Izenman 1975).
+    Formula: ``k = (N + p I)^-1 r`` with N and r of `kernel_equations`.
 
-    refill: where targets are missing, what the map says takes their place and the map is solved for again, until it
-    stays. These targets then have no error, so the map is that of least squares on the observed targets alone. Each
-    round lowers the penalised error, as in the EM algorithm (Dempster et al. 1977).
+    Args:
+        moments: Of the training windows.
+        penalties: The values of p.
+        kernels: Number of groups of horizons.
+        rank: Find the best map of this rank in the same penalised error, which is ``(N + p I)^(-1/2)`` times the
+            truncated singular value decomposition of ``(N + p I)^(-1/2) r`` (reduced-rank regression, Izenman 1975).
+        refill: Replaces missing targets by what the map forecasts, after which the map is solved for again, until it
+            converges. These targets then have no error, so the map is that of least squares on the observed targets
+            alone. Each round lowers the penalised error, as in the EM algorithm (Dempster et al. 1977).
 
     Costs O(n^3) once, and O(n^2 * kernels) for each penalty (and round).
     """
@@ -109,7 +112,7 @@ def ridge_path(
 
 
 def parameter_count(look_back: int, horizon: int, *, kernels: int, rank: int | None = None) -> int:
-    """Numbers that a map of `ridge_path` is made of."""
+    """Number of parameters of a map of `ridge_path`."""
     if rank is not None and rank < min(look_back, horizon):
         return rank * (look_back + horizon)
     return kernels * (look_back + horizon // kernels - 1)

@@ -1,4 +1,4 @@
-"""Tables of series with a column of times: read, and checked before anything is fitted."""
+"""Tables of series with a column of times, read and checked before anything is fitted."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_UNNAMED = "Unnamed: 0"  # pandas' name of a first column without one: the index of a table that pandas wrote
+_UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a name: the index of a table that pandas wrote
 
 
 @dataclass(frozen=True)
 class SeriesTable:
-    """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time; notes on what was done."""
+    """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, and notes on how it was
+    read."""
 
     frame: pd.DataFrame
     notes: tuple[str, ...]
 
     def next_times(self, count: int) -> Any:
-        """The times of the rows that follow."""
+        """The times of the next rows."""
         import pandas as pd
 
         index = self.frame.index
@@ -38,27 +39,31 @@ class SeriesTable:
 
 
 def read_series(path: str | Path, time: str | None = None, columns: Sequence[str] | None = None) -> SeriesTable:
-    """Read a .csv (also compressed; commas, tabs, or semicolons with decimal commas or points) or .parquet with a
-    column of times and columns of numbers.
-
-    time: the name of the column of times, dates or evenly spaced numbers; by default the first column. columns: the
-    series; by default all other columns.
+    """Read a table with a column of times and columns of numbers.
 
     Rows are sorted by time, as `lagwise.forecasting.times.regular_times` reads it. Times that are missing from a
-    regular grid become rows of missing values, with a note. ValueError for a table without rows or series, times that
-    do not serve, and for text or infinity in a column of numbers.
+    regular grid become rows of missing values, with a note.
+
+    Args:
+        path: A .csv (also compressed; commas, tabs, or semicolons with decimal commas or points) or .parquet.
+        time: The name of the column of times, dates or evenly spaced numbers; by default the first column.
+        columns: The series; by default all other columns.
+
+    Raises:
+        ValueError: For a table without rows or series, times that cannot be used, and text or infinity in a column of
+            numbers.
     """
     path = Path(path)
     frame = _read(path)
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
-        raise ValueError(f"{str(path)!r} has no rows, or no column beside the times")
+        raise ValueError(f"{str(path)!r} has no rows, or no column besides the times")
     names = [str(name) for name in frame.columns]
     if all(_is_number(name) for name in names):
         raise ValueError(f"the first row of {str(path)!r} has numbers, {shown(names)}; it must have names of columns")
     frame.columns = names
     if names[0] == _UNNAMED and time in (None, _UNNAMED):
         frame = frame.rename(columns={_UNNAMED: "time"})
-    elif names[0] == _UNNAMED:  # the number of each row
+    elif names[0] == _UNNAMED:  # the row number
         frame = frame.drop(columns=_UNNAMED)
     names = list(frame.columns)
     time = names[0] if time in (None, _UNNAMED) else known(time, names, "column of times")
@@ -66,7 +71,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     if columns is None:
         chosen = [name for name in names if name != time]
     if not chosen:
-        raise ValueError(f"{str(path)!r} has no column beside the times in {time!r}")
+        raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
     times, grid, notes = regular_times(frame[time])
     values = type(frame)({name: _numbers(frame[name], name) for name in chosen})
     full, more = _regular(values, times, grid)
@@ -94,7 +99,7 @@ def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
             return pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
         frame = pd.read_parquet(path)
         return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()  # times are often the index
-    except (ValueError, EOFError, OSError) as error:  # the libraries' own errors of parsing are ValueErrors
+    except (ValueError, EOFError, OSError) as error:  # parsing errors of the libraries are ValueErrors
         raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
 
 
@@ -114,7 +119,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no number; leave "
+            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave "
             "it empty if it is missing, choose columns with --columns, or name the times with --time"
         )
     if numbers.isna().all():
@@ -123,7 +128,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
 
 
 def _regular(frame: pd.DataFrame, times: pd.Index, grid: pd.Index) -> tuple[pd.DataFrame, list[str]]:
-    """The rows at their places on the grid, missing values between them, and notes."""
+    """The rows at their positions on the grid, missing values between them, and notes."""
     import pandas as pd
 
     places = times.argsort() if len(grid) == len(times) else None

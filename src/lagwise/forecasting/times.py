@@ -1,4 +1,4 @@
-"""Times of the rows of a table: read, and laid on a regular grid."""
+"""Times of the rows of a table, read and placed on a regular grid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lagwise.tables import shown
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_ADDED = 10  # rows filled in for each row that is there; more means that the step is not the table's own
+_MOST_ADDED = 10  # rows filled in per existing row; a larger number means that the step is wrong
 _MONTHS = (1, 2, 3, 4, 6, 12)  # between rows
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d:?\d\d)$"  # of UTC, after a time of day
 _QUARTER = r"^(\d{4})[ -]?[qQ]([1-4])$"
@@ -20,18 +20,19 @@ _DAY = np.timedelta64(23, "h")  # the shortest
 
 
 def regular_times(column: pd.Series) -> tuple[pd.Index, pd.Index, tuple[str, ...]]:
-    """The time of each row of a column, the regular grid that has them all, in order, and notes on how they were read.
+    """The time of each row of a column, the regular grid that contains them all, in order, and notes on how they were
+    read.
 
-    Numbers are times on a scale of their own, but for whole ones such as 20240131, which are dates. Text is read by one
-    format. Dates such as 01/02/2024 are read month first or day first, whichever gives times on a regular grid. Times
-    with one UTC offset keep it; with several, days and longer steps are those of the calendar where they were written,
+    Numbers are times on a scale of their own, except for integers such as 20240131, which are dates. Text is read by
+    one format. Dates such as 01/02/2024 are read month first or day first, whichever gives times on a regular grid.
+    Times with one UTC offset keep it. With several offsets, days and longer steps follow the local calendar, and
     shorter ones are in UTC.
 
-    The grid is the shortest one that has all times, of those with a constant step, business days, and months (first
-    days, last days, business or not, any other day), also every 2, 3, 4, 6 or 12 of them.
+    The grid is the shortest one that contains all times, among those with a constant step, business days, and months
+    (first days, last days, business or not, any other day), also every 2, 3, 4, 6 or 12 of them.
 
     ValueError for a time that cannot be read or occurs twice, dates that may be read either way, and times on no
-    regular grid, which names the place.
+    regular grid; it names the place.
     """
     found, failures = [], []
     for times, notes in _readings(column):
@@ -89,12 +90,12 @@ def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
 
 def _parsed(text: pd.Series, utc: bool = False) -> list[pd.DatetimeIndex]:
     """Text read as ISO 8601, with and without a time of day, or else by one format, month first and day first. Only
-    where every row can be read so."""
+    formats that fit every row count."""
     import pandas as pd
 
     found: list[pd.DatetimeIndex] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of formats that are not found, and ones that do not depend on dayfirst
+        warnings.simplefilter("ignore")  # about unknown formats, and formats for which dayfirst has no effect
         for form, day_first in (("ISO8601", False), (None, False), (None, True)):
             times = pd.to_datetime(text, errors="coerce", utc=utc, format=form, dayfirst=day_first)
             if times.notna().all():
@@ -105,13 +106,13 @@ def _parsed(text: pd.Series, utc: bool = False) -> list[pd.DatetimeIndex]:
 
 
 def _of_calendar(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
-    """Times without their zone if they are days or more apart: days of a zone may be shorter or longer."""
+    """Times without their zone if they are days or more apart, because days of a zone may be shorter or longer."""
     far = times.tz is not None and np.median(np.diff(np.sort(times.tz_convert("UTC").to_numpy()))) >= _DAY
     return times.tz_localize(None) if far else times
 
 
 def _no_time(column: pd.Series, text: pd.Series) -> Any:
-    """ValueError that names the first row without a time, or of another format than the first."""
+    """Raise a ValueError that names the first row without a time, or with another format than the first."""
     import pandas as pd
 
     missing = text.isna()
@@ -121,13 +122,13 @@ def _no_time(column: pd.Series, text: pd.Series) -> Any:
             missing = pd.to_datetime(text, errors="coerce", utc=True).isna()
     row = int(missing.to_numpy().argmax())
     raise ValueError(
-        f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is no time; name the "
+        f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a time; name the "
         "column of times with --time"
     )
 
 
 def _grid(times: pd.Index) -> pd.Index:
-    """The shortest regular grid that has all times."""
+    """The shortest regular grid that contains all times."""
     import pandas as pd
 
     index = times.sort_values()
@@ -141,7 +142,7 @@ def _grid(times: pd.Index) -> pd.Index:
     if not isinstance(index, pd.DatetimeIndex):
         return _steps(index)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that pandas will return another type, which does as well here
+        warnings.simplefilter("ignore")  # that pandas will return another type, which works here too
         frequency = pd.infer_freq(index)
     if frequency is not None:
         return pd.date_range(index[0], index[-1], freq=frequency, name=index.name)
@@ -158,7 +159,7 @@ def _grid(times: pd.Index) -> pd.Index:
 
 
 def _steps(index: pd.Index) -> pd.Index:
-    """The grid whose step is the most frequent of the sorted times."""
+    """The grid with the most frequent step of the sorted times."""
     import pandas as pd
 
     zoned = isinstance(index, pd.DatetimeIndex) and index.tz is not None

@@ -1,4 +1,4 @@
-"""Sums over the windows of series whose missing values were filled in, without the targets that were not observed."""
+"""Sums over the windows of series with filled missing values, without the targets that were not observed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Unobserved:
     A missing row r is target h of the window whose inputs are the rows ``r - h - look_back`` to ``r - h - 1``, if the
     stretch has that window. All these inputs are among the ``look_back + horizon - 1`` rows before r, so the forecasts
     of r from every window are one product with the map, its columns shifted: ``f(r, h) = sum_q x(r - Q + q) S(q, h)``,
-    ``S(q, h) = B(q - horizon + 1 + h, h)`` with Q rows before r. With M missing targets a product costs
-    O(M (look_back + horizon) horizon), and memory is that of the series.
+    ``S(q, h) = B(q - horizon + 1 + h, h)`` with Q rows before r. With M missing targets a product costs O(M (look_back
+    + horizon) horizon), and memory is that of the series.
 
-    weights: for each stretch ``(windows, series)``, how much windows count; 1 by default.
+    weights: for each stretch ``(windows, series)``, the weight of each window; 1 by default.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Unobserved:
 
     def squares(self, maps: np.ndarray) -> tuple[float, float]:
         """The sum of the squared errors of the filled targets, and their number (weight), for maps ``(look_back,
-        horizon)`` or the end of such."""
+        horizon)`` or the end of such maps."""
         found = count = 0.0
         for _, weights, errors in self._errors(maps):
             found += float((weights * errors**2).sum())
@@ -65,8 +65,8 @@ class Unobserved:
         return found, count
 
     def cross(self, maps: np.ndarray) -> np.ndarray:
-        """``sum u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: what to add to
-        `Moments.cross` for targets to be what the maps forecast. Shape: that of maps, ``(look_back, horizon)``."""
+        """``sum u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
+        `Moments.cross`, it replaces targets by the maps' forecasts. Shape: that of maps, ``(look_back, horizon)``."""
         shifted = np.zeros((self._width, self.horizon))
         for before, weights, errors in self._errors(maps):
             shifted += before.T @ (weights * errors)
@@ -87,20 +87,20 @@ class Unobserved:
                 yield inputs, weights[places[chunk]][:, ::-1], inputs @ shifted - values[chunk, None]
 
     def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
-        """The rows of S that have column h of a map of so many rows, which end where those of the longest do."""
+        """The rows of S for column h of a map with this look-back, which end where those of the longest do."""
         for h in range(self.horizon):
             yield h, slice(self._width - h - look_back, self._width - h)
 
 
 class HeldOut(NamedTuple):
-    """Held-out windows, by whose errors maps are compared."""
+    """Held-out windows, on which maps are compared."""
 
     moments: Moments
     unobserved: Unobserved
 
     def squares(self, maps: np.ndarray) -> tuple[float, float]:
-        """The sum of squared errors on the observed targets, and their number, of maps ``(look_back, horizon)`` or
-        ones of a shorter look-back."""
+        """The sum of squared errors on the observed targets, and their number, of maps ``(look_back, horizon)`` or maps
+        with a shorter look-back."""
         moments = self.moments.latest(len(maps))
         found, count = self.unobserved.squares(maps)
         return (

@@ -1,4 +1,4 @@
-"""Forecasts as a table and a picture."""
+"""Write forecasts as a table and a plot."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path]:
-    """Write what a forecaster fitted to a table says of the rows after it: to ``out``, for each series NAME the columns
-    NAME, NAME_lower and NAME_upper, and to a .png of the same name. Returns the table and the path of the picture."""
+    """Write the forecast of the rows after a table, by a forecaster fitted to it.
+
+    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, and a .png file of the same name the
+    plot. Returns the table and the path of the plot.
+    """
     import pandas as pd
 
     values = forecaster.predict()

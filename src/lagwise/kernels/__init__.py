@@ -1,4 +1,4 @@
-"""Lag kernels: parametrisations of k(lag), one a file."""
+"""Lag kernels: parametrisations of k(lag), one per file."""
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.diagonal import DiagonalKernel
@@ -38,10 +38,16 @@ _OWN = frozenset(KERNELS)
 def register_kernel(name: str, kernel: type[LagKernel]) -> None:
     """Let configurations name a kernel of another package: ``{"name": NAME, ...options}``.
 
-    Packages that are installed need not call this: they declare an entry point ``NAME = "package.module:Class"`` in the
-    group ``lagwise.kernels``.
+    Installed packages need not call this: they declare an entry point ``NAME = "package.module:Class"`` in the group
+    ``lagwise.kernels``.
 
-    ValueError for a name that lagwise itself has, TypeError for what is no subclass of `LagKernel`.
+    Args:
+        name: The name in configurations.
+        kernel: The class.
+
+    Raises:
+        ValueError: For a name that lagwise itself has.
+        TypeError: For anything that is not a subclass of `LagKernel`.
     """
     add_part(KERNELS, _OWN, LagKernel, "kernel", name, kernel)
 

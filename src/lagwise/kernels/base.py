@@ -1,4 +1,4 @@
-"""What every lag kernel is: something that produces taps."""
+"""The base class of lag kernels, which produce taps."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from torch import Tensor, nn
 
 from lagwise.ops import Modes
 
-# Taps below this, relative to the largest, cannot change a sum in that precision.
+# Taps below this, relative to the largest, cannot change a sum in this precision.
 _NEGLIGIBLE = {torch.float64: 1e-17}
 _NEGLIGIBLE_FLOAT32 = 1e-8
 
 
 class LagKernel(nn.Module):
-    """A parametrisation of k(lag) for each channel. Abstract: subclasses give `taps` and, if they decay, `horizon`.
+    """A parametrisation of k(lag) for each channel. Abstract: subclasses implement `taps` and, if they decay,
+    `horizon`.
 
-    `taps` must not depend on the length asked for (taps(n) starts with taps(m) for m < n), or a streamed prompt would
-    see another kernel than a whole one.
+    `taps` must not depend on the requested length (taps(n) starts with taps(m) for m < n); otherwise a streamed prompt
+    would see another kernel than the whole prompt.
     """
 
-    #: parameters of two axes or more that weight decay must leave alone, such as decay rates; any module may name some
+    #: parameters with two or more axes that weight decay must skip, such as decay rates; any module may name some
     undecayed: ClassVar[tuple[str, ...]] = ()
+    #: parameters that stay in float32 when a model is loaded in less, because a small error in a pole grows with the
+    #: text; any module may name some
+    kept_in_float32: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
@@ -34,21 +38,22 @@ class LagKernel(nn.Module):
             raise ValueError(f"channels must be at least 1, got {channels}")
         self.channels = channels
         self.causal = causal
-        self.max_length: int | None = None  # longest signal that `taps` can serve; None for any
-        self.circle: int | None = None  # points of the circle on which `spectrum` gives the kernel, if it is made so
+        self.max_length: int | None = None  # longest signal that `taps` supports; None for any
+        self.circle: int | None = None  # points of the circle on which `spectrum` gives the kernel, if supported
 
     def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, cut at the horizon.
 
-        Result ``(channels, n)`` for lags 0..n-1 when causal, ``(channels, 2 n - 1)`` for lags -(n-1)..n-1 when not,
-        with n = min(length, horizon). In float32 or better, whatever the dtype of the parameters.
+        Returns:
+            ``(channels, n)`` for lags 0..n-1 when causal, ``(channels, 2 n - 1)`` for lags -(n-1)..n-1 otherwise, with
+            n = min(length, horizon). In float32 or better, whatever the dtype of the parameters.
         """
         raise NotImplementedError
 
     def at(self, lags: Tensor) -> Tensor:
         """Values ``(channels, n)`` at integer lags ``(n,)``, in any order; zero where `taps` ends.
 
-        Kernels whose values cost nothing to have one by one override this; here all taps up to the furthest are made.
+        Kernels that can compute single values cheaply override this. Here all taps up to the largest lag are computed.
         """
         furthest = int(lags.abs().max()) + 1
         taps = self.taps(min(furthest, self.max_length or furthest))
@@ -57,50 +62,51 @@ class LagKernel(nn.Module):
         return taps.index_select(1, index.clamp(0, taps.shape[1] - 1)) * inside
 
     def smooth_at(self, lags: Tensor) -> Tensor:
-        """Values ``(channels, n)`` of the kernel's smooth part at any real lags ``(n,)``: what may be interpolated.
+        """Values ``(channels, n)`` of the kernel's smooth part, which may be interpolated, at any real lags ``(n,)``.
 
-        ValueError for a kernel that exists at whole lags only.
+        ValueError for a kernel that has values at integer lags only.
         """
         raise ValueError(f"{type(self).__name__} has no values between tokens; use a kernel such as 'warped' or 'rpe'")
 
     def local_taps(self) -> tuple[Tensor, int] | None:
-        """What `smooth_at` leaves out: taps ``(channels, m)`` and the index of lag 0 among them, or None."""
+        """What `smooth_at` omits: taps ``(channels, m)`` and the index of lag 0 among them, or None."""
         return None
 
     def recurrence(self) -> Modes:
-        """A causal kernel as what `modal_step` takes. ValueError for one that is none."""
-        raise ValueError(f"{type(self).__name__} is no state space; `lagwise.ops.reduce_taps` makes one of its taps")
+        """A causal kernel as `modal_step` takes it. ValueError for a kernel that has no such form."""
+        raise ValueError(
+            f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
+        )
 
     def spectrum(self) -> Tensor:
-        """A two-sided kernel as `spectral_product` takes it, on its `circle`. For kernels made in the frequency
-        domain: a signal of half as many tokens needs no taps. ValueError for others."""
+        """A two-sided kernel as `spectral_product` takes it, on its `circle`. For kernels defined in the frequency
+        domain: a signal of at most half as many tokens needs no taps. ValueError for other kernels."""
         raise ValueError(f"{type(self).__name__} is not made in the frequency domain; use its taps")
 
     def horizon(self) -> int | None:
-        """Lags from here on are below rounding in the kernel's own precision; None if it never decays that far."""
+        """Taps from this lag on are below rounding in the kernel's precision; None if it never decays that far."""
         return None
 
     @property
     def reach(self) -> int | None:
-        """Lags that the kernel has on a side, by its horizon or by the longest signal that it serves; None if it has no
-        end."""
+        """Number of lags on one side, by the horizon or by the longest supported signal; None if it has no end."""
         return self.horizon() or self.max_length
 
     def lags(self, length: int, device: torch.device) -> Tensor:
-        """The integer lags that `taps` covers, in its order."""
+        """The integer lags of `taps`, in its order."""
         horizon = self.horizon()
         reach = length if horizon is None else min(length, horizon)
         return torch.arange(0 if self.causal else 1 - reach, reach, device=device)
 
     def reset_parameters(self) -> None:
-        """Draw the parameters that the kernel holds directly; layers of a `KernelNetwork` draw their own."""
+        """Draw the parameters that the kernel holds directly; layers of a `KernelNetwork` draw theirs."""
 
     @staticmethod
     def precision(parameter: Tensor) -> torch.dtype:
-        """Dtype in which taps are computed: lags above 256 are not even representable in bfloat16."""
+        """Dtype in which taps are computed: bfloat16 cannot even represent all lags above 256."""
         return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def negligible(dtype: torch.dtype) -> float:
-    """Relative size below which a tap does not reach a sum of that dtype (float32 rounding is 6e-8)."""
+    """Relative size below which a tap does not change a sum of that dtype (float32 rounding is 6e-8)."""
     return _NEGLIGIBLE.get(dtype, _NEGLIGIBLE_FLOAT32)

@@ -1,4 +1,4 @@
-"""Kernels that are diagonal state spaces, whatever their parameters."""
+"""Kernels that are diagonal state spaces, whatever their parametrisation."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import Modes, modal_taps, modal_taps_of, symbolic
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import modal_taps, modal_taps_of
+from lagwise.ops.symbolic import symbolic
 
 
 class DiagonalKernel(LagKernel):
-    """A sum of damped oscillations for each direction: ``k(l) = Re sum_i w_i p_i**l``, and a part of lag 0 alone.
+    """A sum of damped oscillations for each direction, ``k(l) = Re sum_i w_i p_i**l``, plus a direct part at lag 0.
 
-    Abstract: subclasses give `sides`. Lag 0 of a two-sided kernel is the sum of both directions.
+    Abstract: subclasses implement `sides`. Lag 0 of a two-sided kernel is the sum of both directions.
     """
 
     recurrent = True
 
     def sides(self) -> list[Modes]:
-        """The modes for lags 0 and up, and if the kernel is two-sided those for 0 and down, whose direct is 0."""
+        """The modes for lags 0 and up, and, if the kernel is two-sided, those for 0 and down, with a direct part of
+        0."""
         raise NotImplementedError
 
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """`sides` as `modal_taps_of` takes them. Kernels that are made without complex numbers override this: files of
-        ONNX have none."""
+        """`sides` as `modal_taps_of` takes them. Kernels that need no complex numbers override this, because ONNX has
+        none."""
         sides = []
         for poles, weights, direct in self.sides():
             rate = (-poles.abs().clamp(min=1e-30).log()).log()
@@ -45,13 +48,13 @@ class DiagonalKernel(LagKernel):
         return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
 
     def recurrence(self) -> Modes:
-        """The kernel as `modal_step` and `modal_prefill` take it. ValueError if two-sided."""
+        """The kernel as `modal_step` and `modal_prefill` take it. ValueError for a two-sided kernel."""
         if not self.causal:
             raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
         return self.sides()[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Never below float32: a rounded pole is another kernel, after as many lags as it lasts."""
+        """Keep parameters in at least float32: the error of a rounded pole grows with the lag."""
 
         def careful(t: Tensor) -> Tensor:
             changed = fn(t)

@@ -5,23 +5,28 @@ from __future__ import annotations
 from torch import Tensor
 
 from lagwise.kernels.s4d import S4DKernel
-from lagwise.ops import mean_exponential
+from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import known, whole_number
 
 NORMALIZATIONS = ("exp", "softmax")
 
 
 class DSSKernel(S4DKernel):
-    """A diagonal state space by its eigenvalues alone (Gupta, Gu and Berant 2022, proposition 1).
+    """A diagonal state space defined by its eigenvalues (Gupta, Gu and Berant 2022, proposition 1).
 
     Formula: ``k(l) = Re sum_i (w_i / A_i) s_i(l)``, and D is added at lag 0, with
         exp: ``s_i(l) = (exp(A_i dt) - 1) exp(A_i dt l)``;
         softmax: ``s_i(l) = exp(A_i dt l) / sum_{m < span} exp(A_i dt m)``.
 
-    Options: modes and start as in `S4DKernel`; normalization, ``exp`` or ``softmax``; span, the lags of the softmax's
-    sum: the published one is the length of each input, so that two lengths see two kernels; here it is a number, and
-    the kernel the same for every length. Real parts are negative in both, as the paper's of ``exp`` alone, so that
-    lags beyond the span decay. ValueError for options out of range.
+    Options:
+        modes: pairs of conjugate poles.
+        start: initial eigenvalues, as in `S4DKernel`.
+        normalization: ``exp`` or ``softmax``.
+        span: number of lags in the softmax's sum. The published span is the length of each input, so that the kernel
+            depends on it; here it is fixed, and the kernel is the same for every length.
+
+    Real parts are negative in both forms (in the paper, only for ``exp``), so that lags beyond the span decay.
+    ValueError for options out of range.
     """
 
     def __init__(

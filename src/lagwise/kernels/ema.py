@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops import ema_parameters, ema_taps
+from lagwise.ops.recurrence import ema_parameters, ema_taps
 from lagwise.tables import whole_number
 
 
@@ -15,13 +15,16 @@ class EMAKernel(LagKernel):
 
     Formula: ``k(l) = N**-0.5 sum_n p_n beta_n gamma_n q_n**l``, ``p = sigmoid(delta)``, ``q = 1 - p sigmoid(alpha)``
     (TCNCA eq. 1 and app. I; MEGA, Ma et al. 2023, §3.1 and app. A). A two-sided kernel has a second set of parameters
-    for lags below 0, and lag 0 is the sum of both, as in MEGA. The parameter ``beta`` is kept as its distance from
-    alternately 1 and -1, where it begins, so that weight decay leads back there.
+    for lags below 0, and lag 0 is the sum of both, as in MEGA. The parameter ``beta`` is stored as the difference from
+    its initial value, alternately 1 and -1, so that weight decay leads back there.
 
-    Options: dimension, the exponentials N in a direction (MEGA: 16); truncation, the number of lags to keep on each
-    side, None for all. ValueError if either is less than 1.
+    Options:
+        dimension: number N of exponentials per direction (MEGA: 16).
+        truncation: number of lags to keep on each side; None for all.
 
-    As a kernel it takes any engine, SKI included; the mixer ``ema`` computes the same by a scan, and streams in
+    ValueError if either option is less than 1.
+
+    As a kernel it works with any engine, including SKI. The mixer ``ema`` computes the same by a scan, and streams in
     constant memory.
     """
 
@@ -39,12 +42,12 @@ class EMAKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """MEGA's: delta and alpha normal(0, 0.2), beta within normal(0, 0.02) of 1 and -1, gamma normal(0, 1)."""
+        """As in MEGA: delta and alpha normal(0, 0.2), beta within normal(0, 0.02) of 1 and -1, gamma normal(0, 1)."""
         for parameter, std in ((self.delta, 0.2), (self.alpha, 0.2), (self.beta, 0.02), (self.gamma, 1.0)):
             nn.init.normal_(parameter, std=std)
 
     def exponentials(self) -> tuple[Tensor, Tensor]:
-        """Weights and logarithms of decays, each ``(directions, channels, dimension)``: lags of 0 and up first."""
+        """Weights and logarithms of decays, each ``(directions, channels, dimension)``, lags of 0 and up first."""
         dtype = self.precision(self.delta)
         delta, alpha, beta, gamma = (p.to(dtype) for p in (self.delta, self.alpha, self.beta, self.gamma))
         signs = 1 - 2 * (torch.arange(beta.shape[2], dtype=dtype, device=beta.device) % 2)
@@ -64,13 +67,13 @@ class EMAKernel(LagKernel):
         return torch.cat([before.flip(1)[:, :-1], before[:, :1] + after[:, :1], after[:, 1:]], dim=1)
 
     def at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.at`: only the lags asked for cost anything."""
+        """See `LagKernel.at`: only the requested lags are computed."""
         values = self.smooth_at(lags)
         local = self.local_taps()
         return values * (lags >= 0) if local is None else values + local[0] * (lags == 0)
 
     def smooth_at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.smooth_at`: at lag 0, where two sides meet, their mean."""
+        """See `LagKernel.smooth_at`: at lag 0, where two sides meet, the mean of both."""
         weight, log_decay = self.exponentials()
         distance = lags.abs().to(weight.dtype)
         sides = torch.einsum("scn,scnl->scl", weight, (log_decay[..., None] * distance).exp())

@@ -11,12 +11,16 @@ from lagwise.kernels.base import LagKernel
 
 
 class FreeKernel(LagKernel):
-    """Taps that are parameters themselves: TNN without RPE (TNN §3.2 and table 9).
+    """Taps that are parameters: TNN without RPE (TNN §3.2 and table 9).
 
     Formula: ``k(l) = decay**|l| * w_l`` for ``|l| < max_length``.
 
-    Parameters grow with the length, and no longer input can be processed: `taps` raises ValueError beyond max_length,
-    naming both. Options: max_length (lags on each side), decay as in `RPEKernel`.
+    The number of parameters grows with max_length, and longer inputs cannot be processed: `taps` raises a ValueError
+    beyond it.
+
+    Options:
+        max_length: number of lags on each side.
+        decay: decay per token, in (0, 1]; 1 disables it.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, max_length: int = 512, decay: float = 0.99):
@@ -43,6 +47,6 @@ class FreeKernel(LagKernel):
         dtype = self.precision(self.weight)
         lags = self.lags(length, self.weight.device)
         first = 0 if self.causal else self.max_length - length
-        # By its logarithm: a decay rounded to float32 is another one after some thousand lags.
+        # By its logarithm: the error of a decay rounded to float32 becomes large after some thousand lags.
         decay = (math.log(self.decay) * lags.abs().to(dtype)).exp()
         return self.weight[:, first : first + lags.numel()].to(dtype) * decay

@@ -19,23 +19,26 @@ class FrequencyKernel(LagKernel):
     """Taps whose frequency response is a network of the frequency (SKI-TNN §3.3).
 
     Formula: the network gives ``R(w_m)`` at ``w_m = m pi / grid``, m = 0..grid, for every channel.
-        Causal (SKI-TNN alg. 2, def. 1): R is real and even. Its inverse transform c is even in the lag;
-        ``k(0) = c_0``, ``k(l) = 2 c_l`` for 0 < l < grid, ``k(grid) = c_grid``, and nothing at negative lags: the
-        imaginary part of k's response is then minus the Hilbert transform of R, and its real part is R itself.
-        Two-sided (SKI-TNN §3.3.2): the network gives real and imaginary part, the latter set to zero at 0 and pi;
-        k is the inverse transform, its value at lag grid shared with lag -grid.
+        Causal (SKI-TNN alg. 2, def. 1): R is real and even. Its inverse transform c is even in the lag; ``k(0) = c_0``,
+        ``k(l) = 2 c_l`` for 0 < l < grid, ``k(grid) = c_grid``, and 0 at negative lags. The imaginary part of k's
+        response is then minus the Hilbert transform of R, and its real part is R itself.
+        Two-sided (SKI-TNN §3.3.2): the network gives real and imaginary part, the latter set to zero at 0 and pi; k is
+        the inverse transform, with its value at lag grid shared with lag -grid.
 
     Options:
-        hidden, layers, activation: the network, as in `RPEKernel`.
+        hidden: width of the network.
+        layers: its depth.
+        activation: its non-linearity; the smoother, the faster taps decay.
         inputs: ``cos`` (of the frequency) or ``omega`` (the frequency, as published). The response of a real kernel is
-            even and periodic. A smooth function of cos w is so too, smoothly, and its taps decay as SKI-TNN th. 2 and 3
-            promise; a function of w has kinks at 0 and pi and its taps decay as 1 / lag², whatever the activation.
-        grid: how many steps from 0 to pi, which is also the longest lag.
+            even and periodic. A smooth function of cos w is smooth with these symmetries, and its taps decay as SKI-TNN
+            th. 2 and 3 state. A function of w has kinks at 0 and pi, and its taps decay as 1 / lag², whatever the
+            activation.
+        grid: number of steps from 0 to pi, which is also the longest lag.
 
-    The grid belongs to the kernel, not to the input: taps of longer lags alias onto shorter ones, so another grid is
-    another kernel, and a prompt of any length must see the same. A trained model may be given a finer grid, which
-    reaches further back (SKI-TNN §1). ValueError for options out of range, and for training with an activation
-    other than ReLU under torch.compile, whose gradients come out wrong (docs/log.md, "Compiled kernels").
+    The grid belongs to the kernel, not to the input: taps of longer lags alias onto shorter ones, so that another grid
+    is another kernel, and prompts of all lengths must use the same. A trained model may be given a finer grid, which
+    reaches further back (SKI-TNN §1). ValueError for options out of range, and for training with an activation other
+    than ReLU under torch.compile, which computes wrong gradients (docs/log.md, "Compiled kernels").
     """
 
     def __init__(
@@ -65,8 +68,8 @@ class FrequencyKernel(LagKernel):
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`.
 
-        The last layer is linear in the features, so the transform to lags is done on the features, which are far fewer
-        than the channels.
+        The last layer is linear in the features, so the features are transformed to lags: they are far fewer than the
+        channels.
         """
         if torch.compiler.is_exporting() and length >= self.horizon():
             return self._real_taps()
@@ -74,20 +77,20 @@ class FrequencyKernel(LagKernel):
         with self._full_precision():
             features = self._features()
             matrix = self._matrix()
-            if not self.causal:  # the imaginary half of the channels beside the real half
+            if not self.causal:  # the imaginary half of the channels next to the real half
                 matrix = torch.cat(matrix.chunk(2), dim=1)
                 odd = torch.complex(torch.zeros_like(features), features * self._inside(features))
                 features = torch.cat([features.to(odd.dtype), odd])
             time = torch.fft.irfft(features, 2 * self.grid)
             weight = torch.full_like(time[0], 2 if self.causal else 1)
             weight[0] = 1
-            weight[self.grid] /= 2  # lag `grid` and its negative are one point of the transform
+            weight[self.grid] /= 2  # lags `grid` and `-grid` are one point of the transform
             time = time * weight
             after = time[:, :reach]
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - reach + 1 :], after], dim=1))
 
     def _real_taps(self) -> Tensor:
-        """All taps, by sums of cosines and sines: for graphs without FFTs."""
+        """All taps, by sums of cosines and sines, for graphs without FFTs."""
         with self._full_precision():
             features, matrix, points = self._features(), self._matrix(), 2 * self.grid
             step = torch.arange(self.grid + 1, device=features.device)
@@ -99,12 +102,12 @@ class FrequencyKernel(LagKernel):
             if self.causal:
                 return matrix @ (even * (1 + inside))
             parts, odd = matrix.chunk(2), features * (-2 * inside) @ sin
-            last = F.pad((1 + inside[1:]) / 2, (1, 0), value=1)  # lag `grid` and its negative are one point
+            last = F.pad((1 + inside[1:]) / 2, (1, 0), value=1)  # lags `grid` and `-grid` are one point
             even, odd = parts[0] @ (even * last), parts[1] @ (odd * last)
             return torch.cat([(even - odd).flip(1)[:, :-1], even + odd], dim=1)
 
     def spectrum(self) -> Tensor:
-        """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without any transform."""
+        """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without a transform."""
         if self.causal:
             return super().spectrum()
         with self._full_precision():
@@ -112,7 +115,7 @@ class FrequencyKernel(LagKernel):
             return self._matrix().unflatten(0, (2, -1)) @ torch.stack([features, features * self._inside(features)])
 
     def _features(self) -> Tensor:
-        """Features of the network on the grid, and a constant for the last layer's bias: (hidden + 1, grid + 1)."""
+        """Features of the network on the grid, with a constant for the last layer's bias: (hidden + 1, grid + 1)."""
         weight = self.network.last.weight
         compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         if compiled and torch.is_grad_enabled() and self.network.activation != "relu":

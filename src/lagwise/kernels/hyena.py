@@ -1,4 +1,4 @@
-"""The filter of Hyena: a network of sines of the lag, under a window that decays."""
+"""The filter of Hyena: a network of sines of the lag, under a decaying window."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from lagwise.kernels.base import LagKernel, negligible
 from lagwise.kernels.network import KernelLinear
 from lagwise.tables import whole_number
 
-_FAST, _SLOW, _TARGET = 0.3, 1.5, 0.01  # shares of the span in which the windows decay to the target
+_FAST, _SLOW, _TARGET = 0.3, 1.5, 0.01  # shares of the span after which the windows have decayed to the target
 
 
 class HyenaKernel(LagKernel):
     """An implicit filter (Poli et al. 2023, "Hyena Hierarchy", §3.3 and app. D.3).
 
-    Formula: ``k(l) = exp(-|t| rate_c) (W f(z(t)))_c`` with ``t = l / (span - 1)``; z is t with cosines and sines
-        ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b spread evenly from 1e-4 to bands - 1; f is a
-        linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(frequency * h)`` with learned
-        frequencies. The rates of the windows are spread evenly over the channels, from a decay to 1 % within 1.5 spans
-        to one within 0.3, and are not learned. A learned direct part is added at lag 0.
+    Formula: ``k(l) = exp(-|t| rate_c) (W f(z(t)))_c`` with ``t = l / (span - 1)``. z is t with cosines and sines
+    ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b at even distances from 1e-4 to bands - 1. f is a
+    linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(frequency * h)`` with learned
+    frequencies. The rates of the windows are distributed evenly over the channels, from a decay to 1 % within 1.5 spans
+    to one within 0.3, and are not learned. A learned direct part is added at lag 0.
 
-    Options: span, the lags to which t and s are scaled: the published code takes the training length; longer lags go on
-    by the same formula. hidden, layers and bands as above. A two-sided kernel reads lags with their sign. ValueError
-    for options out of range.
+    Options:
+        span: number of lags to which t and s are scaled. The published code takes the training length; longer lags
+            follow the same formula.
+        hidden: width of the network.
+        layers: its depth.
+        bands: number of frequencies in z.
+
+    A two-sided kernel reads lags with their sign. ValueError for options out of range.
     """
 
     continuous = True
@@ -53,7 +58,8 @@ class HyenaKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Frequencies 1, the last map uniform within the inverse root of its inputs, the direct part normal."""
+        """Frequencies 1, the last layer uniform within the inverse root of its number of inputs, the direct part
+        normal."""
         with torch.no_grad():
             bound = self.last.shape[1] ** -0.5
             self.last.uniform_(-bound, bound)
@@ -61,7 +67,7 @@ class HyenaKernel(LagKernel):
             self.direct.normal_()
 
     def horizon(self) -> int:
-        """Where the slowest window is below rounding."""
+        """The lag at which the slowest window falls below rounding."""
         slowest = math.log(1 / _TARGET) / _SLOW
         return math.ceil(-math.log(negligible(self.precision(self.last))) / slowest * (self.span - 1)) + 1
 
@@ -70,7 +76,7 @@ class HyenaKernel(LagKernel):
         return self.at(self.lags(length, self.last.device))
 
     def at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.at`: only the lags asked for cost anything."""
+        """See `LagKernel.at`: only the requested lags are computed."""
         inside = (lags >= (0 if self.causal else 1 - self.horizon())) & (lags < self.horizon())
         values = self.smooth_at(lags)
         return values * inside + self.direct.to(values.dtype)[:, None] * (lags == 0)

@@ -8,26 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.ops import Modes, modal_poles
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import modal_poles
 from lagwise.tables import whole_number
 
-_SLOWEST = 1000.0  # tokens that the slowest modes last, when drawn
+_SLOWEST = 1000.0  # tokens that the slowest initial modes last
 
 
 class ModalKernel(DiagonalKernel):
     """A sum of damped oscillations.
 
-    Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, w of two amplitudes, real and imaginary;
-    direct is added at lag 0. A two-sided kernel has a second set of oscillations for lags below 0, and lag 0 is the sum
-    of both and of direct. The poles are those of S4D (Gu et al. 2022), in discrete time: always |p| < 1.
+    Formula: ``k(l) = Re sum_i w_i p_i**l``, ``p = exp(-exp(rate) + j angle)``, where w has two amplitudes, real and
+    imaginary; direct is added at lag 0. A two-sided kernel has a second set of oscillations for lags below 0, and lag 0
+    is the sum of both and of direct. The poles are those of S4D (Gu et al. 2022), in discrete time: always |p| < 1.
 
-    Options: modes, the oscillations in a direction. ValueError if less than 1.
+    Options:
+        modes: number of oscillations per direction. ValueError if less than 1.
 
-    `recurrence` gives the same kernel for streaming in constant memory, and `load_modes` takes what
-    `lagwise.ops.reduce_taps` made of another kernel, which can then be trained further.
+    `recurrence` gives the same kernel for streaming in constant memory. `load_modes` takes the result of
+    `lagwise.ops.reduce_taps` for another kernel, which can then be trained further.
     """
 
     undecayed = ("rate", "angle")
+    kept_in_float32 = ("rate", "angle", "amplitude", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
         super().__init__(channels, causal)
@@ -38,8 +41,8 @@ class ModalKernel(DiagonalKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Modes that last 1 to 1000 tokens, evenly by their logarithm, with angles spread evenly over 0 to pi in
-        another order; weights normal, each mode with an equal share of squares that sum to about one over all lags."""
+        """Modes that last 1 to 1000 tokens, evenly in the logarithm, with angles evenly over 0 to pi in another order.
+        Weights are normal, each mode with an equal share of squares that sum to about one over all lags."""
         modes = self.rate.shape[2]
         with torch.no_grad():
             for parameter, low, high in ((self.rate, -math.log(_SLOWEST), 0.0), (self.angle, 0.0, math.pi)):
@@ -65,10 +68,13 @@ class ModalKernel(DiagonalKernel):
 
     @torch.no_grad()
     def load_modes(self, modes: Modes) -> None:
-        """Become the kernel of these modes. Where they are fewer, the others keep their poles and get weight 0.
+        """Set the parameters to these modes. If they are fewer than this kernel's, the others keep their poles and get
+        weight 0.
 
-        A pole at 0 is a part of lag 0 and goes to direct. ValueError if this kernel is two-sided, or for other
-        channels, more modes, or poles that do not decay.
+        A pole at 0 only affects lag 0 and is added to direct.
+
+        Raises:
+            ValueError: If this kernel is two-sided, or for other channels, more modes, or poles that do not decay.
         """
         self.recurrence()
         poles, weights, direct = modes.to(torch.float64, self.rate.device)

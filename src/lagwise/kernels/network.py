@@ -1,4 +1,4 @@
-"""The small network that kernels are made of: from one lag, or one frequency, to a value for every channel."""
+"""The small network in kernels, from one lag or one frequency to a value for every channel."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor, nn
 
 from lagwise.tables import known
 
-# Of the norm, inside the root. PyTorch's own default depends on the dtype, and in float32 it is not small against the
-# mean square of features that weight decay has shrunk: the same weights would be two kernels.
+# Of the norm, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared with the
+# mean square of features that weight decay has shrunk: the same weights would give different kernels.
 _EPSILON = 1e-20
 
 ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}
 
 
 class KernelLinear(nn.Module):
-    """A linear layer of a kernel network: works in its input's precision, starts from PyTorch's own initialisation.
+    """A linear layer of a kernel network: computes in its input's precision and keeps PyTorch's initialisation.
 
-    A model's narrow initialisation with zero biases would make every tap of a network of the lag equal: the norm
-    after a bias-free map from one number keeps only the sign of the lag.
+    A model's narrow initialisation with zero biases would make every tap of a network of the lag equal: the norm after
+    a bias-free map from one number keeps only the sign of the lag.
 
-    Not an `nn.Linear`, though it has the same parameters: adapters and quantizers replace those by layers that know
-    `forward` alone, where kernels also multiply by the weight themselves.
+    It is not an `nn.Linear`, though it has the same parameters: adapters and quantizers replace those by layers that
+    only implement `forward`, whereas kernels also multiply by the weight directly.
     """
 
     def __init__(self, in_features: int, out_features: int):
@@ -33,7 +33,7 @@ class KernelLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """PyTorch's: uniform within one over the square root of the number of inputs."""
+        """As in PyTorch: uniform within one over the square root of the number of inputs."""
         bound = self.in_features**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
@@ -45,7 +45,7 @@ class KernelLinear(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
 
     def transposed(self, x: Tensor) -> Tensor:
-        """The same for x ``(n, in)``, as ``(out, n)`` in memory: the layout of taps, which every FFT reads."""
+        """The output for x ``(n, in)`` as ``(out, n)`` in memory, the layout of taps, which every FFT reads."""
         return torch.addmm(self.bias.to(x.dtype)[:, None], self.weight.to(x.dtype), x.t())
 
 
@@ -53,10 +53,10 @@ class KernelNetwork(nn.Module):
     """A linear layer to ``hidden`` features, ``layers`` times (norm, activation, linear), then (norm, activation) and
     the linear layer ``last`` (TNN §3.3).
 
-    Shapes: `features` maps ``(n, inputs)`` to ``(n, hidden)``; ``last`` maps these to ``outputs``. It is kept apart
-    because a linear map of the features over n, such as a Fourier transform, may be done before it, on few features
-    rather than on many channels. The norm is the root mean square without parameters, to whose square 1e-20 is added
-    in every dtype, or none (``normalize=False``).
+    Shapes: `features` maps ``(n, inputs)`` to ``(n, hidden)``; ``last`` maps these to ``outputs``. It is separate
+    because a linear map of the features over n, such as a Fourier transform, can be applied before it, to few features
+    rather than to many channels. The norm is the root mean square without parameters, with 1e-20 added to the mean
+    square in every dtype, or none (``normalize=False``).
     """
 
     def __init__(self, inputs: int, outputs: int, *, hidden: int, layers: int, activation: str, normalize: bool = True):

@@ -23,16 +23,18 @@ class RPEKernel(LagKernel):
     features, then ``layers`` times (norm, activation, linear), then (norm, activation, linear to channels).
 
     Options (TNN tables 8 to 10):
-        hidden, layers, activation: width, depth and non-linearity (table 13: 64, 6, relu).
-        inputs: phi(l) is ``integer`` (l itself), ``normalized`` (l / scale) or ``sincos`` (``hidden`` sines and
-            cosines of l at the wavelengths of Vaswani et al. 2017).
-        scale: the length that ``normalized`` divides by. The paper divides by the current length, which gives every
-            prompt another kernel; a fixed scale keeps streaming exact.
-        decay: decay per token, in [0, 1]; 1 is no decay.
+        hidden: width of the network (table 13: 64).
+        layers: its depth (table 13: 6).
+        activation: its non-linearity (table 13: relu).
+        inputs: phi(l) is ``integer`` (l itself), ``normalized`` (l / scale) or ``sincos`` (``hidden`` sines and cosines
+            of l at the wavelengths of Vaswani et al. 2017).
+        scale: the length that ``normalized`` divides by. The paper divides by the current length, so that the kernel
+            depends on the prompt; a fixed scale keeps streaming exact.
+        decay: decay per token, in [0, 1]; 1 disables it.
         learn_decay: make the decay a parameter of each channel, ``sigmoid(theta)``, starting from ``decay``.
 
-    The norm has no parameters (root mean square). Everything is computed in float32 or better. ValueError for
-    options out of range.
+    The norm has no parameters (root mean square). Everything is computed in float32 or better. ValueError for options
+    out of range.
     """
 
     continuous = True
@@ -69,7 +71,7 @@ class RPEKernel(LagKernel):
             nn.init.constant_(self.decay_logit, math.log(self.decay / (1 - self.decay)))
 
     def horizon(self) -> int | None:
-        """Where a fixed decay falls below rounding; None for a learned one, which may come to be anything."""
+        """The lag at which a fixed decay falls below rounding; None for a learned decay, which may take any value."""
         if self.decay_logit is not None:
             return None
         return truncation_length(self.decay, negligible(self.precision(self._weight)))
@@ -79,7 +81,7 @@ class RPEKernel(LagKernel):
         return self.at(self.lags(length, self._weight.device))
 
     def at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.at`: only the lags asked for cost anything."""
+        """See `LagKernel.at`: only the requested lags are computed."""
         dtype = self.precision(self._weight)
         with torch.autocast(lags.device.type, enabled=False):
             lags = lags.to(dtype)
@@ -105,7 +107,7 @@ class RPEKernel(LagKernel):
         return torch.cat([angle.sin(), angle.cos()], dim=1)
 
     def _log_decay(self, dtype: torch.dtype) -> Tensor:
-        """ln(decay) as (channels or 1, 1); a decay of 0 is the smallest that still leaves lag 0 alone."""
+        """ln(decay) as (channels or 1, 1). A decay of 0 is replaced by the smallest number, which leaves only lag 0."""
         if self.decay_logit is not None:
             return F.logsigmoid(self.decay_logit.to(dtype))[:, None]
         log = math.log(self.decay) if self.decay > 0 else -1e4

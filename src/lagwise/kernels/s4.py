@@ -12,28 +12,32 @@ from lagwise.kernels.base import LagKernel
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.tables import whole_number
 
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time per token, at the start
 
 
 class S4Kernel(LagKernel):
-    """A state space with ``A = diag(a) - p p*``, begun as HiPPO-LegS, over its first ``span`` lags (Gu et al. 2022,
-    "Efficiently Modeling Long Sequences with Structured State Spaces").
+    """A state space with ``A = diag(a) - p p*``, initialised as HiPPO-LegS, over its first ``span`` lags (Gu et al.
+    2022, "Efficiently Modeling Long Sequences with Structured State Spaces").
 
     Formula: the generating function ``K(z) = sum_{l < span} k(l) z**l`` at the span-th roots of unity z is, for the
-        bilinear rule with step dt, ``2 [s(c, b) - (1 + z) s(c, p) s(p, b) / (1 + (1 + z) s(p, p))]`` with
-        ``s(u, v) = sum_i u_i* v_i / ((2 / dt)(1 - z) - (1 + z) a_i)`` over all states (the identity of Woodbury on the
-        Cauchy kernel; the factors 1 + z are multiplied out, so that z = -1 is no pole). k is its inverse transform, and
-        D is added at lag 0. The output map c that is learned holds the truncation, ``c = C (1 - Abar**span)``, as in
-        the paper: lags from the span on are zero.
+    bilinear rule with step dt, ``2 [s(c, b) - (1 + z) s(c, p) s(p, b) / (1 + (1 + z) s(p, p))]`` with ``s(u, v) = sum_i
+    u_i* v_i / ((2 / dt)(1 - z) - (1 + z) a_i)`` over all states (Woodbury's identity on the Cauchy kernel; the factors
+    1 + z are multiplied out, so that z = -1 is not a pole). k is its inverse transform, and D is added at lag 0. The
+    learned output map c includes the truncation, ``c = C (1 - Abar**span)``, as in the paper: lags from the span on are
+    zero.
 
-    Options: modes, pairs of conjugate states (the paper's N / 2); span, the lags of the kernel, even. A, p and b are
-    shared by all channels, steps and c are each channel's own, a two-sided kernel has a second c. ValueError for
-    options out of range.
+    Options:
+        modes: pairs of conjugate states (the paper's N / 2).
+        span: number of lags of the kernel, even.
 
-    Its eigenvectors are too badly conditioned to make modes of it: it streams by `online_prefill`, as any kernel.
+    A, p and b are shared by all channels; every channel has its own step and c; a two-sided kernel has a second c.
+    ValueError for options out of range.
+
+    Its eigenvectors are too badly conditioned to convert it to modes, so it streams by `online_prefill`.
     """
 
     undecayed = ("low_rank", "input")
+    kept_in_float32 = ("log_step", "rate", "angle", "low_rank", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, span: int = 1024):
         super().__init__(channels, causal)
@@ -47,7 +51,7 @@ class S4Kernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A, p and b of HiPPO-LegS, dt evenly by its logarithm from 0.001 to 0.1, c complex normal, D normal."""
+        """A, p and b of HiPPO-LegS, dt evenly in the logarithm from 0.001 to 0.1, c complex normal, D normal."""
         angles, p, b = hippo_legs(len(self.rate))
         with torch.no_grad():
             self.rate.fill_(math.log(0.5))
@@ -76,7 +80,7 @@ class S4Kernel(LagKernel):
 
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""
-        dtype = torch.float64  # for short steps the sums below are small differences
+        dtype = torch.float64  # for short steps, the sums below are small differences
         a = torch.complex(-self.rate.to(dtype).exp(), self.angle.to(dtype))
         p, b, c = (torch.view_as_complex(t.to(dtype).contiguous()) for t in (self.low_rank, self.input, self.output))
         turn = torch.arange(self.span // 2 + 1, device=a.device, dtype=dtype) * (-2 * math.pi / self.span)

@@ -9,15 +9,16 @@ from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.hippo import hippo_legs
-from lagwise.ops import Modes, mean_exponential
+from lagwise.ops import Modes
+from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import known, whole_number
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time a token, at the start
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time per token, at the start
 
 
 class S4DKernel(DiagonalKernel):
-    """A diagonal state space ``x' = A x + B u, y = 2 Re C x + D u`` with B = 1, sampled with a step of its own in each
+    """A diagonal state space ``x' = A x + B u, y = 2 Re C x + D u`` with B = 1, sampled with a separate step for each
     channel (Gu et al. 2022, "On the Parameterization and Initialization of Diagonal State Space Models").
 
     Formula: ``k(l) = 2 Re sum_i w_i p_i**l``, and D is added at lag 0, with ``A_i = -exp(rate_i) + j angle_i`` and
@@ -25,14 +26,19 @@ class S4DKernel(DiagonalKernel):
         bilinear: ``p = (1 + A dt / 2) / (1 - A dt / 2)``, ``w = C dt / (1 - A dt / 2)``.
     A two-sided kernel has a second C for lags below 0, as the published layer does.
 
-    Options: modes, pairs of conjugate poles (the paper's N / 2); start, of A: ``lin`` (-1/2 + j pi n), ``inv``
-    (-1/2 + j (N / pi) (N / (2n + 1) - 1)) or ``legs`` (the diagonal part of HiPPO-LegS); rule, ``zoh`` or
-    ``bilinear``. dt starts evenly by its logarithm from 0.001 to 0.1. ValueError for options out of range.
+    Options:
+        modes: pairs of conjugate poles (the paper's N / 2).
+        start: initial A: ``lin`` (-1/2 + j pi n), ``inv`` (-1/2 + j (N / pi) (N / (2n + 1) - 1)) or ``legs`` (the
+            diagonal part of HiPPO-LegS).
+        rule: ``zoh`` or ``bilinear``.
 
-    It streams as the state space that it is: nothing is approximated.
+    dt starts evenly in the logarithm from 0.001 to 0.1. ValueError for options out of range.
+
+    It streams exactly, as a state space.
     """
 
     undecayed = ("rate", "angle")
+    kept_in_float32 = ("log_step", "rate", "angle", "amplitude", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, start: str = "legs", rule: str = "zoh"):
         super().__init__(channels, causal)
@@ -63,7 +69,7 @@ class S4DKernel(DiagonalKernel):
         return [Modes(poles, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weights)]
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Poles, and what C is multiplied by: a pair of conjugate poles is one mode of twice the weight."""
+        """Poles, and the factor of C: a pair of conjugate poles is one mode with twice the weight."""
         if self.rule == "bilinear":
             below = 1 - a * step / 2
             return (1 + a * step / 2) / below, 2 * step / below

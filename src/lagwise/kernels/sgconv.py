@@ -1,4 +1,4 @@
-"""The kernel of SGConv: parts of growing length and falling size, each from as few numbers."""
+"""The kernel of SGConv: parts of increasing length and decreasing size, each from equally many numbers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from lagwise.tables import whole_number
 
 
 class SGConvKernel(LagKernel):
-    """Parts side by side, each upsampled from ``size`` numbers and as long as all before it (Li et al. 2023, "What
-    Makes Convolutional Models Great on Long Sequence Modeling?").
+    """Adjacent parts, each upsampled from ``size`` numbers to the total length of all parts before it (Li et al. 2023,
+    "What Makes Convolutional Models Great on Long Sequence Modeling?").
 
-    Formula: ``k = [w_0, decay w_1, decay**2 up_2(w_2), ..., decay**s up_{2**(s - 1)}(w_s), ...]`` for s < scales, up_n
-        being linear interpolation to n times as many values; the decay is learned for every channel and starts at 1/2.
-        Lags from ``size * 2**(scales - 1)`` on are zero. A two-sided kernel has a second set for lags below 0.
+    Formula: ``k = [w_0, decay w_1, decay**2 up_2(w_2), ..., decay**s up_{2**(s - 1)}(w_s), ...]`` for s < scales, where
+    up_n is linear interpolation to n times as many values. The decay is learned for every channel and starts at 1/2.
+    Lags from ``size * 2**(scales - 1)`` on are zero. A two-sided kernel has a second set for lags below 0.
 
-    Options: size, the numbers of a part; scales, the parts. Weights start so that the squares of a channel's taps sum
-    to 1, where the published code divides by that norm. ValueError for options out of range.
+    Options:
+        size: numbers per part.
+        scales: number of parts.
+
+    Weights start so that the squares of a channel's taps sum to 1, where the published code divides by that norm.
+    ValueError for options out of range.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, size: int = 32, scales: int = 6):
@@ -30,7 +34,7 @@ class SGConvKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal weights, then scaled."""
+        """Normal weights, then rescaled."""
         with torch.no_grad():
             self.weight.normal_()
             self.decay.fill_(0.5)

@@ -11,19 +11,23 @@ from torch import Tensor, nn
 from lagwise.kernels.base import LagKernel
 from lagwise.tables import whole_number
 
-_LONGEST = 8192  # of the matrix whose eigenvectors are found
+_LONGEST = 8192  # of the matrix whose eigenvectors are computed
 
 
 class SpectralKernel(LagKernel):
     """A learned mixture of fixed filters (Agarwal et al. 2023, "Spectral State Space Models").
 
-    Formula: ``k(l) = sum_i (w_i + (-1)**l v_i) s_i**(1/4) phi_i(l)`` for 0 <= l < span, phi_i and s_i being the
-        eigenvectors and eigenvalues, the largest first, of the Hankel matrix ``Z_ij = 2 / ((i + j)**3 - (i + j))``,
-        i, j = 1..span: no state space with real poles is far from their span. v is that of poles below 0. A two-sided
-        kernel has a second set for lags below 0.
+    Formula: ``k(l) = sum_i (w_i + (-1)**l v_i) s_i**(1/4) phi_i(l)`` for 0 <= l < span, where phi_i and s_i are the
+    eigenvectors and eigenvalues, largest first, of the Hankel matrix ``Z_ij = 2 / ((i + j)**3 - (i + j))``, i, j =
+    1..span: every state space with real poles is close to their span. v is for poles below 0. A two-sided kernel has a
+    second set for lags below 0.
 
-    Options: filters, the eigenvectors taken (the paper: 24); span, the lags they have; alternating, whether there is a
-    v. Weights here are each channel's own; the published layer mixes channels too, which a model does with its linear
+    Options:
+        filters: number of eigenvectors (the paper: 24).
+        span: number of lags.
+        alternating: whether there is a v.
+
+    Every channel has its own weights. The published layer also mixes channels, which a model does with the linear
     layers around the mixer. ValueError for options out of range.
     """
 
@@ -34,12 +38,13 @@ class SpectralKernel(LagKernel):
         if not 1 <= whole_number("filters", filters) <= whole_number("span", span) <= _LONGEST:
             raise ValueError(f"filters must be at most span, and span at most {_LONGEST}, got {filters} and {span}")
         self.span, self.alternating = span, alternating
-        self._filters = hankel_filters(span, filters)  # no buffer: a model that is loaded has none on the meta device
+        # Not a buffer: models are loaded via the meta device, where its values would be lost.
+        self._filters = hankel_filters(span, filters)
         self.weight = nn.Parameter(torch.empty(1 if causal else 2, channels, 1 + alternating, filters))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, of a variance with which the squares of a channel's taps sum to about 1."""
+        """Normal, with a variance such that the squares of a channel's taps sum to about 1."""
         energy = float((self._filters**2).sum()) * self.weight.shape[2] * self.weight.shape[0]
         nn.init.normal_(self.weight, std=energy**-0.5)
 
@@ -60,7 +65,8 @@ class SpectralKernel(LagKernel):
 
 @functools.lru_cache(maxsize=8)
 def hankel_filters(span: int, filters: int) -> np.ndarray:
-    """``s_i**(1/4) phi_i``, ``(filters, span)`` in float64, the largest eigenvalues first; first values positive."""
+    """``s_i**(1/4) phi_i``, ``(filters, span)`` in float64, largest eigenvalues first; the first value of each is
+    positive."""
     sums = np.arange(1, span + 1)[:, None] + np.arange(1, span + 1)[None]
     values, vectors = np.linalg.eigh(2 / (sums.astype(np.float64) ** 3 - sums))
     values, vectors = values[::-1][:filters], vectors[:, ::-1][:, :filters]

@@ -12,15 +12,15 @@ from lagwise.ops import truncation_length
 
 
 class WarpedKernel(LagKernel):
-    """Taps without a network: a smooth part that any lag can ask for, and a few free ones.
+    """Taps without a network: a smooth part with values at any lag, and a few free taps.
 
     Formula: ``k(l) = RPE(x(l)) + s_l``, with the inverse time warp ``x(l) = sign(l) decay**|l|`` (SKI-TNN §3.2.2), RPE
     piecewise linear on [-1, 1] with ``RPE(0) = 0``, so that k decays to 0, and ``s_l`` free for the lags of a filter of
-    ``filter_size`` taps (T_sparse of SKI-TNN alg. 1), else 0. RPE's value at a knot x is x times a parameter: then
-    parameters of one size make a kernel that decays.
+    ``filter_size`` taps (T_sparse of SKI-TNN alg. 1), else 0. RPE's value at a knot x is x times a parameter, so that
+    parameters of equal size give a decaying kernel.
 
-    Every lag from 0 to infinity lies in (0, 1]: lengths never seen in training are interpolated, not extrapolated.
-    x(0) is +1; what a kernel does at lag 0 is the filter's matter (the paper leaves sign(0) open).
+    Every lag from 0 to infinity lies in (0, 1]: lengths not seen in training are interpolated, not extrapolated. x(0)
+    is +1; the filter determines the kernel at lag 0 (the paper leaves sign(0) open).
 
     Options:
         points: intervals of RPE from 0 to 1, and as many from 0 to -1 if two-sided.
@@ -50,13 +50,13 @@ class WarpedKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both parts with squares that sum to about one over all lags, so that mixing keeps the scale."""
+        """Both parts start with squares that sum to about one over all lags, so that mixing preserves the scale."""
         nn.init.normal_(self.values, std=math.sqrt(1 - self.decay**2))
         if self.filter is not None:
             nn.init.normal_(self.filter, std=self.filter_size**-0.5)
 
     def horizon(self) -> int | None:
-        """Where the warp falls below rounding, but not before the filter ends."""
+        """The lag at which the warp falls below rounding, but not before the filter ends."""
         warp = truncation_length(self.decay, negligible(self.precision(self.values))) or 1
         return max(warp, self.filter_size if self.causal else self.filter_size // 2 + 1)
 

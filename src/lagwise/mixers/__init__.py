@@ -1,4 +1,4 @@
-"""Token mixers, one a file, behind one contract (`lagwise.mixers.base.Mixer`)."""
+"""Token mixers, one per file, with one contract (`lagwise.mixers.base.Mixer`)."""
 
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
@@ -53,10 +53,16 @@ _OWN = frozenset(MIXERS)
 def register_mixer(name: str, mixer: type[Mixer]) -> None:
     """Let configurations name a mixer of another package: ``{"name": NAME, ...options}``.
 
-    Packages that are installed need not call this: they declare an entry point ``NAME = "package.module:Class"`` in the
-    group ``lagwise.mixers``. `lagwise.testing.check_mixer` holds a mixer to the contract.
+    Installed packages need not call this: they declare an entry point ``NAME = "package.module:Class"`` in the group
+    ``lagwise.mixers``. `lagwise.testing.check_mixer` tests a mixer against the contract.
 
-    ValueError for a name that lagwise itself has, TypeError for what is no subclass of `Mixer`.
+    Args:
+        name: The name in configurations.
+        mixer: The class.
+
+    Raises:
+        ValueError: For a name that lagwise itself has.
+        TypeError: For anything that is not a subclass of `Mixer`.
     """
     add_part(MIXERS, _OWN, Mixer, "mixer", name, mixer)
 

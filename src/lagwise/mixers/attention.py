@@ -1,4 +1,4 @@
-"""Multi-head softmax attention, the mixer to compare with."""
+"""Multi-head softmax attention, the baseline for other mixers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import Layout, Window, alibi_slopes, attention
+from lagwise.ops import Layout
+from lagwise.ops.attention import alibi_slopes, attention
+from lagwise.ops.window import Window
 from lagwise.tables import known
 
 POSITIONS = ("alibi", "none")
 
 
 class AttentionState(NamedTuple):
-    """Keys and values so far, ``(batch * heads, n, width)``, and which are real, ``(batch, n, 1)``."""
+    """Keys and values so far, ``(batch * heads, n, width)``, and which of them are real, ``(batch, n, 1)``."""
 
     key: Window
     value: Window
@@ -36,7 +38,7 @@ class AttentionState(NamedTuple):
         return AttentionState(*map(Window.join, zip(*states, strict=True)))._trimmed()
 
     def _trimmed(self) -> AttentionState:
-        """Without the places before every row's text: in a batch that rows join and leave they would grow for ever."""
+        """Drop the positions before every row's text: they would grow forever in a batch that rows join and leave."""
         if torch.compiler.is_compiling() or self.real.tokens.numel() == 0:
             return self
         real = self.real.tokens.any(0)
@@ -45,10 +47,13 @@ class AttentionState(NamedTuple):
 
 
 class AttentionMixer(Mixer):
-    """Softmax attention with ALiBi's linear biases or no positions of its own (TNN eq. 1, 6 and 9).
+    """Softmax attention with ALiBi's linear biases or without positions (TNN eq. 1, 6 and 9).
 
-    Options: heads; position, ``alibi`` or ``none`` (learned positions are added to the embeddings by the model).
-    ValueError if heads does not divide the channels. Streaming state: a key-value cache that grows with the text.
+    Options:
+        heads: must divide the channels, ValueError otherwise.
+        position: ``alibi`` or ``none`` (the model adds learned positions to the embeddings).
+
+    Streaming state: a key-value cache that grows with the text.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, position: str = "alibi"):
@@ -73,7 +78,7 @@ class AttentionMixer(Mixer):
     def mix_next(self, x: Tensor, state: AttentionState, mask: Tensor | None) -> tuple[Tensor, AttentionState]:
         query, *new = self._project(x)
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
-        if state.key.size == 0:  # the first tokens decide the dtype, under autocast that of projections
+        if state.key.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
             empty = Window.empty(len(state.key.tokens), new[0].shape[3], None, like=new[0])
             state = state._replace(key=empty, value=empty)
         key, value = (old.append(t.flatten(0, 1)) for old, t in zip((state.key, state.value), new, strict=True))

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from lagwise.ops import Layout, per_document
+from lagwise.ops import Layout
+from lagwise.ops.packing import per_document
 
 
 class State(Protocol):
-    """What a causal mixer remembers: an immutable tuple of tensors."""
+    """The streaming state of a causal mixer: an immutable tuple of tensors."""
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A new state with ``change`` applied to every tensor whose first axis is the batch."""
@@ -20,16 +21,16 @@ class State(Protocol):
 
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
-        """One batch of the rows of at least one state of one mixer, in order.
+        """The rows of at least one state of the same mixer as one batch, in order.
 
-        Rows need not have seen as many tokens, nor any: each goes on as it would alone. States that differ in more than
-        their rows, such as those begun before and after a step of training, do not belong together.
+        Rows may have seen different numbers of tokens, or none: each continues as it would alone. States that differ in
+        more than their rows, such as those from before and after a training step, cannot be joined.
         """
         ...
 
 
 class StateTuple(NamedTuple):
-    """Several states as one: tensors whose first axis is the batch, windows, and states of other mixers."""
+    """A tuple state: its fields are tensors with the batch as first axis, windows, and states of other mixers."""
 
     parts: tuple[Any, ...]
 
@@ -45,17 +46,18 @@ class StateTuple(NamedTuple):
 class Mixer(nn.Module):
     """A token mixer on ``(batch, length, channels)``.
 
-    Abstract: subclasses give `mix` and, if causal, `init_state` and `mix_next`.
-    Whatever the mixer, these agree: the whole sequence at once (`forward`), any cutting of it into chunks (`prefill`),
-    and one token at a time (`step`). Padding and neighbours in a packed row leave no trace. Bidirectional mixers have
-    only `forward`. The contract tests in ``tests/mixers`` hold every entry of the table to this.
+    Abstract: subclasses implement `mix` and, if causal, `init_state` and `mix_next`.
+    For every mixer, these give the same outputs: the whole sequence at once (`forward`), the sequence in chunks of any
+    size (`prefill`), and one token at a time (`step`). Padding and other documents of a packed row have no effect.
+    Bidirectional mixers only have `forward`. The contract tests in ``tests/mixers`` check this for every entry of the
+    table.
     """
 
-    #: whether it mixes over the grid of a picture (`Layout.grid`), and so takes no plain sequence and is never causal
+    #: whether it mixes over the grid of a picture (`Layout.grid`): it then takes no plain sequences and is never causal
     needs_grid: ClassVar[bool] = False
-    #: the directions that it has: True is causal, False two-sided
+    #: the directions that it supports: True is causal, False two-sided
     directions: ClassVar[tuple[bool, ...]] = (True, False)
-    #: whether a causal one has a state to stream by
+    #: whether a causal one has a streaming state
     streams: ClassVar[bool] = True
 
     def __init__(self, channels: int, causal: bool):
@@ -79,10 +81,17 @@ class Mixer(nn.Module):
     ) -> Tensor:
         """Mix whole sequences.
 
-        Shapes: x ``(batch, length, channels)``; mask ``(batch, length)``, true where a token is real; seq_idx
-        ``(batch, length)``, the document a token of a packed row belongs to. Result like x; outputs at padding are
-        finite and mean nothing. layout: mask and seq_idx in one, which models make once for all layers; it takes their
-        place. ValueError if a shape is wrong.
+        Args:
+            x: ``(batch, length, channels)``.
+            mask: ``(batch, length)``, true where a token is real.
+            seq_idx: ``(batch, length)``, the document of each token of a packed row.
+            layout: mask and seq_idx in one object, which models create once for all layers; replaces both.
+
+        Returns:
+            A tensor like x. Outputs at padding are finite and have no meaning.
+
+        Raises:
+            ValueError: If a shape is wrong.
         """
         layout = Layout(mask, seq_idx) if layout is None else layout
         x = self._checked(x, layout)
@@ -91,39 +100,43 @@ class Mixer(nn.Module):
         return self.mix(x, layout)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        """`forward` for checked arguments, rows of one document, and x zero at padding."""
+        """`forward` for checked arguments: rows of one document, and x zero at padding."""
         raise NotImplementedError
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`forward` along the columns of a grid whose rows of ``width`` tokens follow each other, x
-        ``(batch, height * width, channels)``. layout: of the columns, ``(batch * width, height)``."""
+        """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
+
+        x is ``(batch, height * width, channels)``, and layout that of the columns, ``(batch * width, height)``.
+        """
         columns = x.unflatten(1, (-1, width)).transpose(1, 2).flatten(0, 1)
         return self(columns, layout=layout).unflatten(0, (-1, width)).transpose(1, 2).flatten(1, 2)
 
     def init_state(self, batch_size: int) -> Any:
-        """State before the first token. ValueError for a bidirectional mixer."""
+        """The state before the first token. ValueError for a bidirectional mixer."""
         self.require_causal()
         raise NotImplementedError
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Mix the next ``length >= 1`` tokens; return their outputs and the state after them. The old state stays
-        valid: generation may branch from it. Shapes and errors as in `forward`."""
+        """Mix the next ``length >= 1`` tokens. Returns their outputs and the state after them.
+
+        The old state stays valid, so that generation may branch from it. Shapes and errors as in `forward`.
+        """
         return self.mix_next(self._checked(x, Layout(mask)), state, mask)
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """`prefill` for checked arguments, and x zero at padding."""
+        """`prefill` for checked arguments, with x zero at padding."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Mix one token, ``(batch, channels)``."""
+        """Mix one token ``(batch, channels)``. Returns its output and the state after it."""
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
 
     def reset_parameters(self) -> None:
-        """Draw the parameters that the mixer holds directly; its layers and kernels draw their own."""
+        """Draw the parameters that the mixer holds directly; its layers and kernels draw theirs."""
 
     def _checked(self, x: Tensor, layout: Layout) -> Tensor:
-        """x with its padding zeroed, so that whatever stands there reaches no weight, output or gradient."""
+        """x with zeros at padding, so that the values there affect no weight, output or gradient."""
         if x.dim() != 3 or x.shape[2] != self.channels or x.shape[1] == 0:
             raise ValueError(f"x must be (batch, length >= 1, channels={self.channels}), got {tuple(x.shape)}")
         layout.check(*x.shape[:2])
@@ -138,11 +151,11 @@ class Mixer(nn.Module):
 
 
 def check_heads(channels: int, heads: int) -> None:
-    """ValueError if channels cannot be dealt out to so many heads."""
+    """ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero the padding, NaN or not."""
+    """x with zeros at padding, even where it is NaN."""
     return x if mask is None else x.masked_fill(~mask.bool()[..., None], 0)

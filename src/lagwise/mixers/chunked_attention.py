@@ -1,4 +1,4 @@
-"""Attention within chunks, as MEGA and TCNCA use it beside a convolution."""
+"""Attention within chunks, as MEGA and TCNCA use it together with a convolution."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import (
+from lagwise.ops import Layout, chunked_attention
+from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
-    Layout,
-    Window,
-    chunked_attention,
     first_real,
     lag_matrix,
     pair_attention,
     rotary,
     rotary_factors,
     rotate,
-    symbolic,
 )
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.window import Window
 from lagwise.tables import known, whole_number
 
 POSITIONS = ("none", "rope", "simple", "rotary")
@@ -32,9 +31,9 @@ _INITIAL_STD = 0.02
 class ChunkState(NamedTuple):
     """The last chunk of a stream.
 
-    key and value: windows of at most one chunk, ``(batch, n, heads * size)``; keys are rotated already.
-    seen: tokens so far. padding: how many of them stand before each row's text, ``(batch,)``; None if none in any row.
-    bias: what is added to scores, ``(heads, 2 * chunk - 1)`` by lag; None without.
+    key and value: windows of at most one chunk, ``(batch, n, heads * size)``; keys are already rotated. seen: tokens so
+    far. padding: how many of them come before each row's text, ``(batch,)``; None if none in any row. bias: added to
+    scores, ``(heads, 2 * chunk - 1)`` by lag, or None.
     """
 
     key: Window
@@ -58,25 +57,27 @@ class ChunkState(NamedTuple):
         padding = torch.cat(
             [(none if s.padding is None else s.padding).expand(s.key.tokens.shape[0]) + (seen - s.seen) for s in states]
         )
-        # What no row has seen is forgotten: the counts are of the longest text.
+        # Positions before the longest text are dropped: the counts refer to it.
         least = int(padding.min())
         padding = padding - least
         return ChunkState(key, value, seen - least, padding if padding.any() else None, first.bias)
 
 
 class ChunkedAttention(nn.Module):
-    """Attention within chunks, between queries, keys and values that are given (TCNCA §2 and fig. 1).
+    """Attention within chunks, between given queries, keys and values (TCNCA §2 and fig. 1).
 
-    Options: heads; chunk, the window in tokens; evaluation_chunk, the window in evaluation mode (None: the same; TCNCA
-    app. F trains with 2048 and evaluates with 4096); function, as in `pair_attention`; position:
+    Options:
+        heads: number of heads.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode (None: the same; TCNCA app. F trains with 2048 and evaluates with
+            4096).
+        function: as in `pair_attention`.
+        position: ``none``; ``rope``: queries and keys are rotated by their position in the chunk (TCNCA app. F);
+            ``simple``: MEGA's table of biases, one per lag and head, for windows up to the larger of chunk and
+            evaluation_chunk, where lags that training never meets keep their initial values; ``rotary``: MEGA's bias
+            ``<R_i a, R_j b>`` with learned a and b for each head, for windows of any width.
 
-    - ``none``;
-    - ``rope``: queries and keys are turned by their place in the chunk (TCNCA app. F);
-    - ``simple``: MEGA's table of biases, one a lag and head, for windows up to the wider of chunk and
-      evaluation_chunk. Lags that training does not meet stay as they began;
-    - ``rotary``: MEGA's bias ``<R_i a, R_j b>`` with learned a and b, a pair a head, for windows of any width.
-
-    A stream keeps the window that it began with. ValueError for widths below 1, unknown names, or an odd query_size
+    A stream keeps the window that it started with. ValueError for widths below 1, unknown names, or an odd query_size
     with ``rope`` or ``rotary``.
     """
 
@@ -114,14 +115,14 @@ class ChunkedAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """MEGA's: positions begin as normal(0, 0.02)."""
+        """As in MEGA: position parameters start as normal(0, 0.02)."""
         for parameter in (self.lag_table, self.rotary_pair):
             if parameter is not None:
                 nn.init.normal_(parameter, std=_INITIAL_STD)
 
     @property
     def window(self) -> int:
-        """The chunk of the present mode, training or evaluation."""
+        """The chunk in the current mode, training or evaluation."""
         return self.chunk if self.training else self.evaluation_chunk
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -136,10 +137,10 @@ class ChunkedAttention(nn.Module):
         return self._in_chunks(query, key, value, chunk, bias, mask)
 
     def init_state(self, batch_size: int, value_size: int) -> ChunkState:
-        """State before the first token. ValueError if bidirectional."""
+        """The state before the first token. ValueError if bidirectional."""
         if not self.causal:
             raise ValueError("bidirectional attention has no streaming state; build it with causal=True")
-        # Nothing has a dtype or device here yet: the first prefill takes those of its keys and values.
+        # No dtype or device is known yet: the first prefill takes those of its keys and values.
         empty, chunk = torch.empty(0), self.window
         key, value = (
             Window.empty(batch_size, self.heads * n, chunk, like=empty) for n in (self.query_size, value_size)
@@ -149,11 +150,11 @@ class ChunkedAttention(nn.Module):
     def prefill(
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
-        """Attend from the next ``n >= 1`` tokens of every row; return the result and the state after them.
+        """Attend from the next ``n >= 1`` tokens of every row. Returns the result and the state after them.
 
-        Shapes as in `forward`. Padding may stand before a row's text, and behind it in the last call, but not within.
-        A few tokens meet the window as it is, O(n * chunk); more than a chunk are cut into chunks, rows that are out
-        of step being aligned, which wastes less than one chunk of work.
+        Shapes as in `forward`. Padding may come before a row's text, and after it in the last call, but not within. A
+        few tokens meet the window directly, O(n * chunk). More than a chunk are cut into chunks; rows that are out of
+        step are aligned, which wastes less than one chunk of work.
         """
         n, seen, chunk = query.shape[2], state.seen, state.key.reach
         assert chunk is not None
@@ -161,7 +162,7 @@ class ChunkedAttention(nn.Module):
         number = torch.arange(seen, seen + n, device=query.device)
         if self.position == "rope":
             query, key = _rotated(query, key, number if padding is None else number - padding[:, None], chunk)
-        # In step, all rows have as many tokens of the present chunk behind them; otherwise it may be any number.
+        # In step, all rows have seen equally many tokens of the current chunk; otherwise any number.
         kept = seen % chunk if padding is None else min(seen, chunk - 1)
         keys, key_window = self._extended(state.key, key, kept, seen)
         values, value_window = self._extended(state.value, value, kept, seen)
@@ -172,7 +173,7 @@ class ChunkedAttention(nn.Module):
         if kept and n <= chunk:
             return self._few(query, keys, values, number, chunk, state.bias, padding is None), after
         real = None
-        if padding is not None:  # what stands before a row's present chunk is padding to it
+        if padding is not None:  # tokens before a row's current chunk count as padding
             real = number >= ((seen - padding).clamp(min=0) // chunk * chunk)[:, None]
         y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, state.bias, real)
         return y[:, :, kept:], after
@@ -187,12 +188,12 @@ class ChunkedAttention(nn.Module):
         bias: Tensor | None,
         in_step: bool,
     ) -> Tensor:
-        """The last n tokens as queries; number ``(m,)`` or ``(batch, m)``, a key's place in its row."""
+        """The last n tokens as queries; number ``(m,)`` or ``(batch, m)``, a key's position in its row."""
         n, m = query.shape[2], key.shape[2]
         index = torch.arange(m, device=query.device)
         lags = index[m - n :, None] - index
         allowed = None
-        if not in_step or n > 1:  # one token in step with the others sees all that was kept
+        if not in_step or n > 1:  # one token in step with the others sees all tokens kept
             home = number.div(chunk, rounding_mode="floor")
             allowed = (home[..., m - n :, None] == home[..., None, :]) & (lags >= 0)
             allowed = allowed if in_step else allowed[:, None]
@@ -217,14 +218,14 @@ class ChunkedAttention(nn.Module):
             return _nearest(self.lag_table, reach)
         if self.rotary_pair is None:
             return None
-        # A copy: weights that are mapped from a file may lie at any address, and complex numbers need an aligned one.
+        # Copy: weights mapped from a file may have any address, and complex numbers need an aligned one.
         a, b = self.rotary_pair[:, :, None].clone()
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 
     def _extended(self, window: Window, x: Tensor, kept: int, seen: int) -> tuple[Tensor, Window]:
-        """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``; the window after
-        them."""
+        """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``, and the window
+        after them."""
         new = x.transpose(1, 2).flatten(2)
         if seen == 0:
             window = Window.empty(new.shape[0], new.shape[2], window.reach, like=new)
@@ -239,10 +240,16 @@ class ChunkedAttention(nn.Module):
 
 
 class ChunkedAttentionMixer(Mixer):
-    """Attention within chunks with projections of its own (TCNCA §2 and fig. 1).
+    """Attention within chunks with its own projections (TCNCA §2 and fig. 1).
 
-    Options: heads, which must divide the channels (the papers have one); chunk, evaluation_chunk, function and
-    position as in `ChunkedAttention`. Streaming state: at most one chunk of keys and values.
+    Options:
+        heads: must divide the channels (the papers have one).
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
+        position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
+
+    Streaming state: at most one chunk of keys and values.
     """
 
     def __init__(
@@ -290,19 +297,19 @@ class ChunkedAttentionMixer(Mixer):
 
 
 def _rotated(query: Tensor, key: Tensor, number: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Query and key turned by their place in the chunk; number, their place in the row, as `rotary`'s positions."""
+    """Query and key rotated by their position in the chunk; number: their position in the row, as in `rotary`."""
     factors = rotary_factors(number % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
     return rotate(query, factors), rotate(key, factors)
 
 
 def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
-    """The lags shorter than reach, of biases by lag."""
+    """The biases of lags shorter than reach, from biases by lag."""
     centre = lag_bias.shape[1] // 2
     return lag_bias[:, centre + 1 - reach : centre + reach]
 
 
 def _padding(state: ChunkState, mask: Tensor | None, n: int) -> Tensor | None:
-    """Padding before each row's text, after n more tokens; a row of padding only has all of them."""
+    """Padding before each row's text, after n more tokens; all of them count in a row of only padding."""
     if mask is None or (state.seen and state.padding is None):
         return state.padding
     length = torch.where(mask.any(dim=1), first_real(mask), n)

@@ -11,15 +11,18 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer
-from lagwise.ops import EXACT_ENGINES, Layout, Window, ema_prefill, ema_scan, symbolic, toeplitz_product
+from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
+from lagwise.ops.recurrence import ema_prefill
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.window import Window
 from lagwise.tables import known
 
 EMA_ENGINES = ("scan", *EXACT_ENGINES)
 
 
 class EMAState(NamedTuple):
-    """Averages so far, ``(batch, channels, dimension)``; of a truncated average also what has left it, and the tokens
-    that have yet to."""
+    """Averages so far, ``(batch, channels, dimension)``; for a truncated average also the averages that have left it,
+    and the tokens that have not yet left."""
 
     average: Tensor
     left: Tensor | None
@@ -46,11 +49,14 @@ class EMAState(NamedTuple):
 class EMAMixer(Mixer):
     """Damped multi-dimensional moving average: ``silu(k * x + omega x)`` with k an `EMAKernel`.
 
-    Options: dimension and truncation, as in `EMAKernel`; engine, ``scan`` (linear time, exactly causal, the fastest at
-    every length measured) or one that takes the kernel's taps, as in `toeplitz_product`.
+    Options:
+        dimension: number of exponentials per channel and direction (MEGA: 16).
+        truncation: number of lags to keep on each side; by default all.
+        engine: ``scan`` (linear time, exactly causal, the fastest at every length measured) or an engine for the
+            kernel's taps, as in `toeplitz_product`.
 
-    Streams in constant memory and time: a state of ``dimension`` numbers a channel, and of a truncated average the
-    tokens that it covers.
+    Streams in constant memory and time: the state has ``dimension`` numbers per channel, and for a truncated average
+    also the tokens that it covers.
 
     Source: TCNCA eq. 1; MEGA (Ma et al. 2023), §3.1.
     """
@@ -99,7 +105,7 @@ class EMAMixer(Mixer):
         left, recent = state.left, state.recent
         if recent is not None and self.kernel.truncation is not None:
             truncation = self.kernel.truncation
-            late = recent.size + x.shape[1] - truncation  # tokens that a new one no longer reaches
+            late = recent.size + x.shape[1] - truncation  # tokens out of reach of a new one
             if late > 0:
                 leaving = torch.cat([recent.tokens[:, :late], x[:, : max(0, late - recent.size)]], dim=1)
                 weight = weight * (log_decay * truncation).exp()

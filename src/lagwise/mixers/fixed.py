@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from lagwise.mixers.ema import EMAMixer, EMAState
 from lagwise.mixers.tcn import TCNMixer, TCNState
 from lagwise.mixers.toeplitz import ModalState, ToeplitzMixer
-from lagwise.ops import (
-    Window,
-    ring_convolve,
-    ring_of,
-    ring_read,
-    ring_tokens,
-    ring_write,
-    symbolic_product,
-)
+from lagwise.ops.streaming import ring_convolve, ring_of, ring_read, ring_tokens, ring_write
+from lagwise.ops.symbolic import symbolic_product
+from lagwise.ops.window import Window
 
 _LEAST_RADIUS = 1e-30  # of a pole: its logarithm is finite, and its first power nothing
 
@@ -78,7 +72,7 @@ class FixedModalState(NamedTuple):
 
 
 class FixedModal(FixedMixer):
-    """A kernel that is a state space, in real arithmetic (see `lagwise.ops.modal_step`)."""
+    """A kernel that is a state space, in real arithmetic (see `lagwise.ops.recurrence.modal_step`)."""
 
     poles: Tensor
     weights: Tensor
@@ -138,7 +132,7 @@ class FixedEMAState(NamedTuple):
 
 
 class FixedEMA(FixedMixer):
-    """MEGA's moving average (see `lagwise.ops.ema_prefill`)."""
+    """MEGA's moving average (see `lagwise.ops.recurrence.ema_prefill`)."""
 
     weight: Tensor
     decay: Tensor
@@ -219,7 +213,7 @@ class FixedTCNState(NamedTuple):
 
 
 class FixedTCN(FixedMixer):
-    """A stack of dilated convolutions (see `lagwise.ops.dilated_prefill`)."""
+    """A stack of dilated convolutions (see `lagwise.ops.toeplitz.dilated_prefill`)."""
 
     taps: Tensor
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkState
-from lagwise.ops import Window, pair_attention, ring_extend, ring_of, ring_tokens, ring_write, rotary_factors, rotate
+from lagwise.ops.attention import pair_attention, rotary_factors, rotate
+from lagwise.ops.streaming import ring_extend, ring_of, ring_tokens, ring_write
+from lagwise.ops.window import Window
 
 
 class FixedChunkState(NamedTuple):

@@ -16,7 +16,9 @@ from lagwise.mixers.hyena import HyenaMixer
 from lagwise.mixers.linear_attention import LinearAttentionMixer
 from lagwise.mixers.recurrence import RecurrentMixer
 from lagwise.mixers.short_conv import ShortConvMixer
-from lagwise.ops import Window, ring_convolve, ring_of, ring_product, ring_tokens, ring_write, symbolic_product
+from lagwise.ops.streaming import ring_convolve, ring_of, ring_product, ring_tokens, ring_write
+from lagwise.ops.symbolic import symbolic_product
+from lagwise.ops.window import Window
 
 
 class FixedRecurrenceState(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, ring_lags, ring_of, ring_write
+from lagwise.ops.streaming import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, ring_lags, ring_of, ring_write
 
 
 class FixedOnlineState(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import OnlineState, OnlineTaps, ring_convolve, ring_of, ring_product, ring_tokens, ring_write
+from lagwise.ops.streaming import OnlineState, OnlineTaps, ring_convolve, ring_of, ring_product, ring_tokens, ring_write
 
 
 class FixedRingState(NamedTuple):

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.mixers.causal_ski import CausalSKI, SKIState
 from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.fixed_ring import endless
-from lagwise.mixers.ski import SKIState
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import ring_of, ring_product, ring_tokens, ring_write
+from lagwise.ops.streaming import ring_of, ring_product, ring_tokens, ring_write
 
 
 class FixedSKIState(NamedTuple):
@@ -40,7 +40,7 @@ class FixedSKI(FixedMixer):
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
         ski, kernel = mixer.ski, mixer.kernel
-        assert ski is not None
+        assert isinstance(ski, CausalSKI)
         self.start = ski.init_state(kernel, 1)
         self.plan = plan = self.start.plan
         most = ski.most_nodes(kernel, plan)

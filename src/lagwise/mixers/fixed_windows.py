@@ -13,7 +13,9 @@ from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.fixed_ring import FixedRingState
 from lagwise.mixers.flash import FlashMixer
 from lagwise.mixers.relative_attention import RelativeAttentionMixer
-from lagwise.ops import Window, ring_lags, ring_of, ring_tokens, ring_write, rotary_factors, rotate
+from lagwise.ops.attention import rotary_factors, rotate
+from lagwise.ops.streaming import ring_lags, ring_of, ring_tokens, ring_write
+from lagwise.ops.window import Window
 
 
 class FixedFlashState(NamedTuple):

@@ -8,25 +8,32 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, masked
 from lagwise.mixers.gtu import gated_width
-from lagwise.ops import Layout, Window, move_rows, rotary_factors, rotate, row_extents, symbolic
-from lagwise.ops.symbolic import pieces
+from lagwise.ops import Layout
+from lagwise.ops.attention import rotary_factors, rotate
+from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.symbolic import pieces, symbolic
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 
 class FlashMixer(Mixer):
-    """Gated attention unit, quadratic in a chunk and linear across: ``W_o (u * (A v + L v))``.
+    """Gated attention unit, quadratic within a chunk and linear across chunks: ``W_o (u * (A v + L v))``.
 
-    Formula: ``u, v = silu(W_u x), silu(W_v x)`` and ``z = silu(W_z x)``, of which four maps a channel (a scale and an
-    offset) make queries and keys. With g the chunk of C tokens of token i:
-        A: ``sum_j relu(q_i k_j / C)^2 v_j`` over the j of chunk g, up to i when causal, turned by rotary positions;
+    Formula: ``u, v = silu(W_u x), silu(W_v x)`` and ``z = silu(W_z x)``, from which four maps per channel (a scale and
+    an offset) compute queries and keys. With g the chunk of C tokens of token i:
+        A: ``sum_j relu(q_i k_j / C)^2 v_j`` over the j of chunk g, up to i when causal, with rotary positions;
         L: ``q'_i sum_j k'_jᵀ v_j / n``, over the n tokens of all chunks before g, or of the text when two-sided.
 
-    Options: chunk C, in tokens; expansion, the width of u and v over the channels (published: 2); query_size, the
-    width of z, even (published: 128). The published sum of L is divided by the length of the whole text, or not at all;
-    here by the number of its tokens, so that a causal one does not depend on what follows. Chunks count from a row's
-    first real token. There is no bias by lag beside the rotary positions. ValueError for options out of range.
+    Options:
+        chunk: C, in tokens.
+        expansion: width of u and v relative to the channels (published: 2).
+        query_size: width of z, even (published: 128).
 
-    Streams in constant memory: the sum of the chunks before, and the present one, O(C) in a token's time and more.
+    In the published code the sum of L is divided by the length of the whole text, or not at all. Here it is divided by
+    the number of its tokens, so that a causal sum does not depend on later tokens. Chunks count from a row's first real
+    token. There is no bias by lag apart from the rotary positions. ValueError for options out of range.
+
+    Streams in constant memory: the sum over the earlier chunks, and the current chunk, O(C) time per token.
 
     Source: Hua et al. 2022, "Transformer Quality in Linear Time", §3.2, eq. 7 to 10, and code 1.
     """
@@ -47,7 +54,7 @@ class FlashMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scales normal(1, 0.02): the published normal(0, 0.02) begins with hardly any attention; shifts 0."""
+        """Scales normal(1, 0.02), because the published normal(0, 0.02) starts with almost no attention; shifts 0."""
         nn.init.normal_(self.scale, 1.0, 0.02)
         nn.init.zeros_(self.shift)
 
@@ -72,13 +79,13 @@ class FlashMixer(Mixer):
     def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
         window, sums, seen = state.parts
         gate, inner = self._project(x, mask)
-        if window.size == 0:  # the first tokens decide the dtype, under autocast that of projections
+        if window.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
             window = Window.empty(len(x), inner.shape[2], self.chunk, like=inner)
         first, count = torch.zeros_like(seen), torch.full_like(seen, x.shape[1])
         if mask is not None:
             first, lengths = row_extents(mask.bool())
             count = lengths * mask.bool().any(1)
-        # Of a row that has begun, the present chunk; of one that begins, nothing but its padding is before it.
+        # For a row that has started, the current chunk; for one that starts here, only padding comes before it.
         kept, past = seen % self.chunk, window.tokens
         together = torch.cat([past.to(inner.dtype), inner], 1)
         start = past.shape[1] + first - kept
@@ -86,17 +93,17 @@ class FlashMixer(Mixer):
         return self.out(gate * y[:, past.shape[1] :]), StateTuple((window.append(inner), sums, seen + count))
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The gate u, and v and z side by side, zero at padding."""
+        """The gate u, and v and z concatenated, zero at padding."""
         gate, inner = F.silu(self.input(x)).split([self.width, self.width + self.scale.shape[1]], 2)
         return gate, masked(inner, mask)
 
     def _attend(
         self, inner: Tensor, start: Tensor, end: Tensor, sums: Tensor | None, done: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Results at every token of v and z ``(batch, length, ...)``, and the sums of the chunks that are full.
+        """Results at every token of v and z ``(batch, length, ...)``, and the sums over the full chunks.
 
-        start and end ``(batch,)``: where rows begin, with the first token of a chunk, and end. sums and done: of the
-        chunks before, and how many tokens they have.
+        start and end ``(batch,)``: where rows start, with the first token of a chunk, and end. sums and done: the sums
+        over earlier chunks, and their numbers of tokens.
         """
         batch, length, _ = inner.shape
         size = self.chunk

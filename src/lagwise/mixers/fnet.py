@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from lagwise.mixers.base import Mixer
-from lagwise.ops import Layout, from_first_token, ragged_dft, row_extents
+from lagwise.ops import Layout
+from lagwise.ops.packing import from_first_token, row_extents
+from lagwise.ops.toeplitz import ragged_dft
 
 
 class FNetMixer(Mixer):

@@ -12,11 +12,14 @@ from lagwise.tables import whole_number
 
 
 class GFNetMixer(Mixer):
-    """A filter over a grid, learned frequency by frequency: ``irfft2(K * rfft2(x))`` in every channel, circular.
+    """A filter over a grid, learned in the frequency domain: ``irfft2(K * rfft2(x))`` in every channel, circular.
 
-    Options: height and width of the filter's grid (published: 14 by 14 patches). The published filter is made for one
-    grid; here smaller pictures are filtered on that grid too, with zeros beyond their edges, so that padding leaves no
-    trace. ValueError for a larger picture, and as `GridMixer`. Two-sided only.
+    Options:
+        height: rows of the filter's grid (published: 14 patches).
+        width: columns of the filter's grid.
+
+    The published filter is for one grid. Here smaller pictures are filtered on that grid too, with zeros beyond their
+    edges, so that padding has no effect. ValueError for a larger picture, and as in `GridMixer`. Two-sided only.
 
     Source: Rao et al. 2021, "Global Filter Networks for Image Classification", §3.2 and code 1.
     """
@@ -31,7 +34,7 @@ class GFNetMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, of deviation 0.02 in both parts, as published."""
+        """Normal, with standard deviation 0.02 in both parts, as published."""
         nn.init.normal_(self.filter, std=0.02)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

@@ -7,23 +7,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import Layout, from_first_token, toeplitz_product
+from lagwise.ops import Layout, toeplitz_product
+from lagwise.ops.packing import from_first_token
 from lagwise.tables import known, whole_number
 
 MATRICES = ("toeplitz", "dense")
 
 
 class GMLPMixer(Mixer):
-    """``W_o (z_1 * (M norm(z_2) + b))`` with ``z_1, z_2`` the halves of ``gelu(W_i x)``: M mixes the tokens, alike
-    in every channel, and b has a number for every place.
+    """``W_o (z_1 * (M norm(z_2) + b))`` with ``z_1, z_2`` the halves of ``gelu(W_i x)``: M mixes the tokens, equally in
+    every channel, and b has one number per position.
 
-    Options: max_length; expansion, the width of both halves over the channels (published: 6); matrix, ``toeplitz``
-    (M depends on the lag, as in the paper's language models) or ``dense``. Causal by masking M. M begins near 0 and b
-    as 1, so that a new unit passes z_1.
+    Options:
+        max_length: longest text. The published unit is for one length; here shorter texts use M's first rows and
+            columns, with positions counted from a row's first real token.
+        expansion: width of both halves relative to the channels (published: 6).
+        matrix: ``toeplitz`` (M depends on the lag, as in the paper's language models) or ``dense``. A causal M is
+            masked.
 
-    The published unit is made for one length; here max_length is the longest, shorter texts take M's first rows and
-    columns, places counted from a row's first real token. ValueError for longer texts, and for options out of range. It
-    does not stream.
+    M starts near 0 and b at 1, so that a new unit passes z_1 on. ValueError for longer texts, and for options out of
+    range. It does not stream.
 
     Source: Liu et al. 2021, "Pay Attention to MLPs", §2 and app. C.
     """

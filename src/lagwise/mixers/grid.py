@@ -1,4 +1,4 @@
-"""Mixing over a grid, such as the patches of a picture: along its rows and along its columns."""
+"""Mixing over a grid, such as the patches of a picture, along its rows and along its columns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from lagwise.tables import build
 class GridMixer(Mixer):
     """Any two token mixers, one for each axis of a grid: ``rows(x) + columns(x)``.
 
-    Formula: ``y[i, j] = rows(x[i, :])[j] + columns(x[:, j])[i]``: rows are a batch for the mixer along them, and
-    columns for the other.
+    Formula: ``y[i, j] = rows(x[i, :])[j] + columns(x[:, j])[i]``: rows are a batch for one mixer, and columns for the
+    other.
 
-    Options: rows and columns, specs of token mixers (default ``toeplitz``). The grid comes with the layout
-    (`lagwise.ops.Layout.grid`); a mask may be true at any places, such as those of smaller pictures in a batch of
-    several sizes. ValueError for causal=True, since a grid has no order in which a token follows all others, and in
+    Options:
+        rows, columns: specs of token mixers (default ``toeplitz``).
+
+    The grid comes with the layout (`lagwise.ops.Layout.grid`). A mask may be true at any positions, such as those of
+    smaller pictures in a batch of several sizes. ValueError for causal=True, because a grid has no causal order, and in
     the forward pass for tokens without a grid.
 
     Source: SKI-TNN §5.2 (pictures as sequences in each dimension).
@@ -51,8 +53,12 @@ class GridMixer(Mixer):
 class GTU2d(Mixer):
     """Gated Toeplitz unit over a grid: ``W_o (silu(W_u x) * (TNO_rows(v) + TNO_columns(v)))``, ``v = silu(W_v x)``.
 
-    Options: expansion, kernel and engine, as in `GTU`; each axis has a kernel of its own, made from the same spec.
-    Grid, masks and errors as in `GridMixer`.
+    Options:
+        expansion: width of the gate relative to the channels.
+        kernel: spec of a lag kernel.
+        engine: as in `ToeplitzMixer`.
+
+    Each axis has its own kernel, built from the same spec. Grid, masks and errors as in `GridMixer`.
 
     Source: TNN §3.1 and fig. 2; SKI-TNN §5.2 (pictures as sequences in each dimension).
     """
@@ -83,7 +89,7 @@ class GTU2d(Mixer):
 
 
 def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:
-    """The sum of what the mixers of both axes make of x."""
+    """The sum of the outputs of both axes' mixers."""
     _, width = layout.require_grid(type(mixer).__name__)
     rows, columns = layout.axes
     along = mixer.rows(x.unflatten(1, (-1, width)).flatten(0, 1), layout=rows).reshape(x.shape)
@@ -91,7 +97,7 @@ def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:
 
 
 def _axis_mixer(spec: Mapping[str, Any] | None, channels: int, axis: str) -> Mixer:
-    from lagwise.mixers import MIXERS  # here, because the table holds the mixers of this file
+    from lagwise.mixers import MIXERS  # imported here, because the table contains the mixers of this file
 
     table = {name: mixer for name, mixer in MIXERS.items() if not mixer.needs_grid}
     return build(table, {"name": "toeplitz"} if spec is None else spec, channels, what=f"mixer of {axis}", causal=False)

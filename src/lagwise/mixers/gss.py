@@ -15,11 +15,15 @@ from lagwise.ops import Layout
 
 
 class GSSMixer(Mixer):
-    """Gated state space: ``W_o (gelu(W_u x) * W_y TNO(gelu(W_v x)))``, the kernel running in few channels.
+    """Gated state space: ``W_o (gelu(W_u x) * W_y TNO(gelu(W_v x)))``, where the kernel runs in few channels.
 
-    Options: expansion, the width of the gate over the channels (published: 4); contraction, the width of the kernel
-    over them (published: 1/4); kernel (default ``dss``) and engine, as in `ToeplitzMixer`. ValueError for widths below
-    1. Streams as its kernel does.
+    Options:
+        expansion: width of the gate relative to the channels (published: 4).
+        contraction: width of the kernel relative to the channels (published: 1/4).
+        kernel: spec of a lag kernel; by default ``dss``.
+        engine: as in `ToeplitzMixer`.
+
+    ValueError for widths below 1. Streams as its kernel does.
 
     Source: Mehta et al. 2022, "Long Range Language Modeling via Gated State Spaces", §3.2 and fig. 1.
     """

@@ -16,8 +16,12 @@ from lagwise.ops import Layout
 class GTU(Mixer):
     """Gated Toeplitz unit: ``W_o (silu(W_u x) * TNO(silu(W_v x)))`` (TNN §3.1 and fig. 2; SKI-TNN app. A).
 
-    Options: expansion, the width of the gate over the channels (table 13: 3); kernel and engine, as in
-    `ToeplitzMixer`. ValueError if expansion times channels is not a whole number of at least 1.
+    Options:
+        expansion: width of the gate relative to the channels (table 13: 3).
+        kernel: spec of a lag kernel.
+        engine: as in `ToeplitzMixer`.
+
+    ValueError if expansion times channels is less than 1.
     """
 
     def __init__(

@@ -10,19 +10,27 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, masked
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import Layout, Window, centre_tap, dilated_convolution, dilated_prefill
+from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 
 class HyenaMixer(Mixer):
-    """``z_1 = v``, ``z_{n+1} = x_n * (h_n * z_n)`` for n = 1..N, and ``W_o z_{N+1}``: h_n is a long convolution of
-    its own, x_n a gate, and ``v, x_1 .. x_N`` are linear maps of the input, each through a short depthwise convolution.
+    """``z_1 = v``, ``z_{n+1} = x_n * (h_n * z_n)`` for n = 1..N, and ``W_o z_{N+1}``, where each h_n is a long
+    convolution, x_n a gate, and ``v, x_1 .. x_N`` are linear maps of the input, each followed by a short depthwise
+    convolution.
 
-    Options: order N; short, taps of the short convolutions (odd if two-sided); kernel, a spec from the table of kernels
-    (default ``hyena``), and engine, as in `ToeplitzMixer`. The published code, unlike the paper, has a filter less:
-    its last gate follows no convolution of its own. ValueError for options out of range.
+    Options:
+        order: number N of gates and long convolutions.
+        short: taps of the short convolutions (odd if two-sided).
+        kernel: spec of a lag kernel; by default ``hyena``.
+        engine: as in `ToeplitzMixer`.
 
-    Streams as its kernels do, and the last ``short`` tokens.
+    The published code, unlike the paper, has one filter fewer: its last gate follows no convolution. ValueError for
+    options out of range.
+
+    Streams as its kernels do, with the last ``short`` tokens.
 
     Source: Poli et al. 2023, "Hyena Hierarchy", definition 3.1 and algorithm 1.
     """
@@ -49,7 +57,7 @@ class HyenaMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within the inverse root of the taps, as the framework's convolutions."""
+        """Uniform within the inverse root of the number of taps, as PyTorch's convolutions."""
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
 

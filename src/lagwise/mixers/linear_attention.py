@@ -18,20 +18,22 @@ FEATURE_MAPS = ("elu", "cosformer", "favor")
 class LinearAttentionMixer(Mixer):
     """``y_i = sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`` in each head, over ``j <= i`` when causal.
 
-    Options: heads; feature_map:
+    Options:
+        heads: must divide the channels.
+        feature_map: ``elu``: ``f(u) = 1 + elu(u)``; ``cosformer``: ``relu(u)``, with the product weighted by ``cos(pi
+            (i - j) / (2 span))``; ``favor``: ``exp(w_m·u - |u|^2 / 2) / sqrt(count)`` with u scaled by ``d**(-1/4)``
+            and ``count`` random w_m, orthogonal in blocks of d: FAVOR+, whose mean is softmax attention. These features
+            are drawn from a fixed seed, saved with the weights, and never drawn again.
+        span: for ``cosformer`` only. The published span is the length of each input; here it is an option, so that the
+            weights do not depend on later tokens, and texts may not be longer, because further weights would be
+            negative.
+        count: for ``favor`` only.
 
-    - ``elu``: ``f(u) = 1 + elu(u)``;
-    - ``cosformer``: ``relu(u)``, the product weighted by ``cos(pi (i - j) / (2 span))``. The
-      published span is the length of each input; here it is an option, so that the weights do not depend on what
-      follows, and no text may be longer than it: further weights would be negative;
-    - ``favor``: ``exp(w_m·u - |u|^2 / 2) / sqrt(count)`` with u scaled by ``d**(-1/4)`` and ``count`` random w_m,
-      orthogonal in blocks of d: FAVOR+, whose mean is softmax attention. The features are
-      drawn from a fixed seed, saved with the weights, and never drawn again.
+    Positions count from a row's first real token. ValueError for options out of range, heads that do not divide the
+    channels, or a text longer than the span.
 
-    span is read by ``cosformer`` and count by ``favor`` alone. Places count from a row's first real token. ValueError
-    for options out of range, heads that do not divide the channels, or a text beyond the span.
-
-    Streams in constant memory and time: ``d * (d + 1)`` numbers a head, or ``2 d`` or ``count`` for the first d.
+    Streams in constant memory and time: ``d * (d + 1)`` numbers per head, with ``2 d`` (``cosformer``) or ``count``
+    (``favor``) in place of the first d.
 
     Source: Katharopoulos et al. 2020, "Transformers are RNNs", §3; Qin et al. 2022, "cosFormer"; Choromanski et al.
     2021, "Rethinking Attention with Performers" (FAVOR+, lemma 1).
@@ -58,7 +60,7 @@ class LinearAttentionMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The random features of ``favor``: directions orthogonal in blocks, lengths those of normal vectors."""
+        """The random features of ``favor``: directions orthogonal in blocks, with the lengths of normal vectors."""
         if self.random is None:
             return
         count, size = self.random.shape
@@ -66,7 +68,7 @@ class LinearAttentionMixer(Mixer):
         blocks = torch.randn(-(-count // size), size, size, generator=generator, dtype=torch.float64)
         lengths = torch.randn(count, size, generator=generator, dtype=torch.float64).norm(dim=1)
         turns, upper = torch.linalg.qr(blocks)
-        turns = turns * upper.diagonal(dim1=1, dim2=2).sign()[:, None]  # or directions would not be evenly spread
+        turns = turns * upper.diagonal(dim1=1, dim2=2).sign()[:, None]  # for uniform directions
         with torch.no_grad():
             self.random.copy_(turns.flatten(0, 1)[:count] * lengths[:, None])
 
@@ -99,7 +101,7 @@ class LinearAttentionMixer(Mixer):
         return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), StateTuple((sums, place[:, -1].clone()))
 
     def _features(self, u: Tensor, place: Tensor, *, is_query: bool = False) -> Tensor:
-        """``(batch, heads, length, features)`` in float32 or better, of places that count from 1."""
+        """``(batch, heads, length, features)`` in float32 or better; positions count from 1."""
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         if self.feature_map == "elu":
             return 1 + F.elu(u)
@@ -112,7 +114,7 @@ class LinearAttentionMixer(Mixer):
         u = u * u.shape[3] ** -0.25
         with torch.autocast(u.device.type, enabled=False):
             exponent = u @ self.random.to(u.dtype).t() - u.square().sum(3, keepdim=True) / 2
-        # Factors that cancel in the quotient keep the exponentials in range: of queries what is largest, of keys a
-        # constant, since the exponent is at most |w|^2 / 2.
+        # Factors that cancel in the quotient keep the exponentials in range: for queries the largest, for keys a
+        # constant, because the exponent is at most |w|^2 / 2.
         shift = exponent.detach().amax(3, keepdim=True) if is_query else u.shape[3] / 2
         return (exponent - shift).exp() / math.sqrt(len(self.random))

@@ -1,4 +1,4 @@
-"""Transformer-LS: attention to what is near, and to a projection of all else to a few tokens."""
+"""Transformer-LS: attention to nearby tokens, and to a projection of all others to a few keys."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads, masked
-from lagwise.ops import Layout, from_first_token
+from lagwise.ops import Layout
+from lagwise.ops.packing import from_first_token
 from lagwise.tables import whole_number
 
 
 class LongShortMixer(Mixer):
-    """One softmax over the keys of a window and over ``rank`` keys that stand for long stretches.
+    """One softmax over the keys of a window and over ``rank`` keys that summarise long stretches.
 
-    Formula: with segments of ``window`` tokens, a token sees those of its segment and half a window on either side or,
-    when causal, those up to itself of its segment and of the one before; and ``P' K, P' V`` with ``P = softmax(x W_p)``
-    over the tokens, in each head: of the whole text or, when causal, of each segment before its own. Keys and values of
-    a window have a layer norm, those of projections another (DualLN).
+    Formula: with segments of ``window`` tokens, a token sees the tokens of its segment and half a window on either side
+    or, when causal, those up to itself of its segment and of the one before. It also sees ``P' K, P' V`` with ``P =
+    softmax(x W_p)`` over the tokens, in each head: of the whole text or, when causal, of each segment before its own.
+    Keys and values of a window have one layer norm, those of projections another (DualLN).
 
-    Options: heads; window, in tokens; rank. Segments count from a row's first real token. ValueError if heads does not
-    divide the channels, and for options out of range. It does not stream: its state would be the rank keys of every
-    segment.
+    Options:
+        heads: must divide the channels.
+        window: in tokens.
+        rank: number of keys per projection.
+
+    Segments count from a row's first real token. ValueError if heads does not divide the channels, and for options out
+    of range. It does not stream: its state would be the rank keys of every segment.
 
     Source: Zhu et al. 2021, "Long-Short Transformer", §3.2 to 3.4.
     """
@@ -35,7 +40,7 @@ class LongShortMixer(Mixer):
         check_heads(channels, heads)
         self.heads, self.window, self.rank = heads, whole_number("window", window), whole_number("rank", rank)
         self.qkv = nn.Linear(channels, 3 * channels)
-        self.project = nn.Linear(channels, heads * rank, bias=False)  # one would cancel in the softmax
+        self.project = nn.Linear(channels, heads * rank, bias=False)  # a bias would cancel in the softmax
         self.near_norm, self.far_norm = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.out = nn.Linear(channels, channels)
 
@@ -94,8 +99,8 @@ class LongShortMixer(Mixer):
 
 
 def _normed(t: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """The norm written out: a gradient of the fused one that comes transposed has strides that compiled graphs do not
-    expect (torch 2.13)."""
+    """The norm written out: the gradient of the fused one, if it comes transposed, has strides that compiled graphs do
+    not expect (torch 2.13)."""
     centred = t - t.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return centred * scale * norm.weight + norm.bias

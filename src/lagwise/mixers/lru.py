@@ -12,18 +12,24 @@ from lagwise.tables import whole_number
 
 
 class LRUMixer(RecurrentMixer):
-    """Linear recurrent unit: ``h_t = p h_{t-1} + exp(log_gain) B x_t``, ``y_t = Re C h_t + D x_t`` with the poles
-    ``p = exp(-exp(rate) + j exp(log_angle))``, B and C complex and dense.
+    """Linear recurrent unit: ``h_t = p h_{t-1} + exp(log_gain) B x_t``, ``y_t = Re C h_t + D x_t`` with the poles ``p =
+    exp(-exp(rate) + j exp(log_angle))``, B and C complex and dense.
 
-    Options: states, poles in all (default: as many as channels); least_radius, most_radius and most_angle, the ring
-    from which poles are drawn, evenly by area, as published; log_gain begins as ``log sqrt(1 - |p|^2)``. A two-sided
-    one has a second C. ValueError for options out of range.
+    Options:
+        states: number of poles (default: as many as channels).
+        least_radius: inner radius of the ring from which poles are drawn, uniformly by area, as published.
+        most_radius: outer radius of this ring.
+        most_angle: largest angle of a pole, in radians per token.
 
-    The recurrence alone: the published layer follows it by a gated linear unit, as a channel mixer. Streams exactly,
-    as `RecurrentMixer` says.
+    log_gain starts at ``log sqrt(1 - |p|^2)``. A two-sided one has a second C. ValueError for options out of range.
+
+    This is the recurrence alone; in the published layer a gated linear unit follows it, as a channel mixer. Streams
+    exactly, as described in `RecurrentMixer`.
 
     Source: Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences", §3 and app. A.
     """
+
+    kept_in_float32 = ("rate", "log_angle", "log_gain")
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What linear recurrences with one diagonal state for all channels share."""
+"""The base class of linear recurrences with one diagonal state for all channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Recurrence(NamedTuple):
     """``h_t = p h_{t-1} + B x_t`` and ``y_t = Re C h_t + D x_t`` with ``p = exp(log_decay + j angle)``.
 
     Shapes: log_decay and angle ``(states,)``; input B ``(states, channels)`` and each of outputs C ``(channels,
-    states)`` complex, one, or two if two-sided: the second is of the recurrence from the end; direct D ``(channels,)``.
+    states)`` complex; direct D ``(channels,)``. There is one C, or two if two-sided: the second is for the recurrence
+    from the end.
     """
 
     log_decay: Tensor
@@ -27,11 +28,11 @@ class Recurrence(NamedTuple):
 
 
 class RecurrentMixer(Mixer):
-    """A linear recurrence with many inputs and outputs. Abstract: subclasses give `recurrence`, and own the poles; B, C
-    and D are held here, B and C as real and imaginary parts. states: their number.
+    """A linear recurrence with many inputs and outputs. Abstract: subclasses implement `recurrence` and hold the poles;
+    B, C and D are held here, B and C as real and imaginary parts. states: the number of states.
 
-    It streams as what it is, with nothing approximated, in constant memory and time: one complex number a state. A
-    two-sided one runs once from either end, so that lag 0 counts in both.
+    It streams exactly, in constant memory and time: one complex number per state. A two-sided one runs once from either
+    end, so that lag 0 counts in both.
     """
 
     def __init__(self, channels: int, causal: bool, states: int):
@@ -41,20 +42,20 @@ class RecurrentMixer(Mixer):
         self.direct = nn.Parameter(torch.empty(channels))
 
     def reset_maps(self, states: int) -> None:
-        """B, C and D normal, of variance 1 / (2 channels) a part, 1 / (2 states) a part, and 1; a pair of conjugate
-        states counts twice."""
+        """B, C and D normal, with variance 1 / (2 channels) per part, 1 / (2 states) per part, and 1; a pair of
+        conjugate states counts twice."""
         with torch.no_grad():
             self.input.normal_(std=(2 * self.channels) ** -0.5)
             self.output.normal_(std=(2 * states) ** -0.5)
             self.direct.normal_()
 
     def maps(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """B ``(states, channels)`` and C ``(directions, channels, states)``, complex, and D, in a precision."""
+        """B ``(states, channels)`` and C ``(directions, channels, states)``, complex, and D, in this precision."""
         into, out = (torch.view_as_complex(p.to(dtype).contiguous()) for p in (self.input, self.output))
         return into, out, self.direct.to(dtype)
 
     def recurrence(self) -> Recurrence:
-        """In float32 or better, the angle in float64: the error of a turn grows with the text."""
+        """In float32 or better, with the angle in float64, because its error grows with the text."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

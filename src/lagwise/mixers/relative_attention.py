@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, check_heads
-from lagwise.ops import Layout, Window, symbolic
-from lagwise.ops.symbolic import pieces
+from lagwise.ops import Layout
+from lagwise.ops.symbolic import pieces, symbolic
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 
@@ -20,10 +21,14 @@ class RelativeAttentionMixer(Mixer):
     Formula: ``s_ij = ((q_i + u)·k_j + (q_i + w)·W_r r_{i-j}) / sqrt(d)`` for ``0 <= i - j <= memory``, with learned u
     and w in each head and r the sines and cosines ``sin(l f), cos(l f)``, ``f = 10000**(-2 k / channels)``.
 
-    Options: heads; memory, in tokens. Published texts are cut into segments, and a segment sees itself and a memory of
-    what was before, which no gradient enters: the tokens that are seen depend on the place in the segment. Here every
-    token sees as many, as in the published evaluation by single tokens, in training too. Causal only. ValueError if
-    heads does not divide the channels, and for options out of range.
+    Options:
+        heads: must divide the channels.
+        memory: in tokens.
+
+    In the published training, texts are cut into segments, and a segment sees itself and a memory of earlier tokens,
+    without gradients: how many tokens are seen depends on the position in the segment. Here every token sees equally
+    many, as in the published evaluation by single tokens, also in training. Causal only. ValueError if heads does not
+    divide the channels, and for options out of range.
 
     Streams in constant memory: keys and values of the last ``memory`` tokens.
 
@@ -62,7 +67,7 @@ class RelativeAttentionMixer(Mixer):
     def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
         pairs, real = state.parts
         query, new = self.qkv(x).split([self.channels, 2 * self.channels], 2)
-        if pairs.size == 0:  # the first tokens decide the dtype, under autocast that of projections
+        if pairs.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
             pairs = Window.empty(len(x), new.shape[2], self.memory, like=new)
         seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
         keys = torch.cat([pairs.tokens.to(new.dtype), new], 1)
@@ -70,9 +75,10 @@ class RelativeAttentionMixer(Mixer):
         return y, StateTuple((pairs.append(new), real.append(seen[..., None])))
 
     def _attend(self, query: Tensor, pairs: Tensor, real: Tensor) -> Tensor:
-        """From queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory before them."""
+        """From queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens before
+        them."""
         n, memory = query.shape[1], self.memory
-        # Queries are taken in blocks, which see a window of memory + size keys.
+        # Queries are processed in blocks, which see a window of memory + size keys.
         size = memory if symbolic(n) else min(n, memory)
         rest = pieces(n, size) * size - n if symbolic(n) else -n % size
         front = memory - (pairs.shape[1] - n)
@@ -82,10 +88,10 @@ class RelativeAttentionMixer(Mixer):
         real = F.pad(real, (front, rest)).unfold(1, memory + size, size)[:, :, None, None]
         scores = (query + self.content[:, None]).to(query.dtype) @ key
         by_lag = (query + self.place[:, None]).to(query.dtype) @ self._positions().to(query.dtype)
-        # Lag memory is first: row i begins at key i. Rows that are one longer than what is kept move it there.
+        # Lag memory is first, so row i starts at key i. Rows one longer than the window shift it there.
         moved = F.pad(by_lag, (0, size)).flatten(3)[..., : size * (memory + size)].unflatten(3, (size, memory + size))
         index = torch.arange(memory + size, device=query.device) - torch.arange(size, device=query.device)[:, None]
-        seen = (index == memory) | (real & (index >= 0) & (index <= memory))  # itself, so that padding sees something
+        seen = (index == memory) | (real & (index >= 0) & (index <= memory))  # itself, for padding
         scores = ((scores + moved) / math.sqrt(query.shape[4])).masked_fill(~seen, float("-inf"))
         y = scores.softmax(4).to(value.dtype) @ value.mT
         return self.out(y.transpose(2, 3).flatten(3).flatten(1, 2)[:, :n])

@@ -6,16 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple
-from lagwise.ops import Layout, Window, centre_tap, dilated_convolution, dilated_prefill
+from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill
+from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 
 class ShortConvMixer(Mixer):
-    """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where
-    w is a depthwise convolution and the other products are elementwise.
+    """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where w is
+    a depthwise convolution and the other products are elementwise.
 
-    Options: kernel_size, taps of the convolution: lags 0 to kernel_size - 1, or centred ones, then an odd number, if
-    the mixer is two-sided (the published one is causal). No bias, as published. ValueError for an even centred size.
+    Options:
+        kernel_size: taps of the convolution, for lags 0 to kernel_size - 1; in a two-sided mixer centred ones, an odd
+            number (the published one is causal).
+
+    There is no bias, as published. ValueError for an even centred size.
 
     Streams in constant memory, the last kernel_size tokens.
 
@@ -31,7 +36,7 @@ class ShortConvMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within the inverse root of the taps, as the framework's convolutions."""
+        """Uniform within the inverse root of the number of taps, as PyTorch's convolutions."""
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
 

@@ -1,4 +1,4 @@
-"""Attention whose weights are not made by comparing tokens."""
+"""Attention with weights that do not compare tokens."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads, masked
-from lagwise.ops import Layout, from_first_token
+from lagwise.ops import Layout
+from lagwise.ops.packing import from_first_token
 from lagwise.tables import known, whole_number
 
 FORMS = ("dense", "random")
 
 
 class SynthesizerMixer(Mixer):
-    """``W_o softmax(S) W_v x`` in each head, over ``j <= i`` when causal, with scores S that compare no tokens.
+    """``W_o softmax(S) W_v x`` in each head, over ``j <= i`` when causal, with scores S that do not compare tokens.
 
-    Options: heads; max_length; form: ``dense``, where a token scores all places by itself, ``S_i = W_2 relu(W_1 x_i)``
-    with W_1 and W_2 of each head's own and a hidden layer as wide as a head, or ``random``, a learned matrix.
+    Options:
+        heads: must divide the channels.
+        max_length: longest text. Both forms have one number, or one output, per position, counted from a row's first
+            real token.
+        form: ``dense``, where each token scores all positions, ``S_i = W_2 relu(W_1 x_i)`` with separate W_1 and W_2
+            for each head and a hidden layer as wide as a head, or ``random``, a learned matrix.
 
-    Both forms have one number, or one output, for each place, so that they are made for texts of at most max_length,
-    places counted from a row's first real token. ValueError for longer texts, heads that do not divide the channels,
-    or options out of range. It does not stream.
+    ValueError for longer texts, heads that do not divide the channels, or options out of range. It does not stream.
 
     Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer Models", §3.1.
     """
@@ -42,7 +45,7 @@ class SynthesizerMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, of variance 1 / inputs, or 1 for ``random``."""
+        """Normal, with variance 1 / inputs, or 1 for ``random``."""
         nn.init.normal_(self.scores, std=1.0 if self.form == "random" else self.scores.shape[1] ** -0.5)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

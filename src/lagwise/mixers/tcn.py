@@ -1,4 +1,4 @@
-"""The temporal convolutional network that takes the place of MEGA's moving average in TCNCA."""
+"""The temporal convolutional network that replaces MEGA's moving average in TCNCA."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
-from lagwise.ops import (
-    Layout,
-    Window,
-    centre_tap,
-    circular_convolution,
-    dilated_convolution,
-    dilated_prefill,
-    receptive_field,
-)
+from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefill, receptive_field
+from lagwise.ops.window import Window
 from lagwise.tables import known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,20 +38,25 @@ class TCNState(NamedTuple):
 
 
 class TCNMixer(Mixer):
-    """Residual blocks of depthwise dilated convolutions: ``h + act(w_i * h)``, the dilation growing as ``f**i``.
+    """Residual blocks of depthwise dilated convolutions: ``h + act(w_i * h)``, with dilation ``f**i``.
 
-    Options: kernel_size K, dilation f and depth D of the stack, which sees `receptive_field` tokens (the default 485;
-    `covering_shapes` lists stacks for a length and ``lagwise bench tcn`` times them); convolutions, B in a block, each
-    with its activation; activation, ``silu``, ``gelu``, ``relu`` or ``none``; norm, ``rms`` over the channels before
-    each convolution or ``none``; residual, whether a block adds its input; circular, whether a row is a ring, its start
-    following its end, so that every token has as many neighbours (CDIL-CNN; two-sided only).
+    Options:
+        kernel_size: taps K of a convolution.
+        dilation: factor f by which the dilation grows from block to block.
+        depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); `covering_shapes` lists
+            stacks for a length, and ``lagwise bench tcn`` times them.
+        convolutions: number B of convolutions per block, each with its activation.
+        activation: ``silu``, ``gelu``, ``relu`` or ``none``.
+        norm: ``rms`` over the channels before each convolution, or ``none``.
+        residual: whether a block adds its input.
+        circular: whether a row is circular, so that every token has equally many neighbours (CDIL-CNN; two-sided only).
 
-    Taps that reach beyond the training length are never trained and keep their random start: let a model that is to be
-    run on longer texts see no further than it was trained on.
+    Taps beyond the training length are never trained and keep their random initial values: if a model is to run on
+    longer texts, its receptive field must not exceed the training length.
 
-    Causal, or centred for classification (then K is odd). ValueError for options out of range. Streams in O(K D) a
-    token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open). Convolutions
-    have no bias, so that silence stays silence.
+    Causal, or centred for classification (K must then be odd). ValueError for options out of range. Streams in O(K D)
+    per token from the latest inputs of every convolution, in constant memory (TCNCA app. B leaves this open).
+    Convolutions have no bias, so that zeros stay zeros.
 
     Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular.
     """
@@ -89,12 +88,12 @@ class TCNMixer(Mixer):
         self.residual, self.circular = residual, circular
         self.convolutions = convolutions
         self.dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
-        # One parameter, held directly: transformers draws anew only what modules hold themselves.
+        # One parameter, held directly: transformers initialises only parameters that modules hold directly.
         self.taps = nn.Parameter(torch.empty(len(self.dilations), channels, kernel_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, of variance 1/K: a convolution keeps the scale."""
+        """Normal, with variance 1/K: a convolution preserves the scale."""
         nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
@@ -120,7 +119,8 @@ class TCNMixer(Mixer):
         return self.blocks(x, mask, convolve), TCNState(tuple(windows))
 
     def blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """The stack, given how to convolve. Padding is silenced before every convolution, whose output fills it."""
+        """The stack, given a function that convolves. Padding is set to zero before every convolution, whose output
+        fills it."""
         for start in range(0, len(self.dilations), self.convolutions):
             h = x
             for index in range(start, start + self.convolutions):

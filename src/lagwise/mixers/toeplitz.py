@@ -10,25 +10,18 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers.base import Mixer, masked
-from lagwise.mixers.ski import SKI, SKIState
-from lagwise.ops import (
-    ENGINES,
-    Layout,
-    Modes,
-    OnlineState,
-    OnlineTaps,
-    fast_length,
-    modal_prefill,
-    online_prefill,
-    spectral_product,
-    symbolic,
-    toeplitz_product,
-)
+from lagwise.mixers.causal_ski import CausalSKI, SKIState
+from lagwise.mixers.two_sided_ski import TwoSidedSKI
+from lagwise.ops import ENGINES, Layout, Modes, online_prefill, toeplitz_product
+from lagwise.ops.recurrence import modal_prefill
+from lagwise.ops.streaming import OnlineState, OnlineTaps
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.toeplitz import fast_length, spectral_product
 from lagwise.tables import build, known
 
 
 class ModalState(NamedTuple):
-    """What a kernel that is a state space remembers, ``(batch, channels, modes)`` complex, and the kernel."""
+    """The state of a kernel that is a state space, ``(batch, channels, modes)`` complex, and the kernel."""
 
     memory: Tensor
     modes: Modes
@@ -44,12 +37,14 @@ class ModalState(NamedTuple):
 class ToeplitzMixer(Mixer):
     """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
 
-    Options: kernel, a spec from the table of kernels; engine, as in `toeplitz_product`, or ``ski``: SKI-TNN's
-    approximation, with options as ``{"name": "ski", ...}`` (`lagwise.mixers.ski.SKI`).
+    Options:
+        kernel: spec of a lag kernel.
+        engine: as in `toeplitz_product`, or ``ski``: SKI-TNN's approximation, with options as ``{"name": "ski", ...}``
+            (`CausalSKI` or `TwoSidedSKI`).
 
-    Streaming with an exact engine is `online_prefill`: O(log² n) a token, n being the text or, for a kernel with a
-    horizon, that: then memory is constant too. A kernel that is a state space (``modal``) streams as one. SKI keeps a
-    few tokens and the nodes, one for every ``spacing`` tokens.
+    Exact engines stream by `online_prefill`: O(log² n) per token, where n is the length of the text or the kernel's
+    horizon, if it has one; memory is then constant too. A kernel that is a state space (``modal``) streams as one. SKI
+    keeps a few tokens and one node for every ``spacing`` tokens.
     """
 
     def __init__(
@@ -65,9 +60,14 @@ class ToeplitzMixer(Mixer):
         if not isinstance(engine, str | Mapping):
             raise ValueError(f"engine must be a name or a mapping with a 'name', got {engine!r}")
         spec = {"name": engine} if isinstance(engine, str) else engine
-        self.ski: SKI | None = None
+        self.ski: CausalSKI | TwoSidedSKI | None = None
         if spec.get("name") == "ski":
-            self.ski = build({"ski": SKI}, spec, self.kernel, what="engine")
+            self.ski = build(
+                {"ski": CausalSKI if causal else TwoSidedSKI},
+                spec,
+                self.kernel,
+                what="causal engine" if causal else "two-sided engine",
+            )
         elif len(spec) > 1:
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
         self.engine: str = known(spec.get("name"), ENGINES, "engine")
@@ -80,8 +80,8 @@ class ToeplitzMixer(Mixer):
         return toeplitz_product(x, self._taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`mix` along the columns of a grid ``(batch, height * width, channels)``, the layout being that of columns
-        ``(batch * width, height)``: for few lags without another copy of the grid."""
+        """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
+        ``(batch * width, height)``. Few lags need no further copy of the grid."""
         height = x.shape[1] // width
         if self.ski is None and not self._fits_circle(height):
             taps = self._taps(height)
@@ -91,19 +91,19 @@ class ToeplitzMixer(Mixer):
         return super().mix_columns(x, layout, width)
 
     def _taps(self, length: int) -> Tensor:
-        """Taps for a signal of this length, or all there are if a graph leaves it open."""
+        """Taps for a signal of this length, or all taps if a graph leaves it open."""
         reach = self.kernel.reach
         return self.kernel.taps(reach if symbolic(length) and reach else length)
 
     def _fits_circle(self, length: int) -> bool:
-        """Whether the kernel's own spectrum is that of a product of this length."""
+        """Whether the kernel's own spectrum can be used for a product of this length."""
         if symbolic(length) or self.engine not in ("auto", "fft"):
             return False
         return self.kernel.circle == fast_length(2 * length - 1)
 
     def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
         self.require_causal()
-        if self.ski is not None:
+        if isinstance(self.ski, CausalSKI):
             return self.ski.init_state(self.kernel, batch_size)
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
@@ -112,13 +112,13 @@ class ToeplitzMixer(Mixer):
         return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        if self.ski is not None:
+        if isinstance(self.ski, CausalSKI):
             return self.ski.prefill(self.kernel, x, state, mask)
         if self.kernel.recurrent:
             y, memory = modal_prefill(x.to(state.modes.direct.dtype), state.modes, state.memory)
             return y.to(x.dtype), state._replace(memory=memory)
         longest = self.kernel.max_length
         if longest is not None and state.seen + x.shape[1] > longest:
-            self.kernel.taps(state.seen + x.shape[1])  # says why not
+            self.kernel.taps(state.seen + x.shape[1])  # raises, and says why
         y, state = online_prefill(x, state)
         return y.to(x.dtype), state

@@ -1,4 +1,4 @@
-"""Hugging Face model classes. Lazy, so that reading a configuration does not load the model code."""
+"""Hugging Face model classes, imported lazily, so that reading a configuration does not load the model code."""
 
 from typing import TYPE_CHECKING
 

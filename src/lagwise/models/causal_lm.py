@@ -16,18 +16,18 @@ from lagwise.models.fixed_cache import FixedCache
 from lagwise.models.heads import VocabularyHead, head_forward
 from lagwise.models.inputs import check_prompt_length, check_prompts
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.ops import document_starts
+from lagwise.ops.packing import document_starts
 from lagwise.tables import whole_number
 
-_MOST_READ_AGAIN = 32  # tokens, with a draft; more are taken in by a forward of their own
+_MOST_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
 
 
 class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     """Causal language model with tied embeddings.
 
-    Inputs as `LagwiseModel`, and labels ``(batch, length)`` for the loss (shifted inside; -100 is ignored, and so is
-    the first token of every packed document),
-    logits_to_keep to compute only the last logits. Generates through `generate` with a `StreamingCache`.
+    Takes the inputs of `LagwiseModel`, labels ``(batch, length)`` for the loss (shifted internally; -100 is ignored,
+    and so is the first token of every packed document), and logits_to_keep, to compute only the last logits. `generate`
+    uses a `StreamingCache`.
     """
 
     streams = True
@@ -45,17 +45,25 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     def compile_step(
         self, batch_size: int | None = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
     ) -> bool:
-        """Compile the forward of one token for every row of a batch of this size, or of any size (None). `generate`,
-        `StreamingSession` and whoever continues a `StreamingCache` token by token, without gradients, then run that:
-        the same logits, to rounding, several times as fast.
+        """Compile the forward pass of one token for every row of a batch.
 
-        It takes half a minute to two minutes, of which ``report`` receives a line before and after; models of one
-        configuration share the result, which is kept in the cache folder. cached: only take it from there. Returns
-        whether there is a compiled step. A stream keeps the weights that it began with; one begun later has those of
-        then, however they have been trained since.
+        `generate`, `StreamingSession` and all other code that continues a `StreamingCache` token by token, without
+        gradients, then use it. It gives the same logits, up to rounding, several times as fast. A stream keeps the
+        weights that it started with; a stream started later uses the current weights, however they have been trained
+        since.
 
-        ValueError for a model that is not on the CPU, or with attention over the whole text; FileNotFoundError without
-        a C++ compiler, RuntimeError if it fails.
+        Args:
+            batch_size: Rows of the batch; None: any number of them.
+            cached: Only load the step from the cache folder, where models of the same configuration share it.
+            report: Receives a line before and after the compilation, which takes half a minute to two minutes.
+
+        Returns:
+            Whether there is a compiled step.
+
+        Raises:
+            ValueError: For a model that is not on the CPU, or with attention over the whole text.
+            FileNotFoundError: Without a C++ compiler.
+            RuntimeError: If the compilation fails.
         """
         from lagwise.models.compiled import compiled_step
 
@@ -70,8 +78,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         return self._steps.get(rows, self._steps.get(None))
 
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
-        """Logits ``(batch, vocab_size)`` of the token after input_ids ``(batch, length)``, which follow what a cache
-        has seen. By the compiled step if there is one, with less around it than `forward` has."""
+        """Logits ``(batch, vocab_size)`` of the next token after input_ids ``(batch, length)``, which follow the tokens
+        that a cache has seen. Uses the compiled step if there is one, with less overhead than `forward`."""
         step = self._compiled(len(input_ids))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:
@@ -109,7 +117,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
-        # "dynamic_full" is what transformers before 5.10 asks for with drafts.
+        # transformers before 5.10 requests "dynamic_full" for drafts.
         if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full", "static"):
             raise ValueError(
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: a lagwise model "
@@ -117,13 +125,13 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             )
         check_prompts(self.length_limit, generation_config, model_kwargs)
         if generation_config.cache_implementation == "static":
-            self._fixed_step()  # says why not
+            self._fixed_step()  # raises the error if there is none
             model_kwargs.setdefault("past_key_values", FixedCache())
-        if not self.model.has_state:  # every token is computed with all before it
+        if not self.model.has_state:  # every token is computed with all tokens before it
             generation_config.use_cache = model_kwargs["use_cache"] = False
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             cache = model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
-            if getattr(generation_config, "is_assistant", False):  # whose drafts may be rejected
+            if getattr(generation_config, "is_assistant", False):  # its drafts may be rejected
                 cache.activate_past_recording()
 
     def _assisted_decoding(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
@@ -133,7 +141,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
         cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
         if isinstance(cache, StreamingCache):
-            self._read(cache, input_ids, input_ids.shape[1] - 1, mask)  # no rejected draft goes back behind the prompt
+            self._read(cache, input_ids, input_ids.shape[1] - 1, mask)  # drafts never go back beyond it
             cache.activate_past_recording()
         parent: Any = super()
         try:
@@ -150,8 +158,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in transformers, but a cache that has gone back for a rejected draft gets all tokens that it lacks: those
-        that were accepted are read again with the next draft."""
+        """As in transformers, but a cache that was rolled back for a rejected draft gets all tokens that it lacks:
+        accepted ones are read again with the next draft."""
         if getattr(past_key_values, "past", None) is not None:
             sure = 0 if next_sequence_length is None else input_ids.shape[1] - next_sequence_length
             if sure - past_key_values.seen >= _MOST_READ_AGAIN:
@@ -163,7 +171,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         )
 
     def _read(self, cache: StreamingCache, input_ids: Tensor, end: int, mask: Tensor | None) -> None:
-        """Take in the tokens of a text before ``end`` that the cache has not seen, for good."""
+        """Permanently process the tokens of a text before ``end`` that the cache has not seen."""
         ids = input_ids[:, cache.seen : end]
         if ids.shape[1]:
             self.model(ids, attention_mask=None if mask is None else mask[:, :end], past_key_values=cache)
@@ -183,7 +191,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         logits = self.to_logits(out.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
-            if out.seq_idx is not None:  # the first token of a document is not the next of the one before
+            if out.seq_idx is not None:  # the first token of a document does not follow the previous document
                 labels, num_items_in_batch = _without_starts(labels, out.seq_idx, num_items_in_batch)
             loss = self.loss_function(
                 logits=logits,
@@ -197,7 +205,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
 
 
 class _Steps(dict[Any, Any]):
-    """Steps of one model, such as the compiled ones by batch size; its copies have none."""
+    """Steps of one model, such as the compiled ones by batch size. Copies of the model have none."""
 
     def __deepcopy__(self, memo: Any) -> _Steps:
         return _Steps()
@@ -207,10 +215,10 @@ class _Steps(dict[Any, Any]):
 
 
 def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tensor, Any]:
-    """Labels without those of documents' first tokens, and the number of labels in the step without them too.
+    """Labels without those of documents' first tokens, and the number of labels of the optimiser step without them too.
 
-    The Trainer has counted the labels of all micro-batches of a step; the share that is left out is known of this one
-    only. With gradient accumulation let the collator leave them out, as `PackingCollator` does.
+    The Trainer has counted the labels of all micro-batches of a step, but the share to leave out is only known for this
+    micro-batch. With gradient accumulation, use a collator that leaves them out, such as `PackingCollator`.
     """
     left = labels.masked_fill(document_starts(seq_idx), -100)
     if counted is not None:

@@ -16,15 +16,15 @@ from lagwise.tables import whole_number
 
 
 class LagwiseForSequenceClassification(Head):
-    """Classifies (or regresses, as ``config.problem_type`` says) a sequence from its pooled hidden states.
+    """Classifies a sequence from its pooled hidden states, or regresses, depending on ``config.problem_type``.
 
-    Bidirectional if ``config.causal`` is false, which suits a text that is there as a whole. Takes the inputs of
-    `LagwiseModel`, and labels ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. In packed rows
-    every document has logits and a label of its own, row by row in their order: logits are ``(documents, num_labels)``.
-    Padding on either side changes nothing. ValueError for a row of padding alone.
+    Bidirectional if ``config.causal`` is false, which suits complete texts. Takes the inputs of `LagwiseModel`, and
+    labels ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. In packed rows every document has its
+    own logits and label, row by row in order: logits are ``(documents, num_labels)``. Padding on either side has no
+    effect. ValueError for a row of only padding.
 
-    With ``config.pooling == "pair"`` a row holds two texts, whose token_type_ids are 0 and 1. Each is read as if it
-    stood alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows, or without these
+    With ``config.pooling == "pair"`` a row holds two texts, with token_type_ids 0 and 1. Each is processed as if it
+    were alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows, or without these
     ids.
     """
 

@@ -27,38 +27,38 @@ class LagwiseConfig(PreTrainedConfig):
     hidden_size: channels of the residual stream (TNN table 13: feature dim).
     num_hidden_layers: number of blocks.
     block: spec of the block with its mixers and kernel, by name; ``{"name": "prenorm"}`` is TNN as published. Options
-        are those of the constructors (`lagwise.blocks`, `lagwise.mixers`, `lagwise.kernels`).
-    causal: whether a token sees only those before it. Language models must; encoders for classification need not.
+    are those of the constructors (`lagwise.blocks`, `lagwise.mixers`, `lagwise.kernels`).
+    causal: whether a token sees only those before it. Required for language models; optional for encoders.
     inputs: what the model reads, by name and options: ``tokens`` (input_ids), ``values`` (input_values, with
-        ``features``) or ``patches`` of pictures (pixel_values, with ``channels`` and ``size``).
-    norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch``
-        or ``none``.
+    ``features``) or ``patches`` of pictures (pixel_values, with ``channels`` and ``size``).
+    norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch`` or
+    ``none``.
     position_embedding: added to the embeddings: ``none``, ``sinusoidal``, or ``learned`` (a table).
-    max_position_embeddings: longest sequence accepted; None for any, and then the configuration has no such attribute,
-        because other programs compare it with numbers (see `length_limit`). Learned positions need one.
-    scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as fairseq's models do.
-    embedding_dropout: share of the embeddings' values (positions included) that are dropped in training.
-    stochastic_depth: how often training leaves the last block out for a sequence; earlier blocks in proportion to their
-        place (Huang et al. 2016).
-    type_vocab_size: kinds of token_type_ids that have an embedding, added to that of the token; with 0 they are
-        accepted and ignored.
-    pooling: what a classifier makes of a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or
-        the ``pair`` of the means of two texts, which token_type_ids tell apart and which are read alone.
-    classifier_dropout: share of the pooled values that are dropped in training.
-    head_transform: what becomes of hidden states before a language model's output layer: ``none``; ``tanh``, of a
-        linear layer (MEGA in transformers); ``gelu`` of one, and then layer norm (BERT). By default none, and gelu for
-        a masked language model.
-    head_bias: whether that output layer has a bias. By default a masked language model's has.
-    sparse_prediction: whether a masked language model that is given labels computes logits at these alone.
+    max_position_embeddings: longest sequence accepted. None for any; the configuration then has no such attribute,
+    because other programs compare it with numbers (see `length_limit`). Required for learned positions.
+    scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as in fairseq's models.
+    embedding_dropout: dropout rate of the embeddings (positions included) in training.
+    stochastic_depth: probability that training skips the last block for a sequence; for earlier blocks in proportion to
+    their position (Huang et al. 2016).
+    type_vocab_size: number of token_type_ids with an embedding, added to that of the token; with 0 they are accepted
+    and ignored.
+    pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or the
+    ``pair`` of the means of two texts, which token_type_ids tell apart and which are processed separately.
+    classifier_dropout: dropout rate of the pooled values in training.
+    head_transform: layer between hidden states and a language model's output layer: ``none``; ``tanh`` of a linear
+    layer (MEGA in transformers); ``gelu`` of one, then layer norm (BERT). By default none, and gelu for a masked
+    language model.
+    head_bias: whether that output layer has a bias. By default only a masked language model's has.
+    sparse_prediction: whether a masked language model that is given labels computes logits only at these.
     prediction_length: steps that `LagwiseForPrediction` forecasts.
-    label_mean, label_std: of the labels of a regression, by which its output is scaled and shifted, so that weights
-        learn numbers near 1 whatever the labels' unit.
+    label_mean, label_std: of the labels of a regression; its output is scaled and shifted by them, so that weights
+    learn numbers near 1 whatever the labels' unit.
     initializer_range: standard deviation of linear and embedding weights at the start.
     use_cache: whether a causal model returns its state, to continue from.
-    tie_word_embeddings: whether a language model's output layer has the weights of the embeddings.
+    tie_word_embeddings: whether a language model's output layer shares the weights of the embeddings.
     bos_token_id, eos_token_id, pad_token_id: ids of special tokens; training takes them from the tokenizer.
 
-    ValueError for a wrong type or an unknown name, at construction rather than at the first forward.
+    ValueError for a wrong type or an unknown name, at construction rather than at the first forward pass.
     """
 
     model_type: ClassVar[str] = "lagwise"
@@ -94,7 +94,7 @@ class LagwiseConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if "num_labels" in kwargs:  # transformers makes a name for each
+        if "num_labels" in kwargs:  # transformers creates a name for each
             whole_number("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
@@ -129,7 +129,7 @@ class LagwiseConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         config_dict = dict(config_dict)
-        config_dict.pop("auto_map", None)  # the class has it, and each save writes the file that it names
+        config_dict.pop("auto_map", None)  # the class has it, and each save writes the file it names
         if config_dict.pop("lagwise_version", None) is None:  # written by lagwise 0.1
             config_dict["block"] = _since_0_2(config_dict.get("block"))
         return super().from_dict(config_dict, **kwargs)
@@ -138,36 +138,37 @@ class LagwiseConfig(PreTrainedConfig):
         return {**super().to_diff_dict(), "lagwise_version": __version__, "auto_map": AUTO_MAP}
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers, and beside config.json the file by which the folder loads anywhere (`write_code`)."""
+        """As in transformers, with an additional file next to config.json that lets the folder load anywhere
+        (`write_code`)."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         write_code(Path(save_directory))
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Does nothing: transformers calls it after loading by `auto_map`, to copy the module of the class into what is
-        saved later, where `save_pretrained` writes a file of its own."""
+        """Does nothing. After loading by `auto_map`, transformers calls it to copy the module of the class into later
+        saves, but `save_pretrained` writes its own file there."""
 
     @property
     def length_limit(self) -> int | None:
-        """``max_position_embeddings``, or None without one."""
+        """``max_position_embeddings``, or None if it is not set."""
         return getattr(self, "max_position_embeddings", None)
 
     @property
     def input_name(self) -> str:
-        """Name of `inputs`, whichever way it is given."""
+        """Name of `inputs`, in either form."""
         return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
 
 
 def field_types() -> dict[str, Any]:
     """The fields that `LagwiseConfig` adds to those of every model, and their types."""
-    fields = {field.name for field in dataclasses.fields(LagwiseConfig)}  # class variables are none
+    fields = {field.name for field in dataclasses.fields(LagwiseConfig)}  # class variables are not fields
     own = {name: kind for name, kind in LagwiseConfig.__annotations__.items() if name in fields}
     return typing.get_type_hints(types.SimpleNamespace(__annotations__=own), globals())
 
 
 def _since_0_2(block: Any) -> Any:
-    """The block of a configuration of lagwise 0.1, when the default feed-forward layer of MEGA had GELU."""
+    """Convert the block of a lagwise 0.1 configuration, where the default feed-forward layer of MEGA used GELU."""
     if isinstance(block, dict) and block.get("name") == "chain":
         return {**block, "blocks": [_since_0_2(each) for each in block.get("blocks", [])]}
     if isinstance(block, dict) and block.get("name") == "mega" and block.get("channel_mixer") is None:

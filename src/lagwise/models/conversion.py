@@ -1,4 +1,4 @@
-"""A trained model with its lag kernels as state spaces: constant memory and time a token."""
+"""Replace the lag kernels of a trained model by state spaces: constant memory and time per token."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
+from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.models.offload import require_loaded
 from lagwise.ops import Reduction, reduce_taps
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 
-CONVERSION_FILE = "conversion.json"  # marks a folder that holds a converted run
-_ENDLESS_LAGS = 4096  # of a kernel without a horizon
-# Mixers whose spec has a kernel, and the one that they have otherwise.
+CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
+_ENDLESS_LAGS = 4096  # for a kernel without a horizon
+# Mixers whose spec has a kernel, and their default kernels.
 _TOEPLITZ = {"toeplitz": "rpe", "gtu": "rpe", "gss": "dss", "hyena": "hyena"}
 
 
@@ -30,15 +31,25 @@ def recurrent_form(
     max_order: int | None = None,
     progress: bool = False,
 ) -> tuple[Any, dict[str, Reduction]]:
-    """The model with every lag kernel replaced by the sum of damped oscillations that `reduce_taps` finds for it.
+    """Replace every lag kernel of a model by the sum of damped oscillations that `reduce_taps` finds for it.
 
-    tolerance, relative to each channel's gain, and max_order are those of `reduce_taps`. A kernel that never decays is
-    taken to end after ``lags`` lags. Kernels run by ``engine="ski"`` are what SKI makes of them: its matrix is not
-    quite the same along a diagonal, and the mean over a cell is taken.
+    Kernels run by ``engine="ski"`` are converted as SKI approximates them: its matrix is not exactly constant along a
+    diagonal, so the mean over a cell is used.
 
-    Returns a new model, whose configuration says ``kernel: {name: modal, modes: ...}`` (as many modes as the largest
-    channel of all layers needs), in the dtype and on the device of the old one, and the reductions by the names of
-    their mixers. ValueError if the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
+    Args:
+        model: A causal model.
+        tolerance: Relative to each channel's gain, as in `reduce_taps`.
+        lags: A kernel that never decays is cut after this many lags.
+        max_order: As in `reduce_taps`.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        A new model in the dtype and on the device of the old one, whose configuration has ``kernel: {name: modal,
+        modes: ...}`` (as many modes as the largest channel of all layers needs), and the reductions by the names of
+        their mixers.
+
+    Raises:
+        ValueError: If the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
     """
     whole_number("lags", lags)
     if not model.config.causal:
@@ -80,10 +91,10 @@ def recurrent_form(
 
 @torch.no_grad()
 def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
-    """Taps ``(channels, n)`` that a causal mixer applies, as many as it reaches, ``lags`` if it has no end."""
+    """Taps ``(channels, n)`` that a causal mixer applies: as many as it reaches, or ``lags`` if it has no end."""
     kernel = mixer.kernel
     n = kernel.reach or lags
-    if mixer.ski is None:
+    if not isinstance(mixer.ski, CausalSKI):
         return kernel.taps(n)
     cell = mixer.ski.plan(kernel).spacing
     parameter = next(kernel.parameters())

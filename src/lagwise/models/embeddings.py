@@ -1,4 +1,4 @@
-"""From what a model is given to one vector a token: token ids, real values, or pictures; and their positions."""
+"""Model inputs as one vector per token, from token ids, real values or pictures, and their positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lagwise.tables import whole_number
 
 
 class TokenInput(nn.Embedding):
-    """A vector for each token id. input_ids ``(batch, length)`` to ``(batch, length, hidden_size)``."""
+    """One vector per token id: input_ids ``(batch, length)`` to ``(batch, length, hidden_size)``."""
 
     argument: ClassVar[str] = "input_ids"
 
@@ -26,7 +26,7 @@ class TokenInput(nn.Embedding):
         """ValueError for ids of a wrong shape or outside the vocabulary."""
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
-                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; an empty prompt is begun "
+                f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; begin an empty prompt "
                 "with the end-of-text token"
             )
         if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):
@@ -34,16 +34,16 @@ class TokenInput(nn.Embedding):
 
 
 class ValueInput(nn.Linear):
-    """A linear map of real vectors: input_values ``(batch, length, features)`` to
-    ``(batch, length / stride, hidden_size)``.
+    """A linear map of real vectors: input_values ``(batch, length, features)`` to ``(batch, length / stride,
+    hidden_size)``.
 
     Formula: step t is ``W [z_{t s}, ..., z_{t s + s - 1}] + b`` with ``z = (x - mean) / std`` and s the stride: a
-    filter bank over the samples of the step and no others. So a causal model stays causal, a step is complete with its
-    last sample, and masks, labels, documents and positions are those of steps.
+    filter bank over the samples of that step only. So a causal model stays causal, a step is complete with its last
+    sample, and masks, labels, documents and positions refer to steps.
 
-    Options: features, the values of each sample; stride, the samples of a step (1); mean and std, of each feature (0
-    and 1: values are taken as they are), by which they are standardised. ValueError if a std is not positive, or there
-    are not as many as features.
+    Options: features, the values per sample; stride, the samples per step (1); mean and std of each feature (0 and 1:
+    values are used as they are), by which they are standardised. ValueError if a std is not positive, or unless there
+    is one for each feature.
     """
 
     argument: ClassVar[str] = "input_values"
@@ -64,7 +64,7 @@ class ValueInput(nn.Linear):
                 raise ValueError(f"{name} must have a number for each of {features} features, got {values}")
         if std is not None and min(std) <= 0:
             raise ValueError(f"std must be greater than 0, got {std}")
-        self.mean, self.std = mean, std  # plain lists: a model that is loaded has no use for buffers of the meta device
+        self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
 
     def forward(self, input_values: Tensor) -> Tensor:
         x = input_values.to(self.weight.dtype)
@@ -91,11 +91,11 @@ class ValueInput(nn.Linear):
 
 
 class PatchInput(nn.Conv2d):
-    """Square patches of pictures: pixel_values ``(batch, channels, height, width)`` to
-    ``(batch, height / size * width / size, hidden_size)``, row by row.
+    """Square patches of pictures: pixel_values ``(batch, channels, height, width)`` to ``(batch, height / size * width
+    / size, hidden_size)``, row by row.
 
-    Options: channels of the pictures (3; grey ones have 1); size, the side of a patch in pixels (16). Pictures of any
-    height and width that are multiples of ``size``.
+    Options: channels of the pictures (3; greyscale pictures have 1); size, the side of a patch in pixels (16). Height
+    and width of the pictures may be any multiples of ``size``.
     """
 
     argument: ClassVar[str] = "pixel_values"
@@ -130,7 +130,7 @@ class PatchInput(nn.Conv2d):
 
 
 def patch_side(config: Any) -> int:
-    """The side in pixels of the patches that a model of pictures reads, by its configuration."""
+    """The side in pixels of the patches that a picture model reads, from its configuration."""
     return config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
 
 

@@ -1,4 +1,4 @@
-"""What all heads share: a backbone that reads the inputs, and an output layer on its hidden states."""
+"""The base classes of heads: a backbone that reads the inputs, and an output layer on its hidden states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INPUTS = [parameter for name, parameter in _BACKBONE.items() if name not in ("s
 class Head(LagwisePreTrainedModel):
     """A backbone and an output layer. Subclasses add the layer, and a `forward` made by `head_forward`."""
 
-    #: whether outputs carry a `StreamingCache` to go on from
+    #: whether outputs contain a `StreamingCache` to continue from
     streams: ClassVar[bool] = False
 
     def __init__(self, config: LagwiseConfig):
@@ -29,11 +29,11 @@ class Head(LagwisePreTrainedModel):
         self.model = LagwiseModel(config)
 
     def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs as the backbone gets them."""
+        """The inputs as the backbone takes them."""
         return inputs
 
     def shortcut(self, inputs: dict[str, Any]) -> Any:
-        """The output for these arguments of forward, if it can be had without the backbone; else None."""
+        """The output for these arguments of forward, if it does not need the backbone; otherwise None."""
         return None
 
     @property
@@ -43,9 +43,9 @@ class Head(LagwisePreTrainedModel):
 
 
 class VocabularyHead(Head):
-    """Logits of the tokens of the vocabulary: ``W t(h) + c``, W being the table of embeddings unless
-    ``config.tie_word_embeddings`` is false, t what ``config.head_transform`` names, and c there if
-    ``config.head_bias`` says so. transform, bias: where the configuration says neither."""
+    """Logits of the tokens of the vocabulary: ``W t(h) + c``. W is the embedding table unless
+    ``config.tie_word_embeddings`` is false, t is set by ``config.head_transform``, and c is present if
+    ``config.head_bias`` is true. transform, bias: the defaults if the configuration sets neither."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -72,9 +72,9 @@ class VocabularyHead(Head):
 def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a head, which takes the arguments of `LagwiseModel` and its own.
 
-    ``method(self, out, *, ...)`` gets the output of the backbone and the arguments that it names itself, such as
-    labels; one with the name of an input is given to both. The signature lists all of them, because transformers reads
-    there which columns of a data set and which arguments of `generate` a model takes.
+    ``method(self, out, *, ...)`` gets the output of the backbone and the arguments that it names, such as labels; one
+    with the name of an input is passed to both. The signature lists all of them, because transformers reads from it
+    which columns of a data set and which arguments of `generate` a model takes.
     """
     own = [p for name, p in inspect.signature(method).parameters.items() if name not in ("self", "out")]
     own_names = {p.name for p in own}
@@ -95,7 +95,7 @@ def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
         given = {name: value for name, value in kwargs.items() if name in own_names}
         inputs = {name: value for name, value in kwargs.items() if name not in own_names or name in input_names}
         if not self.streams or (inputs.get("use_cache") is None and given.get("labels") is not None):
-            inputs["use_cache"] = False  # a loss is taken over whole sequences
+            inputs["use_cache"] = False  # a loss is computed over whole sequences
         return method(self, self.model(**self.read(inputs), return_dict=True), **given)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_INPUTS]

@@ -18,7 +18,7 @@ class LagwiseForImageClassification(Head):
 
     Takes pixel_values ``(batch, channels, height, width)`` with sides that are multiples of the patch, and labels
     ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. Kernels along the sides extrapolate, so
-    pictures may be of another size than those it was trained on. There is no class token, which would not fit a grid:
+    pictures may have other sizes than in training. There is no class token, because it would not fit into a grid:
     pooling is the mean over patches unless ``config.pooling`` says otherwise.
 
     ValueError for a configuration whose inputs are not ``patches``.

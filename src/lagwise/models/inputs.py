@@ -1,4 +1,4 @@
-"""What a model is given, made sense of: documents of packed rows, padding, prompts."""
+"""Interpretation of a model's inputs: documents of packed rows, padding, prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache, real_positions
-from lagwise.ops import document_starts, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 
 def document_numbers(
@@ -23,15 +23,24 @@ def document_numbers(
     position_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
 ) -> Tensor | None:
-    """The document that each token of packed rows belongs to, ``(batch, length)``; None if rows are single texts.
+    """The document of each token of packed rows, ``(batch, length)``; None if rows are single texts.
 
-    Shapes: seq_idx ``(batch, length)``; cu_seqlens ``(documents + 1,)``, of a batch of one row; position_ids and
-    attention_mask ``(batch, length)``. cu_seq_lens_q and cu_seq_lens_k are what transformers' collators call
-    cu_seqlens, for flash attention.
+    The first argument that is given counts. Positions separate documents where they do not increase from one real token
+    to the next.
 
-    The first that is given counts. Positions mean documents where they do not go up from one real token to the next.
-    ValueError if both seq_idx and cu_seqlens are given, if transformers' boundaries are others than those that count,
-    or if boundaries do not fit one row.
+    Args:
+        batch: Rows of the batch.
+        length: Tokens per row.
+        seq_idx: ``(batch, length)``.
+        cu_seqlens: ``(documents + 1,)``, for a batch of one row.
+        cu_seq_lens_q: cu_seqlens as transformers' collators name it, for flash attention.
+        cu_seq_lens_k: Likewise.
+        position_ids: ``(batch, length)``.
+        attention_mask: ``(batch, length)``.
+
+    Raises:
+        ValueError: If both seq_idx and cu_seqlens are given, if transformers' boundaries differ from those that count,
+            or if boundaries do not fit one row.
     """
     if seq_idx is not None and cu_seqlens is not None:
         raise ValueError("give exactly one of seq_idx and cu_seqlens")
@@ -60,7 +69,7 @@ def _from_boundaries(name: str, cu_seqlens: Tensor, batch: int, length: int) -> 
 def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
     if position_ids is None or position_ids.dim() != 2:
         return None
-    starts = position_ids[:, 1:] <= position_ids[:, :-1]  # equal: a document of one token was before
+    starts = position_ids[:, 1:] <= position_ids[:, :-1]  # equal: the previous document had one token
     if attention_mask is not None and attention_mask.shape == position_ids.shape:
         real = attention_mask.bool()
         starts = starts & real[:, 1:] & real[:, :-1]  # padding repeats positions too
@@ -87,7 +96,7 @@ def token_positions(
 
 
 def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
-    """The mask of the tokens that are processed now, of a mask of all tokens so far. ValueError for a wrong shape."""
+    """The part of a mask of all tokens so far that covers the tokens processed now. ValueError for a wrong shape."""
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < length:
         raise ValueError(
             f"attention_mask must be (batch={batch}, at least {length}), got {tuple(attention_mask.shape)}"
@@ -96,7 +105,7 @@ def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
 
 
 def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
-    """ValueError if any of at least one id is not in ``[0, vocab_size)``."""
+    """ValueError if any of at least one id is outside ``[0, vocab_size)``."""
     low, high = (int(bound) for bound in input_ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -105,7 +114,7 @@ def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
 
 
 def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
-    """ValueError if a prompt, with the tokens to add, is longer than a model's limit."""
+    """ValueError if a prompt with the tokens to add is longer than a model's limit."""
     if limit is not None and prompt + max(new, 1) > limit:
         room = max(0, limit - prompt)
         remedy = f"; ask for fewer than {new}" if room else "; shorten it"
@@ -115,13 +124,13 @@ def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:
 
 
 def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mapping[str, Any]) -> None:
-    """Find what is wrong with prompts before any work, where `generate` knows the mask of the whole text.
+    """Check prompts before any work, where `generate` knows the mask of the whole text.
 
     ValueError if text and tokens to add are longer than the limit, a row is all padding or padded on the right, or a
     cache has nothing left to process.
     """
     mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
-    # A mask of ones is dropped by `generate`, which keeps its length.
+    # `generate` drops a mask of ones and keeps its length.
     prompt = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
     if prompt is not None and generation_config.max_new_tokens is not None:
         check_prompt_length(limit, prompt, generation_config.max_new_tokens)

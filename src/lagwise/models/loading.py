@@ -1,4 +1,5 @@
-"""Reading a model folder: checked first, so that a damaged one is an error and never a half-initialised model."""
+"""Reading a model folder. It is checked first, so that a damaged folder raises an error and never gives a
+half-initialised model."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _FLOATING = ("F16", "BF16", "F32", "F64")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the bar that transformers draws for every file it reads or writes."""
+    """Disable the progress bar that transformers draws for every file it reads or writes."""
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -60,21 +61,28 @@ HEADS: dict[str, type[LagwisePreTrainedModel]] = {
 
 
 def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedTokenizerBase | None]:
-    """The model (in evaluation mode), of the head that it was saved with, and the tokenizer of a run or checkpoint
-    folder; None for a tokenizer where the model reads no tokens.
+    """Load the model and the tokenizer of a run or checkpoint folder. Only JSON and safetensors files are read.
 
-    changes: fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
-    with a finer grid of a frequency kernel.
+    Args:
+        folder: Of a run or checkpoint.
+        changes: Fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
+            with a finer grid of a frequency kernel.
 
-    FileNotFoundError if there is no such folder or no weights in it; ValueError if a file is damaged, or the weights
-    are not finite or do not fit the configuration (a file from another version). Only JSON and safetensors are read.
+    Returns:
+        The model, in evaluation mode, with the head that it was saved with, and the tokenizer, or None if the model
+        does not read tokens.
+
+    Raises:
+        FileNotFoundError: If there is no such folder or no weights in it.
+        ValueError: If a file is damaged, or the weights are not finite or do not fit the configuration (a file from
+            another version).
     """
     folder = expanded(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():
         raise FileNotFoundError(
-            f"the training of {str(folder)!r} has not finished; go on with 'lagwise train --resume {folder}'"
+            f"the training of {str(folder)!r} has not finished; resume it with 'lagwise train --resume {folder}'"
         )
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
@@ -88,11 +96,11 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
     except ValueError as error:
         raise ValueError(f"the changes asked for need other weights: {error}" if changes else str(error)) from error
     if (folder / "generation_config.json").is_file():
-        read_json(folder / "generation_config.json")  # transformers would pass over a damaged one
+        read_json(folder / "generation_config.json")  # transformers would ignore a damaged one
     try:
         with quiet():
             model = head.from_pretrained(folder, config=config)
-    except Exception as error:  # of whatever else is read from the folder
+    except Exception as error:  # of any other file in the folder
         raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         raise ValueError(f"the weights in {str(folder)!r} have NaN or infinite values ({wrong[0]})")
@@ -106,7 +114,7 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
 
 
 def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
-    """`load_model` for what a language model is needed for. ValueError if the folder holds another head."""
+    """`load_model` for language models. ValueError if the folder holds another head."""
     model, tokenizer = load_model(folder, **changes)
     if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
         raise ValueError(f"{str(folder)!r} is not a language model but a {type(model).__name__}; see 'lagwise predict'")
@@ -114,7 +122,7 @@ def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForC
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, limit: int | None) -> None:
-    """Save a tokenizer that says how long a text its model takes (None: any), as other programs look it up."""
+    """Save a tokenizer with the longest text that its model takes (None: any), where other programs look it up."""
     tokenizer.model_max_length = VERY_LARGE_INTEGER if limit is None else limit
     tokenizer.save_pretrained(folder)
 
@@ -132,19 +140,19 @@ def read_config(folder: Path, **changes: Any) -> LagwiseConfig:
         )
     try:
         return LagwiseConfig.from_dict({**values, **changes})
-    except Exception as error:  # what transformers raises for its own fields is of many types
+    except Exception as error:  # transformers raises many types of exceptions for its own fields
         raise ValueError(f"config.json in {str(folder)!r} is not valid: {one_line(error)}") from error
 
 
 def load_model_weights(model: Any, folder: Path) -> None:
-    """Load the weights of a folder, checked before, into a model of the same configuration."""
+    """Load the weights of a folder, checked beforehand, into a model of the same configuration."""
     model.load_state_dict(load_file(folder / _WEIGHTS), strict=False)  # tied weights are saved once
     model.tie_weights()
 
 
 def check_weights(folder: Path, model: nn.Module | None = None) -> None:
-    """Raise unless the folder's weights are a whole safetensors file, with the keys, shapes and kind of numbers of
-    ``model`` if one is given. A pickle is named, and not opened."""
+    """Raise unless the folder's weights are a complete safetensors file, with the keys, shapes and kind of numbers of
+    ``model`` if one is given. A pickle is named in the error, but not opened."""
     path = folder / _WEIGHTS
     if not path.is_file():
         pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(pattern)]
@@ -152,10 +160,10 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
         raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{found}")
     try:
         with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
             found = {name: (list(s.get_shape()), s.get_dtype() in _FLOATING) for name, s in slices.items()}
     except SafetensorError as error:
-        raise ValueError(f"{str(path)!r} is cut short or damaged ({error}); use another checkpoint") from error
+        raise ValueError(f"{str(path)!r} is truncated or damaged ({error}); use another checkpoint") from error
     if model is None:
         return
     own = {name: (list(value.shape), value.is_floating_point()) for name, value in model.state_dict().items()}

@@ -15,11 +15,11 @@ class LagwiseForMaskedLM(VocabularyHead):
     """Predicts the tokens behind masks from both sides (BERT; TNN §4.1), with decoder weights tied to the embeddings.
 
     Formula: ``logits = E norm(gelu(W h + b)) + c`` with the embedding table E, and layer norm with weight and bias;
-    ``config.head_transform`` may name another than this of BERT.
+    ``config.head_transform`` may select another transform than this one of BERT.
 
     Takes the inputs of `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 where there is nothing to
     predict. Logits are ``(batch, length, vocab_size)``. With ``config.sparse_prediction`` and labels they are computed
-    only where there is a label, ``(labels, vocab_size)`` in reading order: the decoder is then 15 % of its cost.
+    only at labels, ``(labels, vocab_size)`` in reading order, at 15 % of the decoder's cost.
 
     ValueError for a causal configuration, and for inputs other than tokens.
     """

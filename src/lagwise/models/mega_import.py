@@ -1,4 +1,5 @@
-"""MEGA as transformers saved it until it dropped the model (4.2x to 4.4x), as a lagwise model of the same function."""
+"""Import MEGA models, as transformers saved them (4.2x to 4.4x, before it dropped MEGA), as equivalent lagwise
+models."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _FUNCTIONS = {"softmax": "softmax", "laplace": "laplace", "relu2": "relu2"}
 _POSITIONS = {"simple": "simple", "rotary": "rotary"}
 _NORMS = ("layernorm", "scalenorm", "batchnorm", "syncbatchnorm")
-_EPSILON = 1e-5  # of all of them there
-# What transformers takes a configuration to say that does not.
+_EPSILON = 1e-5  # of all norms there
+# transformers' defaults for missing configuration fields.
 _DEFAULTS: dict[str, Any] = {
     "is_decoder": False,
     "add_cross_attention": False,
@@ -71,19 +72,23 @@ _OF_LAYER = {
     **{f"mega_layer.norm.norm.{theirs}": f"norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
     **{f"nffn.norm.norm.{theirs}": f"channels.norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
 }
-_BUFFERS = ("_float_tensor", "token_type_ids")  # of no meaning
+_BUFFERS = ("_float_tensor", "token_type_ids")  # without meaning
 
 
 def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LagwiseForCausalLM | LagwiseForMaskedLM:
-    """The lagwise model, in evaluation mode, that gives the logits of a `MegaForCausalLM` or `MegaForMaskedLM`.
+    """The lagwise model, in evaluation mode, with the logits of a `MegaForCausalLM` or `MegaForMaskedLM`.
 
-    values: its config.json. weights: its state dict, which stays as it is. Dropout is that of the gated attention
-    (``dropout_prob``) everywhere; a model that does not cut its input into chunks takes at most ``max_positions``
-    tokens, even where a rotary bias would extrapolate.
+    Dropout is that of the gated attention (``dropout_prob``) everywhere. A model that does not cut its input into
+    chunks takes at most ``max_positions`` tokens, even where a rotary bias would extrapolate.
 
-    ValueError for another model, for options that have no counterpart (norms after instead of before a layer,
-    ``rmsnorm``, which transformers left without its division, cross-attention, other activations), and for weights that
-    do not fit.
+    Args:
+        values: Its config.json.
+        weights: Its state dict, which is not modified.
+
+    Raises:
+        ValueError: For another model, for options without an equivalent (norms after instead of before a layer,
+            ``rmsnorm``, which transformers left without its division, cross-attention, other activations), and for
+            weights that do not fit.
     """
     values = {**_DEFAULTS, **values}
     head = _HEADS[known((values.get("architectures") or [None])[0], _HEADS, "architecture of MEGA")]
@@ -163,7 +168,7 @@ def _window(values: Mapping[str, Any]) -> int:
 
 
 def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by our names, in our forms. ValueError for a name that is not known."""
+    """Weights by lagwise's names, in its layout. ValueError for an unknown name."""
     found = {}
     for name, value in weights.items():
         if name.rpartition(".")[2] in _BUFFERS or name.startswith("mega.pooler."):
@@ -185,7 +190,7 @@ def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[s
 
 
 def _reshaped(part: str, value: Tensor, values: Mapping[str, Any]) -> Tensor:
-    """A weight of a layer in our form."""
+    """A weight of a layer in lagwise's layout."""
     if part.endswith("rel_pos_bias"):  # lags of keys before queries there, of queries after keys here
         return value[None, : 2 * _window(values) - 1].flip(1)
     if "ema_gate" not in part or part.endswith("residual_weight"):
@@ -195,7 +200,7 @@ def _reshaped(part: str, value: Tensor, values: Mapping[str, Any]) -> Tensor:
         value[..., ::2] -= 1
         value[..., 1::2] += 1
     if not values["bidirectional"] and not values["is_decoder"]:
-        value = torch.cat([value, torch.zeros_like(value)])  # an average that weighs nothing
+        value = torch.cat([value, torch.zeros_like(value)])  # an average with weight 0
     return value
 
 
@@ -205,7 +210,7 @@ def _interleaved(value: Tensor) -> Tensor:
 
 
 def _made_up(values: Mapping[str, Any], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of a batch norm without weights those that change nothing."""
+    """Weights of a batch norm without weights: those that have no effect."""
     if values["norm_affine"] or values["normalization_type"] not in ("batchnorm", "syncbatchnorm"):
         return {}
     means = {name.removesuffix("running_mean"): t for name, t in found.items() if name.endswith("running_mean")}

@@ -1,4 +1,4 @@
-"""What a model and a training step need of memory, from its configuration, before any of it is allocated."""
+"""Estimate the memory of a model and of a training step from the configuration, before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from lagwise.process import memory
 
 _FLOAT = 4  # bytes of a weight, and of a value of the residual stream
 _TRAINED = 4 * _FLOAT  # bytes for each weight: itself, its gradient, and AdamW's two moments
-_MOST_TENSORS = 10_000  # parameters in one block: each costs the time to make a module
+_MOST_TENSORS = 10_000  # parameter tensors in one block: each takes time to create
 
 
 def available_memory() -> float:
-    """Bytes of memory of the GPU if there is one, else of the machine."""
+    """Bytes of memory of the GPU if there is one, otherwise of the machine."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return memory()
 
 
 def parameter_count(model_class: Any, config: LagwiseConfig) -> int:
-    """Parameters of a model, from one of its equal blocks. ValueError if it cannot be built."""
+    """Number of parameters of a model, from one of its equal blocks. ValueError if it cannot be built."""
     single = copy.deepcopy(config)
     single.num_hidden_layers = 1
     with torch.device("meta"), _counted():
         try:
             model = model_class(single)
-        except (RuntimeError, OverflowError, MemoryError) as error:  # of products of sizes that no integer holds
+        except (RuntimeError, OverflowError, MemoryError) as error:  # from products of sizes that exceed integers
             raise ValueError(f"the model cannot be built: {one_line(error)}") from error
     block = sum(p.numel() for p in model.base_model.layers[0].parameters())
     return sum(p.numel() for p in model.parameters()) + (config.num_hidden_layers - 1) * block
 
 
 def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> None:
-    """ValueError if the weights (and in training their gradients and AdamW's moments) are over the machine's memory."""
+    """ValueError if the weights (and in training their gradients and AdamW's moments) exceed the machine's memory."""
     parameters = parameter_count(model_class, config)
     _compare(
         parameters * (_TRAINED if training else _FLOAT),
@@ -52,13 +52,13 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> 
 
 
 def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool) -> None:
-    """ValueError if a training step is over the machine's memory for certain: by what every model keeps for the
-    backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits. length: of
-    a sequence, or the pixels of a picture."""
+    """ValueError if a training step certainly exceeds the machine's memory: with what every model keeps for the
+    backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits. length:
+    of a sequence, or the pixels of a picture."""
     if config.input_name == "patches":
         side = patch_side(config)
         length //= side**2
-    kept = 1 if checkpointing else 2  # of a block: what comes in, and what its norm makes of it
+    kept = 1 if checkpointing else 2  # of a block: its input, and the output of its norm
     logits = 2 * config.vocab_size if issubclass(model_class, GenerationMixin) else 0
     values = kept * config.num_hidden_layers * config.hidden_size + logits
     _compare(
@@ -80,7 +80,7 @@ def _gigabytes(size: float) -> str:
 
 @contextmanager
 def _counted() -> Iterator[None]:
-    """ValueError for a block of so many parameters that making it takes minutes, before they have passed."""
+    """ValueError for a block with so many parameters that creating it would take minutes, raised before that."""
     count = 0
 
     def count_one(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Backbone and heads as Hugging Face classes: thin shells around blocks."""
+"""Backbone and heads as Hugging Face classes: thin wrappers around blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -23,19 +23,20 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.offload import OffloadProbe, offloaded_weights
-from lagwise.ops import Layout, symbolic
+from lagwise.ops import Layout
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
-# Arguments that transformers passes to every model and that mean nothing to this one.
+# Arguments that transformers passes to every model and that have no effect here.
 IGNORED = ("cache_position", "num_items_in_batch", "logits_to_keep")
-IGNORED += ("max_length_q", "max_length_k")  # what cu_seq_lens say already
-IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` hands on what its stopping criteria were made with
+IGNORED += ("max_length_q", "max_length_k")  # implied by cu_seq_lens
+IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` passes on the arguments of its stopping criteria
 _numbers = itertools.count()
 
 
 class _Number:
-    """By which a cache knows whose it is: another one for every model, copies included."""
+    """Identifies the model of a cache: a different number for every model, copies included."""
 
     def __init__(self) -> None:
         self.value = next(_numbers)
@@ -45,7 +46,7 @@ class _Number:
 
 
 class LagwiseLayer(GradientCheckpointingLayer):
-    """A block and its place in the cache. drop: how often training leaves the block out for a sequence."""
+    """A block and its index in the cache. drop: probability that training skips the block for a sequence."""
 
     def __init__(self, config: LagwiseConfig, drop: float = 0.0):
         super().__init__()
@@ -88,11 +89,15 @@ class LagwisePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = ["past_key_values"]
-    _keep_in_fp32_modules_strict = ["rate", "angle", "amplitude", "direct"]  # of `ModalKernel`
+
+    def post_init(self) -> None:
+        """Collect what the parts keep in float32, as transformers does for models that contain models."""
+        self._keep_in_fp32_modules_strict = {n for part in self.modules() for n in getattr(part, "kept_in_float32", ())}
+        super().post_init()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights are only ever read from safetensors: a pickle can run code."""
+        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
         kwargs.setdefault("use_safetensors", True)
         return super().from_pretrained(*args, **kwargs)
 
@@ -101,7 +106,8 @@ class LagwisePreTrainedModel(PreTrainedModel):
         """Does nothing, as `LagwiseConfig.register_for_auto_class`."""
 
     def to_recurrent(self, tolerance: float = 1e-3, **options: Any) -> Self:
-        """A copy that streams in constant memory: kernels as state spaces. See `recurrent_form`, also for options."""
+        """A copy with kernels as state spaces, which streams in constant memory. See `recurrent_form`, also for
+        options."""
         from lagwise.models.conversion import recurrent_form
 
         return recurrent_form(self, tolerance, **options)[0]
@@ -127,7 +133,8 @@ class LagwisePreTrainedModel(PreTrainedModel):
 
 @dataclass
 class LagwiseModelOutput(BaseModelOutputWithPast):
-    """Of `LagwiseModel`: also seq_idx ``(batch, length)``, the documents of packed rows however they were given."""
+    """Output of `LagwiseModel`, with seq_idx ``(batch, length)``: the documents of packed rows, however they were
+    given."""
 
     seq_idx: Tensor | None = None
 
@@ -135,17 +142,16 @@ class LagwiseModelOutput(BaseModelOutputWithPast):
 class LagwiseModel(LagwisePreTrainedModel):
     """Embeddings, blocks, final norm (TNN fig. 2): causal, or a bidirectional encoder if ``config.causal`` is false.
 
-    Inputs: what ``config.inputs`` names, input_ids ``(batch, length)``, input_values ``(batch, length, features)`` (of
-    ``length * stride`` samples, if the input has a stride) or
-    pixel_values ``(batch, channels, height, width)``; or inputs_embeds ``(batch, length, hidden_size)``.
-    attention_mask ``(batch, length so far)``, zero at padding on either side; past_key_values, a `StreamingCache` to
-    continue from (after padding on the left only). token_type_ids ``(batch, length)`` count if
-    ``config.type_vocab_size`` says so. Packed rows are told by one of seq_idx ``(batch, length)`` and cu_seqlens
-    ``(documents + 1,)``, the boundaries in a batch of one row; or, as padding-free collators do, by cu_seq_lens_q and
-    cu_seq_lens_k, or position_ids that start again inside a row. Other positions are the model's own affair.
-    ValueError names what is wrong with an input.
+    Inputs: according to ``config.inputs``, input_ids ``(batch, length)``, input_values ``(batch, length, features)``
+    (of ``length * stride`` samples, if the input has a stride) or pixel_values ``(batch, channels, height, width)``; or
+    inputs_embeds ``(batch, length, hidden_size)``. attention_mask ``(batch, length so far)``, zero at padding on either
+    side; past_key_values, a `StreamingCache` to continue from (after padding on the left only). token_type_ids
+    ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
+    ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
+    padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
+    Otherwise position_ids are ignored. A ValueError names what is wrong with an input.
 
-    Layers compute on real tokens alone where a batch has much padding: hidden states at padding are then zero.
+    Layers process only real tokens where a batch has much padding: hidden states at padding are then zero.
     """
 
     def __init__(self, config: LagwiseConfig):
@@ -170,18 +176,18 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._number = _Number()
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
-        apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits are those of a row or a column
+        apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits apply to a row or a column
         parts = [module for module in self.modules() if isinstance(module, LagKernel | Mixer) and module not in apart]
         limits += [part.max_length for part in parts]
-        # Longest sequence that the configuration, every mixer and every kernel can serve; None for any.
+        # Longest sequence that the configuration, every mixer and every kernel support; None for any.
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
-        # Whether it has a state to go on from; if not, whatever follows is computed with all that came before.
+        # Whether it has a state to continue from; if not, later tokens are computed together with all earlier ones.
         self.has_state = all(part.streams for part in parts if isinstance(part, Mixer))
         self.post_init()
 
     @property
     def number(self) -> int:
-        """By which a cache knows whose it is."""
+        """Identifies the model of a cache."""
         return self._number.value
 
     @can_return_tuple
@@ -222,7 +228,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             position_ids=position_ids if past_key_values is None else None,
             attention_mask=attention_mask,
         )
-        if use_cache is None:  # packed rows are whole texts: nothing follows them
+        if use_cache is None:  # packed rows are complete texts: nothing follows them
             use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
         if self.gradient_checkpointing and self.training:
             use_cache = False  # recomputing a block would advance its state twice
@@ -237,11 +243,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             past_key_values.record()
             past_key_values.note_padding(mask)
         h = self._with_positions(h, mask, past_key_values, seq_idx)
-        if self.embed_types is not None:  # type 0 where none are given, as BERT does
+        if self.embed_types is not None:  # type 0 by default, as in BERT
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
         layout, kept = Layout(mask, seq_idx, grid=grid), None
-        merges = not (self.training and self.config.stochastic_depth)  # which drops whole rows
+        merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
         if past_key_values is None and merges and not _traced() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
@@ -262,7 +268,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         )
 
     def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
-        """One vector for each token ``(batch, length, hidden_size)``, and the grid if they are of a picture."""
+        """One vector for each token ``(batch, length, hidden_size)``, and the grid for pictures."""
         expected = self.input_type.argument
         names = [name for name, value in given.items() if value is not None]
         if (names or ["inputs_embeds"]) != ([expected] if embeds is None else ["inputs_embeds"]):
@@ -308,34 +314,20 @@ class LagwiseModel(LagwisePreTrainedModel):
         if limit is None or symbolic(length):
             return
         total = length + (0 if cache is None else cache.seen)
-        if seq_idx is not None:  # it is documents that have a length
+        if seq_idx is not None:  # documents have individual lengths
             total = int(token_positions(batch, length, mask, None, seq_idx, seq_idx.device).max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
 
 
 def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
-    """The block's output, with a share ``drop`` of the rows as they came in and what it adds to the others scaled up,
-    so that the mean stays."""
+    """The block's output, with a share ``drop`` of the rows unchanged and the block's contribution to the others scaled
+    up, so that the mean stays the same."""
     kept = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - drop) / (1 - drop)
     return x + kept * (y - x)
 
 
 def _traced() -> bool:
-    """Whether a graph is being recorded, which must hold for other padding than this batch's too, or many batches are
+    """Whether a graph is being recorded, which must also hold for other padding than this batch's, or many batches are
     computed as one (`torch.vmap`)."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
-
-
-AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
-
-# The heads register themselves too; imported last to avoid a cycle.
-from lagwise.models import (  # noqa: E402, F401
-    causal_lm,
-    classification,
-    image_classification,
-    masked_lm,
-    prediction,
-    question_answering,
-    token_classification,
-)

@@ -1,4 +1,4 @@
-"""Weights that a client has moved away between forwards (accelerate's CPU and disk offload)."""
+"""Weights that are moved away between forward passes (accelerate's CPU and disk offload)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import nn
 
 
 class OffloadProbe:
-    """Tells whether the weights of a module are offloaded, which is when they are on the meta device.
+    """Detects whether the weights of a module are offloaded: they are then on the meta device.
 
-    Looks at one parameter alone, of a part that it remembers: to search for it takes as long as a small layer's token.
+    Checks a single parameter, of a part that it remembers, because searching for it takes as long as a token through a
+    small layer.
     """
 
     def __init__(self, module: nn.Module):
@@ -26,10 +27,10 @@ class OffloadProbe:
 
 @contextlib.contextmanager
 def offloaded_weights(module: nn.Module) -> Iterator[None]:
-    """Within it, the offloaded weights of a module and of all its parts are loaded.
+    """A context in which the offloaded weights of a module and of all its parts are loaded.
 
-    accelerate's hooks load the weights of a module for its own `forward` and leave them on the meta device otherwise.
-    A block also uses its parts by other methods (`step`, `prefill`, `taps`), which no hook sees.
+    accelerate's hooks load the weights of a module for its own `forward` and leave them on the meta device otherwise. A
+    block also uses its parts by other methods (`step`, `prefill`, `taps`), which hooks do not see.
     """
     hooked = [(part, hook) for part in module.modules() for hook in _offload_hooks(part)]
     for part, hook in hooked:
@@ -42,7 +43,7 @@ def offloaded_weights(module: nn.Module) -> Iterator[None]:
 
 
 def require_loaded(model: nn.Module, purpose: str) -> None:
-    """ValueError if weights are offloaded, for what uses them apart from the model's own forward."""
+    """ValueError if weights are offloaded, for code that uses them outside the model's forward."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
             f"{purpose} needs all weights in memory, but some of this model's are offloaded; load it without offloading"

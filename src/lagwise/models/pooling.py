@@ -1,21 +1,28 @@
-"""One vector for a whole sequence, of the hidden states of its tokens."""
+"""One vector for a whole sequence, from the hidden states of its tokens."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from lagwise.ops import document_starts
+from lagwise.ops.packing import document_starts
 
 
 def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
     """The mean over real tokens, or the first or last real token, of each row or of each document of packed rows.
 
-    Shapes: hidden ``(batch, length, channels)``; mask ``(batch, length)``, true where a token is real; seq_idx
-    ``(batch, length)``, document numbers of packed rows, negative at padding. Result ``(batch, channels)``, or for
-    packed rows ``(documents, channels)``, row by row in the order in which they stand. Sums are in float32 or better.
+    Args:
+        hidden: ``(batch, length, channels)``.
+        pooling: ``mean``, ``first`` or ``last``.
+        mask: ``(batch, length)``, true where a token is real.
+        seq_idx: ``(batch, length)``, document numbers of packed rows, negative at padding.
 
-    ValueError for a mask of another shape, and for a row without any token.
+    Returns:
+        ``(batch, channels)``, or for packed rows ``(documents, channels)``, row by row in order. Sums are in float32 or
+        better.
+
+    Raises:
+        ValueError: For a mask of another shape, and for a row without any token.
     """
     shape = tuple(hidden.shape[:2])
     if mask is not None and mask.shape != shape:
@@ -33,12 +40,12 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
 
 
 def pool_pairs(hidden: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor) -> Tensor:
-    """Features of two texts in one row, of the means u and v of their hidden states: ``[u, v, |u - v|, u * v]`` (as in
-    sentence-BERT and in Long Range Arena's retrieval).
+    """Features of two texts in one row, from the means u and v of their hidden states: ``[u, v, |u - v|, u * v]`` (as
+    in sentence-BERT and in Long Range Arena's retrieval).
 
     Shapes as in `pool`; seq_idx is 0 at the first text and 1 at the second. Result ``(batch, 4 * channels)``.
 
-    ValueError for a row that lacks one of them.
+    ValueError for a row that lacks one of the texts.
     """
     real = torch.ones_like(seq_idx, dtype=torch.bool) if mask is None else mask.bool()
     texts = []
@@ -52,7 +59,7 @@ def pool_pairs(hidden: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor) -
 
 
 def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor) -> Tensor:
-    """The same for packed rows. text: where a token belongs to a document."""
+    """`pool` for packed rows. text: where a token belongs to a document."""
     starts = document_starts(seq_idx.where(text, -1)) & text
     document = starts.flatten().cumsum(0) - 1
     place = text.flatten().nonzero()[:, 0]

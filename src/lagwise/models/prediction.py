@@ -28,19 +28,19 @@ class LagwisePredictionOutput(ModelOutput):
 
 
 class LagwiseForPrediction(Head):
-    """Forecasts the next ``config.prediction_length`` steps of series, each channel for itself with the same weights.
+    """Forecasts the next ``config.prediction_length`` steps of series, each channel separately with the same weights.
 
     A channel is normalised by the mean and deviation of its observed past (Kim et al. 2022), cut into patches of
-    consecutive steps, and read by the backbone, a token a patch: the values of its steps, then whether each was
-    observed. The patch is half the ``features`` of ``config.inputs``, which must be ``values``. A past that is no
-    multiple of the patch is padded at its start with missing steps. The forecast is a linear map of the hidden states,
-    pooled as ``config.pooling`` says.
+    consecutive steps, and read by the backbone, one token per patch: the values of its steps, then whether each was
+    observed. The patch length is half the ``features`` of ``config.inputs``, which must be ``values``. A past that is
+    not a multiple of the patch is padded at its start with missing steps. The forecast is a linear map of the hidden
+    states, pooled according to ``config.pooling``.
 
     Takes past_values ``(batch, length, channels)``; past_observed_mask of the same shape, 0 where a value is missing
     (NaN counts as missing too); and for the loss, the mean squared error on the scale of the series, future_values
-    ``(batch, prediction_length, channels)``, NaN where they do not count. Normalisation and forecasts
-    are in the precision of past_values, at least float32, whatever that of the weights. ValueError for other shapes
-    and for infinite values.
+    ``(batch, prediction_length, channels)``, NaN where they do not count. Normalisation and forecasts are in the
+    precision of past_values, at least float32, whatever that of the weights. ValueError for other shapes and for
+    infinite values.
     """
 
     accepts_loss_kwargs = False
@@ -74,8 +74,8 @@ class LagwiseForPrediction(Head):
         kind = torch.promote_types(past_values.dtype, torch.float32)
         values = past_values.to(kind).masked_fill(~observed, 0)
         count = observed.sum(1, keepdim=True).clamp(min=1)
-        # Of series far from 0, float32 has few digits left for a mean or a forecast: what counts are differences from
-        # a rough mean, which are exact.
+        # For series far from 0, float32 has few digits left for a mean or a forecast. Differences from a rough mean are
+        # used instead, which are exact.
         rough = values.sum(1, keepdim=True) / count
         centred = (values - rough).masked_fill(~observed, 0)
         rest = centred.sum(1, keepdim=True) / count

@@ -1,4 +1,4 @@
-"""Models by one word: the block of each family, at sizes that suit a laptop."""
+"""Models by one word: the block of each family, with sizes for a laptop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _gtu2d(kernel: dict[str, Any], **engine: Any) -> dict[str, Any]:
     return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": 2}}}
 
 
-#: Fields of `LagwiseConfig` that a word stands for; ``hidden_size`` and ``num_hidden_layers`` are the recipe's.
+#: Fields of `LagwiseConfig` for each word; ``hidden_size`` and ``num_hidden_layers`` come from the recipe.
 PRESETS: dict[str, dict[str, Any]] = {
     "tnn": _tnn({"name": "rpe", "layers": 3, "hidden": 32}),
     "fd-tnn": _tnn({"name": "frequency", "layers": 3, "hidden": 32}),
@@ -48,8 +48,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _AXIS_TCN = {"name": "tcn", "kernel_size": 3, "dilation": 2, "depth": 3, "norm": "rms"}  # 15 patches to either side
 
-#: The same words for pictures: along rows and columns; attention sees all patches, whose places are sinusoids. Words
-#: that are not here mix over the patches row by row, as over a text.
+#: The same words for pictures, mixed along rows and columns. Attention sees all patches, with sinusoidal positions.
+#: Other words mix over the patches row by row, as over a text.
 GRID_PRESETS: dict[str, dict[str, Any]] = {
     "tnn": _gtu2d({"name": "rpe", "layers": 1, "hidden": 32, "decay": 0.9}),
     "fd-tnn": _gtu2d({"name": "frequency", "layers": 1, "hidden": 32}),

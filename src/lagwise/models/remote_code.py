@@ -1,4 +1,4 @@
-"""The file in every saved folder by which its model loads where nobody has imported lagwise."""
+"""The file in every saved folder that lets its model load where lagwise has not been imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUTO_CLASSES = {
     "AutoModelForTimeSeriesPrediction": "LagwiseForPrediction",
     "AutoModelForTokenClassification": "LagwiseForTokenClassification",
 }
-#: What config.json says of them: transformers imports ``modeling_lagwise.py`` if it is given trust_remote_code=True.
+#: Their entry in config.json: transformers imports ``modeling_lagwise.py`` if trust_remote_code=True.
 AUTO_MAP = {auto: f"{_MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
 
 _CODE = '''"""Loads the model in this folder with trust_remote_code=True, where lagwise is installed."""
@@ -28,6 +28,7 @@ from lagwise.models import ({names}
 
 
 def write_code(folder: Path) -> None:
-    """Write the file that `AUTO_MAP` names. Without lagwise transformers answers to it: "Run `pip install lagwise`"."""
+    """Write the file that `AUTO_MAP` names. If lagwise is not installed, transformers asks to "Run `pip install
+    lagwise`"."""
     names = "".join(f"\n    {name}," for name in sorted(AUTO_CLASSES.values()))
     (folder / f"{_MODULE}.py").write_text(_CODE.format(names=names))

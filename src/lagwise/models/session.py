@@ -1,4 +1,4 @@
-"""Sequences that are continued together, though they come and go: for servers."""
+"""Sequences that are continued together while others join and leave, for servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lagwise.tables import whole_number
 
 
 class Prompt:
-    """A prompt on its way into a session; ``left`` of its tokens have yet to be processed."""
+    """A prompt being processed for a session; ``left`` of its tokens are not yet processed."""
 
     def __init__(self, ids: Tensor, cache: StreamingCache):
         self.ids, self.cache, self.left = ids, cache, len(ids)
@@ -26,8 +26,8 @@ class Prompt:
 class StreamingSession:
     """A running batch of sequences of any lengths, which join and leave it at any time.
 
-    Each gets the logits that it would get alone, to rounding. Between two steps the session holds a mixer state a
-    sequence; none of another length costs it more. ::
+    Each gets the logits that it would get alone, up to rounding. Between two steps the session holds one mixer state
+    per sequence; other sequences of other lengths do not make it more expensive. ::
 
         session = StreamingSession(model.eval())
         session.add(prompt)
@@ -36,11 +36,14 @@ class StreamingSession:
             session.drop(*(handle for handle, token in chosen.items() if token == end_of_text))
             session.step({handle: chosen[handle] for handle in session.handles})
 
-    model: a `LagwiseForCausalLM` in evaluation mode, whose weights stay as they are while sequences live.
-    prefill_chunk: tokens of a prompt that are processed at once, which bounds the memory that a long one takes.
+    All methods run in inference mode, without gradients, and a call that raises leaves the session unchanged.
 
-    Everything happens in inference mode, without gradients, and a call that raises leaves the session as it was.
-    ValueError for another kind of model, and from every call while the model is in training mode.
+    Args:
+        model: A `LagwiseForCausalLM` in evaluation mode, whose weights must not change while sequences are live.
+        prefill_chunk: Tokens of a prompt to process at once, which bounds the memory of a long prompt.
+
+    Raises:
+        ValueError: For another kind of model, and from every call while the model is in training mode.
     """
 
     def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):
@@ -53,17 +56,17 @@ class StreamingSession:
         self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
         self._next = 0
         self._logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
-        # The batch, and after it sequences that have yet to be joined to it: once, however many they are.
+        # The batch, followed by sequences that are not yet joined to it: all are joined at once.
         self._caches: list[StreamingCache] = []
 
     @property
     def handles(self) -> tuple[int, ...]:
-        """The live sequences, in the order of the rows of `logits`; no handle is given twice."""
+        """The live sequences, in the order of the rows of `logits`. Handles are never reused."""
         return tuple(self._seen)
 
     @property
     def logits(self) -> Tensor:
-        """Logits of each sequence's next token, ``(len(session), vocab_size)``; not to be written to."""
+        """Logits of each sequence's next token, ``(len(session), vocab_size)``. Do not modify them."""
         return self._logits
 
     def __len__(self) -> int:
@@ -76,9 +79,9 @@ class StreamingSession:
 
     @torch.inference_mode()
     def add(self, input_ids: Tensor | Sequence[int]) -> int:
-        """Process a prompt, ``(length,)``, and let it join the batch, as the last row. Returns its handle.
+        """Process a prompt ``(length,)`` and add it to the batch as the last row. Returns its handle.
 
-        ValueError if it is empty, longer than the model's limit, or has ids that are not in ``[0, vocab_size)``.
+        ValueError if it is empty, longer than the model's limit, or has ids outside ``[0, vocab_size)``.
         """
         prompt = self.begin(input_ids)
         while prompt.left:
@@ -86,15 +89,15 @@ class StreamingSession:
         return self.join(prompt)
 
     def begin(self, input_ids: Tensor | Sequence[int]) -> Prompt:
-        """`add` in parts, for a server that has others to step in between: `advance` what is returned until it has no
-        tokens left, and `join` it. ValueError as for `add`."""
+        """`add` in parts, for a server that steps other sequences in between: call `advance` on the result until it has
+        no tokens left, then `join`. ValueError as for `add`."""
         self._require_evaluation()
         ids = self._checked(input_ids).to(self.model.device)
         return Prompt(ids, StreamingCache(len(self.model.model.layers)))
 
     @torch.inference_mode()
     def advance(self, prompt: Prompt) -> None:
-        """Process the next ``prefill_chunk`` tokens of a prompt. After a call that raises it is of no more use."""
+        """Process the next ``prefill_chunk`` tokens of a prompt. If this raises, the prompt can no longer be used."""
         self._require_evaluation()
         chunk = prompt.ids[len(prompt.ids) - prompt.left :][: self.prefill_chunk]
         if len(chunk):
@@ -103,9 +106,9 @@ class StreamingSession:
 
     @torch.inference_mode()
     def join(self, prompt: Prompt) -> int:
-        """Let a prompt that has been processed join the batch, as the last row. Returns its handle.
+        """Add a processed prompt to the batch as the last row. Returns its handle.
 
-        ValueError if some of it has not been processed.
+        ValueError unless all of it has been processed.
         """
         if prompt.left or prompt.logits is None:
             raise ValueError(f"the prompt has {prompt.left} tokens that have not been processed; advance it")
@@ -119,8 +122,8 @@ class StreamingSession:
     def step(self, tokens: Mapping[int, int]) -> Tensor:
         """Continue every live sequence by one token, given by handle. Returns the new `logits`.
 
-        ValueError that names the handle if one is unknown or missing, its token is not in ``[0, vocab_size)``, or its
-        sequence is as long as the model's limit.
+        A ValueError names the handle if one is unknown or missing, its token is outside ``[0, vocab_size)``, or its
+        sequence has reached the model's limit.
         """
         self._require_evaluation()
         self._require_live(tokens)
@@ -137,7 +140,7 @@ class StreamingSession:
         if ids:
             cache = self._joined()
             if cache.stream is None:  # compiled code does not fail half-way
-                cache = cache.copy()  # which is given up if this does
+                cache = cache.copy()  # dropped if this fails
             self._logits = self.model.next_logits(torch.tensor(ids, device=self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
@@ -145,7 +148,7 @@ class StreamingSession:
 
     @torch.inference_mode()
     def drop(self, *handles: int) -> None:
-        """Let sequences leave, and free what they held. ValueError that names the handle if one is unknown."""
+        """Remove sequences and free their memory. A ValueError names the handle if one is unknown."""
         self._require_live(handles)
         kept = [row for row, handle in enumerate(self._seen) if handle not in handles]
         if len(kept) == len(self._seen):
@@ -174,7 +177,7 @@ class StreamingSession:
             raise ValueError(f"input_ids must be whole numbers, got {input_ids!r:.80}") from error
         if ids.dim() != 1 or ids.numel() == 0:
             raise ValueError(
-                f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; an empty prompt is begun with the "
+                f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; begin an empty prompt with the "
                 "end-of-text token"
             )
         if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
@@ -206,5 +209,5 @@ class StreamingSession:
 
 
 def _named(handles: Sequence[int]) -> str:
-    """The first of them, in words."""
+    """The first of these handles, for messages."""
     return f"sequence {handles[0]!r}" + (f" (and {len(handles) - 1} more)" if len(handles) > 1 else "")

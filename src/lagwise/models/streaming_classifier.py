@@ -1,4 +1,4 @@
-"""Probabilities of classes as the samples of a signal arrive."""
+"""Class probabilities while the samples of a signal arrive."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from lagwise.tables import whole_number
 class StreamingClassifier:
     """Classifies a signal while it is recorded, sample by sample or in chunks of any size.
 
-    ``push`` returns what the model says of every step that the new samples complete, exactly as if it had been given
-    the whole signal at once, to rounding::
+    ``push`` returns the model's probabilities for every step that the new samples complete. They equal those for the
+    whole signal at once, up to rounding::
 
         stream = StreamingClassifier(model.eval())
         for samples in source:                          # (n, features), n >= 0
             for probabilities in stream.push(samples):  # (classes,), one for each step of `stride` samples
                 ...
 
-    Of a `LagwiseForTokenClassification` these are the probabilities of the step; of a
+    With a `LagwiseForTokenClassification` these are the probabilities of the step; with a
     `LagwiseForSequenceClassification` those of the signal up to and including the step.
 
-    model: a causal model of real values, in evaluation mode, whose weights stay as they are. Memory is bounded if the
-    model's mixers stream in constant memory: moving averages, dilated convolutions, kernels with an end or as state
-    spaces (`LagwisePreTrainedModel.to_recurrent`), attention in chunks.
-    chunk: steps that are computed at once, at most, which bounds the memory of a long push.
+    Args:
+        model: A causal model of real values, in evaluation mode, whose weights must not change. Memory is bounded if
+            the model's mixers stream in constant memory: moving averages, dilated convolutions, kernels with an end or
+            as state spaces (`LagwisePreTrainedModel.to_recurrent`), attention in chunks.
+        chunk: Largest number of steps to compute at once, which bounds the memory of a long push.
 
-    ValueError for another kind of model, one that is bidirectional or in training mode, or one with a limit of length.
+    Raises:
+        ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
+            length.
     """
 
     def __init__(self, model: Any, *, chunk: int = 4096):
@@ -48,12 +51,12 @@ class StreamingClassifier:
         if not isinstance(model.model.embed_tokens, ValueInput):
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
         if model.config.problem_type == "regression":
-            raise ValueError("the model must say classes, this one is of problem_type 'regression'")
+            raise ValueError("the model must predict classes, this one is of problem_type 'regression'")
         require_loaded(model, "a streaming classifier")
         if model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
         if model.length_limit is not None:
-            raise ValueError(f"the model takes at most {model.length_limit} steps, and a stream has no end")
+            raise ValueError(f"the model takes at most {model.length_limit} steps, but a stream is unbounded")
         self.model = model
         self.chunk = whole_number("chunk", chunk)
         self.features: int = model.model.embed_tokens.features
@@ -61,10 +64,10 @@ class StreamingClassifier:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: the next sample is the first of a signal."""
+        """Start again: the next sample is the first of a signal."""
         weight = self.model.classifier.weight
         self._cache = StreamingCache(len(self.model.model.layers))
-        self._waiting = weight.new_zeros(0, self.features)  # samples of the step that is not complete
+        self._waiting = weight.new_zeros(0, self.features)  # samples of the incomplete step
         self._steps = 0
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, weight.shape[1], dtype=wide)
@@ -76,10 +79,16 @@ class StreamingClassifier:
 
     @torch.inference_mode()
     def push(self, samples: Any) -> Tensor:
-        """The next samples, ``(n, features)``, or ``(n,)`` or one number of a single feature; n may be 0. Returns
-        probabilities ``(steps, classes)`` of the steps that are complete with them, perhaps none.
+        """Process the next samples.
 
-        ValueError for samples of another shape and for NaN or infinity; the stream is then as it was.
+        Args:
+            samples: ``(n, features)``, or ``(n,)`` or one number for a single feature; n may be 0.
+
+        Returns:
+            Probabilities ``(steps, classes)`` of the steps that these samples complete, perhaps none.
+
+        Raises:
+            ValueError: For samples of another shape and for NaN or infinity; the stream is then unchanged.
         """
         x = torch.as_tensor(samples, dtype=self._waiting.dtype, device=self._waiting.device)
         if self.features == 1 and x.dim() < 2:
@@ -104,7 +113,7 @@ class StreamingClassifier:
         return self.model.classifier(hidden.to(self.model.classifier.weight.dtype)).softmax(-1)
 
     def _pool(self, hidden: Tensor) -> Tensor:
-        """What the head would have made of the signal up to each of these steps."""
+        """The pooled signal, as in the model's head, up to each of these steps."""
         pooling = self.model.config.pooling
         if pooling == "last":
             return hidden

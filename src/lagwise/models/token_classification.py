@@ -15,7 +15,7 @@ from lagwise.tables import whole_number
 class LagwiseForTokenClassification(Head):
     """Classifies every position of a sequence: tokens of a text, or steps of a series.
 
-    Bidirectional if ``config.causal`` is false; a causal one classifies a series as it arrives. Takes the inputs of
+    Bidirectional if ``config.causal`` is false; a causal model classifies a series as it arrives. Takes the inputs of
     `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 at positions that do not count. Logits are
     ``(batch, length, config.num_labels)``.
     """

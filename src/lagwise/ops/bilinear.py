@@ -1,4 +1,4 @@
-"""Products that are linear in a signal and in a kernel: differentiable any number of times, and under `torch.func`."""
+"""Products that are linear in a signal and in a kernel, differentiable any number of times and under `torch.func`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch.autograd import forward_ad
 
 
 class Form(Protocol):
-    """A product ``y = x * k`` of a signal ``(batch, length, channels)`` and a kernel of every channel.
+    """A product ``y = x * k`` of a signal ``(batch, length, channels)`` and one kernel per channel.
 
-    It is given by the three contractions of ``<g, x * k>`` to one of its arguments: 0 gives y from x and k, 1 the
-    gradient of x from g and k, 2 that of k from g and x. The gradients of each are the other two.
+    It is defined by three contractions of ``<g, x * k>``: 0 gives y from x and k, 1 the gradient of x from g and k, and
+    2 the gradient of k from g and x. The gradients of each contraction are the other two.
     """
 
     @property
     def channel_axis(self) -> int:
-        """Axis of the kernel that has the channels."""
+        """The kernel's axis of channels."""
         ...
 
     def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
-        """One of the contractions, without a gradient."""
+        """Compute one contraction, without a gradient."""
         ...
 
     def gradients(
         self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Contractions 1 and 2, those that are wanted, where they may share work."""
+        """Compute contractions 1 and 2 where wanted; they may share work."""
         ...
 
 
@@ -39,26 +39,27 @@ def bilinear_product(x: Tensor, kernel: Tensor, form: Form) -> Tensor:
 
 
 def transformed() -> bool:
-    """Whether `torch.func` or forward-mode differentiation is at work, for which fast paths have no rules."""
+    """Whether `torch.func` or forward-mode differentiation is active; fast paths have no rules for these."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def differentiable() -> bool:
-    """In a backward: whether what it computes is to be differentiated itself (``create_graph=True``) or transformed."""
+    """Whether the results of this backward pass are differentiated again (``create_graph=True``) or transformed."""
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())
 
 
 def differentiable_gradients(
     function: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Gradients of a function of differentiable operations to the inputs that are wanted, themselves differentiable.
+    """Gradients of a differentiable function with respect to the wanted inputs, themselves differentiable.
 
-    For the backward of a fast path whose gradients are not: ``function`` computes the same, slower.
+    Used in the backward of a fast path that cannot be differentiated twice: ``function`` computes the same, more
+    slowly.
     """
     with torch.enable_grad():
-        # As views: one input may have been made from another, and only what the function does with each counts here.
+        # Use views, since one input may have been made from another: only the function's own use of each counts here.
         inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, wanted, strict=True)]
         sources = [t for t, needed in zip(inputs, wanted, strict=True) if needed]
         found = iter(torch.autograd.grad(function(*inputs), sources, grads, create_graph=True, allow_unused=True))
@@ -66,7 +67,7 @@ def differentiable_gradients(
 
 
 class _Product(torch.autograd.Function):
-    """Contraction 0, and its gradients in one go unless they are to be differentiated."""
+    """Contraction 0 with both gradients in one pass, unless they are differentiated again."""
 
     @staticmethod
     def forward(ctx, x: Tensor, kernel: Tensor, form: Form) -> Tensor:
@@ -87,7 +88,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Contraction(torch.autograd.Function):
-    """Any contraction, with rules for every transform. Apart from `_Product` because compilers refuse some of them."""
+    """Any contraction, with rules for every transform. It is separate from `_Product` because compilers refuse some of
+    these rules."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, wanted: int, form: Form) -> Tensor:
@@ -118,7 +120,7 @@ class _Contraction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, wanted: int, form: Form) -> tuple[Tensor, int]:
-        """More signals for one kernel are a larger batch; signals that each have a kernel are more channels."""
+        """Several signals with one kernel become a larger batch; signals with one kernel each become more channels."""
         if wanted != 2 and in_dims[1] is None:
             folded = a.movedim(in_dims[0], 0).flatten(0, 1)
             return _Contraction.apply(folded, b, wanted, form).unflatten(0, (info.batch_size, -1)), 0

@@ -1,8 +1,8 @@
-"""Loops in C, compiled on the machine that runs them, for the little that the framework does slowly on a CPU.
+"""Loops in C, compiled on the machine that runs them, for the few operations that PyTorch does slowly on a CPU.
 
-`native.c` is compiled at first use, in less than a second, with the compiler that ``$CC`` names or ``cc``, and kept in
-the cache for later processes (`load_compiled`). Without a compiler, off Linux, or with ``LAGWISE_NATIVE=0``, callers
-use PyTorch, which gives the same results.
+`native.c` is compiled at first use, in less than a second, with the compiler in ``$CC`` or ``cc``, and kept in the
+cache for later processes (`load_compiled`). Without a compiler, on systems other than Linux, or with
+``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lagwise.compiler import find_compiler, load_compiled
 
 _SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-# Parts of a sum share the work out and round less than a long one, but are added up in the end.
+# Partial sums distribute the work and round less than one long sum, but must be added up at the end.
 _PARTS_PER_THREAD, _TOKENS_OF_A_PART, _ELEMENTS_OF_PARTS = 8, 512, 1 << 22
-_MOST_LAGS = 1024  # at once: the loop keeps as many tokens, and more, on a thread's stack
+_MOST_LAGS = 1024  # at once: the loop keeps more than this many tokens on a thread's stack
 
 
 @torch.compiler.assume_constant_result
 def available() -> bool:
-    """Whether the loops are there to be called."""
+    """Whether the loops can be called."""
     return _loops() is not None
 
 
 def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    """Sums ``sum_i y_i x_{i - l dilation}`` of every channel, over the batch too, for l = first..last.
+    """Sums ``sum_i y_i x_{i - l dilation}`` of every channel, also over the batch, for l = first..last.
 
     Shapes: x and y ``(batch, length, channels)``, float32, on the CPU; result ``(channels, last - first + 1)``.
     """
@@ -64,7 +64,7 @@ def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: in
 
 
 class _Loops(NamedTuple):
-    """`native.c`, loaded: its function, and the channels and lags of a group as it lays partial results out."""
+    """`native.c`, loaded: its function, and the group sizes of channels and lags in its layout of partial results."""
 
     lag_products: Callable[..., None]
     lanes: int
@@ -78,7 +78,7 @@ def _loops() -> _Loops | None:
     try:
         compiler = find_compiler()
         return None if compiler is None else load_compiled(_SOURCE, compiler, _FLAGS, _bound)
-    except Exception as error:  # whatever it is, PyTorch gives the same results
+    except Exception as error:  # whatever failed, PyTorch gives the same results
         warnings.warn(
             f"Could not compile the C kernel; falling back to PyTorch (short convolutions train more slowly): {error}",
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Where the tokens of a batch are: padding, packed rows and grids, worked out once and used by every layer."""
+"""Where the tokens of a batch are: padding, packed rows and grids, computed once and used by every layer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
 
-# Real tokens are gathered into one row if they are at most this share of a padded batch: the time that layers save on
-# padding then exceeds that of gathering (measured with 4 layers of 64 channels; from here to 0.95 it is about even).
+# Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
+# then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
 _COMPACT_BELOW = 0.8
 
 
 class Layout:
     """Which positions of a batch are real tokens, and which document each belongs to.
 
-    Models make one at the start of a forward and hand it to every layer, which asks for what it needs; what is costly
-    to work out is worked out once.
+    Models create one at the start of a forward pass and pass it to every layer. Each layer asks for what it needs;
+    costly results are computed once.
 
-    Shapes: mask ``(batch, length)``, true (or nonzero) where a token is real, None if all are; seq_idx
-    ``(batch, length)`` of integers, constant over a document of a packed row, None if every row is one document; grid,
-    the (height, width) of rows that are pictures, tokens row by row.
+    Args:
+        mask: ``(batch, length)``, true (or nonzero) where a token is real; None if all are.
+        seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
+            document.
+        grid: The (height, width) of rows that are pictures, stored row by row.
 
-    Preconditions: ValueError if seq_idx and mask differ in shape.
+    Raises:
+        ValueError: If seq_idx and mask differ in shape.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Layout:
         self.grid = grid
 
     def check(self, batch: int, length: int) -> None:
-        """ValueError unless mask and seq_idx are ``(batch, length)``, and the grid has that many places."""
+        """ValueError unless mask and seq_idx are ``(batch, length)`` and the grid has that many positions."""
         for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx)):
             if value is not None and value.shape != (batch, length):
                 raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, got {tuple(value.shape)}")
@@ -47,7 +50,7 @@ class Layout:
             raise ValueError(f"a grid of {self.grid[0]} x {self.grid[1]} does not hold {length} tokens")
 
     def require_grid(self, who: str) -> tuple[int, int]:
-        """The grid. ValueError if there is none, in the name of who mixes over it."""
+        """The grid. If there is none, a ValueError names ``who`` needs it."""
         if self.grid is None:
             raise ValueError(
                 f"{who} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), one in each "
@@ -57,7 +60,7 @@ class Layout:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The documents of packed rows, those of like length together; documents of padding alone are left out.
+        """The documents of packed rows, grouped by similar length, without documents that are only padding.
 
         Padding at most doubles the tokens of a bucket.
         """
@@ -75,7 +78,7 @@ class Layout:
             begin, count = first[power == each], lengths[power == each]
             offset = torch.arange(int(count.max()), device=first.device)
             inside = offset < count[:, None]
-            source = (begin[:, None] + offset).where(inside, begin[:, None])  # a real place: its value is not used
+            source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
             mask = inside if real is None else inside & real[source]
             found.append(Bucket(source, source[inside], inside.flatten().nonzero()[:, 0], _unless_full(mask)))
         return tuple(found)
@@ -83,7 +86,8 @@ class Layout:
     @cached_property
     def axes(self) -> tuple[Layout, Layout]:
         """For a batch of grids, the layouts of all rows as one batch ``(batch * height, width)``, and of all columns
-        ``(batch * width, height)``. Those of padding alone count as real: mixers need some token in every row."""
+        ``(batch * width, height)``. Rows and columns that are only padding count as real, because mixers need at
+        least one token per row."""
         assert self.grid is not None
         if self.mask is None:
             return Layout(), Layout()
@@ -93,8 +97,8 @@ class Layout:
 
     @cached_property
     def compact(self) -> tuple[Tensor, Layout] | None:
-        """The places ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout of
-        these n tokens as one packed row. None if it would hardly be shorter than the batch, or there is a grid."""
+        """The positions ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout
+        of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
         if self.mask is None or self.grid is not None or not self.mask.any(1).all():
             return None
         mask = self.mask
@@ -104,7 +108,7 @@ class Layout:
             return None
         rows = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)
         document = rows.flatten()[kept]
-        if self.seq_idx is not None:  # a new number wherever row or document changes
+        if self.seq_idx is not None:  # a new number wherever the row or document changes
             numbers = self.seq_idx.flatten()[kept]
             changed = (document.diff() != 0) | (numbers.diff() != 0)
             document = torch.nn.functional.pad(changed.cumsum(0), (1, 0))
@@ -112,11 +116,11 @@ class Layout:
 
 
 class Bucket(NamedTuple):
-    """Documents of like length as a padded batch.
+    """Documents of similar length as a padded batch.
 
-    source: the place in the flattened batch of every position of the padded one, ``(documents, longest)``; at padding
-        that of some token. tokens: the places of the tokens alone, ``(n,)``, and where, ``(n,)``, these are in the
-        flattened padded batch. mask: which positions are real, like source; None if all are.
+    source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
+    padding that of any token. tokens: the positions of the tokens alone, ``(n,)``. where: their positions in the
+    flattened padded batch, ``(n,)``. mask: which positions are real, like source; None if all are.
     """
 
     source: Tensor
@@ -128,13 +132,20 @@ class Bucket(NamedTuple):
 def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Layout) -> Tensor:
     """Apply a mixer to every document of a packed batch separately.
 
-    Formula: cut each row where ``seq_idx`` changes, pad documents of like length to the longest of them, mix each such
-    batch, and put the outputs back in place. Documents of padding alone give zeros.
+    Formula: cut each row where ``seq_idx`` changes, pad documents of similar length to the longest of them, mix each
+    such batch, and put the outputs back in place. Documents of only padding give zeros.
 
-    Shapes: x ``(batch, length, channels)``; ``mix(padded, its_layout)``, padded being zero at padding, gives as many
-    tokens, with any number of channels, which the result ``(batch, length, channels)`` has too.
+    Args:
+        mix: Called as ``mix(padded, its_layout)`` with a batch that is zero at padding; returns as many tokens, with
+            any number of channels.
+        x: ``(batch, length, channels)``.
+        layout: Must have a seq_idx.
 
-    Preconditions: the layout has a seq_idx; ValueError if it does not fit x.
+    Returns:
+        ``(batch, length, channels)``, with the channels that mix returns.
+
+    Raises:
+        ValueError: If the layout does not fit x.
     """
     layout.check(*x.shape[:2])
     flat = x.flatten(0, 1)
@@ -151,10 +162,10 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the tokens of padded rows lie, holes between them included.
+    """Where the tokens of padded rows lie, including holes between them.
 
-    Shapes: mask ``(batch, length)``, boolean; result the place of each row's first token and the number of tokens from
-    it to the last, ``(batch,)``: 0 and 1 for a row of padding alone.
+    Shapes: mask ``(batch, length)``, boolean. Returns the position of each row's first token and the number of tokens
+    from it to the last, both ``(batch,)``: 0 and 1 for a row of only padding.
     """
     first = mask.int().argmax(1)
     lengths = mask.shape[1] - mask.flip(1).int().argmax(1) - first
@@ -162,7 +173,7 @@ def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
-    """Every row moved right by a shift of its own, to the left if it is negative.
+    """Shift every row to the right by its own amount, or to the left if it is negative.
 
     Formula: ``y[b, i] = x[b, i - shift[b]]``, zero where that is outside the row.
 
@@ -172,13 +183,18 @@ def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
 
 
 def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
-    """Apply what counts places from the start to rows whose text starts anywhere.
+    """Apply a function that counts positions from the start to rows whose text starts anywhere.
 
-    Formula: every row is moved so that its first real token is at place 0, mixed, and moved back; places after the
-    longest text are left out, and zero in the result.
+    Formula: every row is moved so that its first real token is at position 0, mixed, and moved back. Positions after
+    the longest text are left out, and are zero in the result.
 
-    Shapes: x ``(batch, length, channels)``, zero at padding; mask ``(batch, length)``, boolean; ``mix(moved,
-    its_mask)`` gives as many tokens, with any number of channels, which the result has too.
+    Args:
+        mix: Called as ``mix(moved, its_mask)``; returns as many tokens, with any number of channels.
+        x: ``(batch, length, channels)``, zero at padding.
+        mask: ``(batch, length)``, boolean, or None.
+
+    Returns:
+        ``(batch, length, channels)``, with the channels that mix returns.
     """
     if mask is None:
         return mix(x, None)
@@ -189,7 +205,7 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
 
 
 class _MoveRows(torch.autograd.Function):
-    """`move_rows`: its gradient moves back, which is faster than to scatter it."""
+    """`move_rows` with a gradient that moves back, which is faster than a scatter."""
 
     @staticmethod
     def forward(ctx, x: Tensor, shift: Tensor, length: int) -> Tensor:
@@ -212,9 +228,9 @@ def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:
-    """Where a packed row begins a document: true at its first token and wherever seq_idx changes.
+    """Where a packed row starts a document: true at its first token and wherever seq_idx changes.
 
-    Shapes: seq_idx ``(batch, length)`` of integers; result the same, boolean.
+    Shapes: seq_idx ``(batch, length)`` of integers; result like it, boolean.
     """
     starts = torch.ones_like(seq_idx, dtype=torch.bool)
     starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
@@ -224,8 +240,8 @@ def document_starts(seq_idx: Tensor) -> Tensor:
 def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
     """Document numbers of one packed row from cumulative lengths.
 
-    Shapes: cu_seqlens ``(documents + 1,)``, from 0 to at most length; result ``(1, length)``, tokens beyond the last
-    boundary being a document of their own. ValueError unless cu_seqlens starts at 0, grows, and ends within length.
+    Shapes: cu_seqlens ``(documents + 1,)``, from 0 to at most length; result ``(1, length)``. Tokens after the last
+    boundary are a separate document. ValueError unless cu_seqlens starts at 0, increases, and ends within length.
     """
     steps = cu_seqlens.diff()
     if cu_seqlens.dim() != 1 or cu_seqlens[0] != 0 or (steps <= 0).any() or cu_seqlens[-1] > length:

@@ -6,24 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 
-FINE = 64  # tokens between exponentials of a symbolic number of lags, those between being products
+FINE = 64  # distance of exponentials over a symbolic number of lags; those between are products
 
 
 def symbolic(length: int) -> bool:
-    """Whether a length is a symbol of a graph that is being exported, on whose value nothing may depend."""
+    """Whether a length is a symbol of a graph being exported, so that nothing may depend on its value."""
     return not isinstance(length, int)
 
 
 def pieces(length: int, size: int) -> int:
-    """How many pieces of a size hold a symbolic length: at least two, as a graph that is exported with a single one
-    would serve no other number."""
+    """Number of pieces of a size that hold a symbolic length: at least two, because a graph exported with a single
+    piece works for no other number."""
     return length // size + 2
 
 
 def symbolic_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
-    """`direct_product` at a symbolic length, for any number of taps, fewer than tokens or more.
+    """`direct_product` at a symbolic length, for any number of taps.
 
     A depthwise convolution: O(length * taps), exactly causal.
     """

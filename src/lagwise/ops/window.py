@@ -1,4 +1,4 @@
-"""The last tokens of a stream, kept in a buffer that grows by what is new."""
+"""The last tokens of a stream, in a buffer to which only new tokens are copied."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _FIRST_CAPACITY = 16
 
 
 def may_write(storage: Tensor) -> bool:
-    """Whether a buffer may be written to now: inference mode does not forbid it, and no gradient may yet be taken of
-    something that has read it."""
+    """Whether a buffer may be written to: gradients are disabled, so that autograd cannot have saved what is read from
+    it, and inference mode does not forbid it."""
     return not torch.is_grad_enabled() and (not storage.is_inference() or torch.is_inference_mode_enabled())
 
 
 def join_rows(signals: Sequence[Tensor]) -> Tensor:
-    """The rows of several signals as one batch, aligned at their ends: the shorter get zeros on the left.
+    """The rows of several signals as one batch, aligned at their ends: shorter signals get zeros on the left.
 
-    Shapes: signals ``(batch_i, ..., n_i, channels)``, alike but for batch and n; result ``(sum of batches, ..., longest
-    n, channels)``, with dtype and device of the longest.
+    Shapes: signals ``(batch_i, ..., n_i, channels)``, equal except for batch and n; result ``(sum of batches, ...,
+    longest n, channels)``, with dtype and device of the longest.
     """
     longest = max(signals, key=lambda signal: signal.shape[-2])
     return torch.cat([F.pad(x, (0, 0, longest.shape[-2] - x.shape[-2], 0)).to(longest) for x in signals])
 
 
 class _Buffer:
-    """Storage ``(batch, capacity, channels)`` that several windows may look into, and how much of it is written."""
+    """Storage ``(batch, capacity, channels)`` that several windows may share, and how much of it is written."""
 
     def __init__(self, storage: Tensor, written: int):
         self.storage, self.written = storage, written
@@ -39,10 +39,10 @@ class _Buffer:
 class Window:
     """The last ``reach`` tokens of a signal ``(batch, length, channels)``, or all of them if reach is None.
 
-    Appending gives a new window and leaves the old one as it was, yet copies only the new tokens: both look into one
-    buffer, of which the old one knows less. Only where two windows go on from the same one does the second copy the
-    past; and once in every ``reach`` tokens the window moves to a new buffer. So n tokens cost O(n + reach) in all, and
-    memory is at most twice what is kept.
+    Appending returns a new window and leaves the old one unchanged, but copies only the new tokens: both are views of
+    one buffer, of which the old window covers less. The past is copied only when a second window continues from the
+    same one, and once every ``reach`` tokens, when the window moves to a new buffer. So n tokens cost O(n + reach) in
+    total, and memory is at most twice what is kept.
     """
 
     __slots__ = ("_buffer", "_end", "_size", "reach")
@@ -57,17 +57,17 @@ class Window:
 
     @classmethod
     def empty(cls, batch_size: int, channels: int, reach: int | None, *, like: Tensor) -> Window:
-        """A window that has seen nothing, with the dtype and device of a tensor."""
+        """A window without tokens, with the dtype and device of ``like``."""
         return cls(like.new_zeros(batch_size, 0, channels), reach)
 
     @property
     def tokens(self) -> Tensor:
-        """What is kept, ``(batch, size, channels)``, oldest first. Not to be written to."""
+        """The tokens kept, ``(batch, size, channels)``, oldest first. Do not modify them."""
         return self._buffer.storage[:, self._end - self._size : self._end]
 
     @property
     def size(self) -> int:
-        """Tokens kept, at most reach."""
+        """Number of tokens kept, at most reach."""
         return self._size
 
     def append(self, x: Tensor) -> Window:
@@ -87,24 +87,25 @@ class Window:
         return self._seen(buffer, buffer.written, kept + new)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> Window:
-        """The window of other rows: ``change`` is applied to what is kept."""
+        """The window of other rows: ``change`` is applied to the tokens."""
         return Window(change(self.tokens), self.reach)
 
     def last(self, size: int) -> Window:
-        """The window of the last ``size`` of its tokens, or of fewer if it has no more, in memory of its own."""
+        """The window of its last ``size`` tokens, or of all if it has fewer, in its own memory."""
         return Window(self.tokens[:, max(0, self._size - size) :].clone(), self.reach)
 
     @staticmethod
     def join(windows: Sequence[Window]) -> Window:
-        """One window of the rows of several, in order, with dtype and device of the fullest. A row that has fewer
-        tokens gets zeros before them, as if it had been silent. ValueError unless all have the same reach."""
+        """One window of the rows of several, in order, with dtype and device of the fullest. A row with fewer tokens
+        gets zeros before them. ValueError unless all have the same reach."""
         reaches = {window.reach for window in windows}
         if len(reaches) != 1:
             raise ValueError(f"windows to join must have the same reach, got {sorted(map(str, reaches))}")
         return Window(join_rows([window.tokens for window in windows]), reaches.pop())
 
     def _writable(self, x: Tensor) -> bool:
-        """Whether x may be written behind the window: there is room, nobody has written there, and `may_write`."""
+        """Whether x may be written after the window: the buffer has space, no other window has written there, and
+        `may_write`."""
         storage = self._buffer.storage
         return self._buffer.written == self._end and self._end + x.shape[1] <= storage.shape[1] and may_write(storage)
 

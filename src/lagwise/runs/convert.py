@@ -48,7 +48,7 @@ def convert_run(
     run = run.resolve()
     out = out or run.with_name(run.name + "-recurrent")
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
-        raise FileExistsError(f"{str(out)!r} exists and is no earlier conversion; choose another --out")
+        raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another --out")
     model, tokenizer = load_language_model(run)
     converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
     result: dict[str, Any] = {

@@ -66,5 +66,5 @@ def require_unchanged(run: Path, recipe: Recipe) -> None:
     if not data_unchanged(run, recipe):
         raise ValueError(
             f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
-            "seen in training. To evaluate on it all the same, give it with --data"
+            "seen in training. To evaluate on it anyway, pass it with --data"
         )

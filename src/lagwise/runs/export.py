@@ -34,7 +34,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     run = run.resolve()
     out = out or run.with_name(run.name + "-export")
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
-        raise FileExistsError(f"{str(out)!r} exists and holds no earlier exports; choose another --out")
+        raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another --out")
     model, tokenizer = load_language_model(run)
     name = f"{what}.{format}"
     with tempfile.TemporaryDirectory() as made:

@@ -38,7 +38,7 @@ def predict_run(
     model, task.tokenizer = load_model(run)
     added = task.predict(model, kept, progress=progress)
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
-        raise ValueError(f"the rows have a column {taken[0]!r}, the name of a prediction; rename it")
+        raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
     return [row | new for row, new in zip(kept, added, strict=True)]
 
 

@@ -28,8 +28,10 @@ DEFAULT_SEQUENCES = 1000
 class AssociativeRecallTask(Task):
     """Sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
 
-    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused. Options: loss, whether
-    training counts ``every`` value whose key has occurred before it, or the ``last`` alone.
+    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused.
+
+    Options:
+        loss: whether training counts ``every`` value whose key has occurred before it, or only the ``last``.
     """
 
     headline: ClassVar[str] = "accuracy"
@@ -56,7 +58,8 @@ class AssociativeRecallTask(Task):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         raise ValueError(
-            "training.epochs does not apply to associative_recall, whose data have no end; give training.steps"
+            "training.epochs does not apply to associative_recall, whose data are generated without end; "
+            "give training.steps"
         )
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
@@ -112,7 +115,7 @@ class AssociativeRecallTask(Task):
             try:
                 ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
             except Exception as error:  # tokenizers' exception type: a word that is neither key nor value
-                raise ValueError(f"{row['text']!r:.80} has a word that is no key or value of this task") from error
+                raise ValueError(f"{row['text']!r:.80} has a word that is not a key or value of this task") from error
             answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
             found.append({"answer": tokenizer.decode([answer])})
         return found

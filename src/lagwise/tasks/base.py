@@ -71,7 +71,7 @@ class Task:
     def check_config(self, config: Any) -> None:
         """ValueError for a model that cannot read the task's inputs, as far as they are known."""
         if config.input_name != self.inputs:
-            raise ValueError(f"the task reads {self.inputs}, and the model {config.input_name} (model.inputs)")
+            raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name} (model.inputs)")
 
     def identity(self) -> str:
         """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""

@@ -33,7 +33,7 @@ def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> 
     valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
     axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
     axes.axhline(chance, color="0.7", linestyle="--", label="guessing a value")
-    axes.set(xlabel="step", ylabel="answers that are right", title="Learning", ylim=(-0.02, 1.02))
+    axes.set(xlabel="step", ylabel="share of correct answers", title="Learning", ylim=(-0.02, 1.02))
     axes.legend(loc="center right")
     return figure
 
@@ -50,7 +50,7 @@ def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, 
         xscale="log",
         xlabel="context length (tokens)",
         ylabel=label,
-        title="The same test text at other contexts",
+        title="The same test text at each context length",
         ylim=(max(0.0, min(values) - margin), max(values) + margin),
     )
     axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
@@ -71,7 +71,7 @@ def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, 
     right.plot(*columns(valid), color="C0", marker="o", markersize=3, label=f"validation {label}")
     right.set_ylabel(f"validation {label}", color="C0")
     if chance is not None:
-        right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="accuracy of the commonest class")
+        right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="accuracy of the most common class")
     handles, labels = (a + b for a, b in zip(*(a.get_legend_handles_labels() for a in (axes, right)), strict=True))
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
     return figure

@@ -44,7 +44,9 @@ _MISTAKES, _SIDE = 24, 96  # of a report: pictures, and their longer side in pix
 class ImageClassification(Task):
     """A class for each picture.
 
-    Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`. Options:
+    Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`.
+
+    Options:
         image: the column of the pictures, where the data have columns.
         label: the column of the labels.
         size: the side, or [height, width], to which pictures are resized; by default that of the first picture.
@@ -261,7 +263,7 @@ class ImageClassification(Task):
             figures["mistakes"] = lambda: pictures(
                 [base64.b64decode(each["picture"]) for each in evaluation["mistakes"]],
                 [f"{each['predicted']}, not {each['true']}" for each in evaluation["mistakes"]],
-                title="Mistakes that the model is surest of",
+                title="Most confident mistakes",
             )
         return figures
 

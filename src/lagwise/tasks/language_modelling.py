@@ -88,7 +88,7 @@ class LanguageModelling(RunningText):
         ]
         title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
         if test[-1]["length"] > test[-1]["tokens"]:
-            title += f" (the test text has only {test[-1]['tokens']:,} tokens: longer lengths are all of it at once)"
+            title += f" (the test text has only {test[-1]['tokens']:,} tokens: longer lengths read it whole)"
         return [
             Table(
                 f"The same {test[0]['text_bytes']:,} test bytes",

@@ -1,4 +1,4 @@
-"""Averaged weights: often better than the last, and as cheap to run."""
+"""Averaged weights: often better than the last ones, at the same inference cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from transformers import TrainerCallback
 
 from lagwise.files import one_line
 
-AVERAGES_FILE = "averages.safetensors"  # of a checkpoint, beside the weights
+AVERAGES_FILE = "averages.safetensors"  # in a checkpoint, next to the weights
 
 
 class AveragedWeights(TrainerCallback):
-    """An exponential moving average of the weights over the steps of a training.
+    """An exponential moving average of the weights over the training steps.
 
-    Formula: after step t = 1, 2, ..., ``a <- d a + (1 - d) w`` with ``d = min(decay, (1 + t) / (10 + t))``, from the
-    first weights; the second term lets the average forget these early on. decay 0 keeps none.
+    Formula: after step t = 1, 2, ..., ``a <- d a + (1 - d) w`` with ``d = min(decay, (1 + t) / (10 + t))``, starting
+    from the first weights; the second term lets the average forget these early. A decay of 0 keeps no average.
 
     Source: the averages of DeiT's training (arXiv:2012.12877, table 9), with TensorFlow's warm-up.
     """
@@ -45,7 +45,7 @@ class AveragedWeights(TrainerCallback):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The model has the averages as its weights as long as the context lasts."""
+        """A context in which the model has the averages as its weights."""
         self._exchange()
         try:
             yield
@@ -64,7 +64,7 @@ class AveragedWeights(TrainerCallback):
             save_file(self.averages, checkpoint / AVERAGES_FILE)
 
     def load(self, checkpoint: Path) -> None:
-        """ValueError if the checkpoint has no averages of these weights."""
+        """Load the averages of a checkpoint. ValueError if it has no averages of these weights."""
         if not self.decay:
             return
         path = checkpoint / AVERAGES_FILE

@@ -1,4 +1,4 @@
-"""The best model of a training by its validation metric, and stopping when there is no better one any more."""
+"""Keep the best model of a training by its validation metric, and stop when the metric no longer improves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ BEST = "best"
 
 class BestModel(TrainerCallback):
     """Keeps the weights of the best evaluation in ``RUN/best``, and stops after ``patience`` evaluations without a
-    better one (0: never). Which that is follows from the log alone, so that a resumed run decides the same."""
+    better one (0: never). The best evaluation is determined from the log alone, so that a resumed run decides the
+    same."""
 
     def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
         self.folder, self.metric = run / BEST, f"eval_{metric}"
@@ -42,23 +43,23 @@ class BestModel(TrainerCallback):
             control.should_save = True
 
     def has_stopped(self, checkpoint: Path) -> bool:
-        """Whether the training that left a checkpoint had ended there for want of a better evaluation."""
+        """Whether the training that wrote a checkpoint had stopped there because the metric no longer improved."""
         history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
         values = [self.sign * line[self.metric] for line in history if self.metric in line]
         return bool(self.patience and values) and evaluations_since_best(values) >= self.patience
 
     def take(self, partial: Path) -> bool:
-        """Copy the best weights into a folder that is being saved; whether there are any."""
+        """Copy the best weights into a folder that is being saved. Returns whether there are any."""
         if not (self.keep and (self.folder / "config.json").is_file()):
             return False
         shutil.copyfile(self.folder / "model.safetensors", partial / "model.safetensors")
         return True
 
     def remove(self) -> None:
-        """Once the run has taken the best model as its own."""
+        """Remove the copy, once it is the run's final model."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def evaluations_since_best(values: Sequence[float]) -> int:
-    """How many of the latest values have passed since the first of the largest."""
+    """Number of values after the first of the largest."""
     return len(values) - 1 - max(range(len(values)), key=lambda i: (values[i], -i))

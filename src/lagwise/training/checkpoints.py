@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which are there, and which can be resumed exactly."""
+"""Checkpoints of a run: which exist, and which can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lagwise.files import one_line
 from lagwise.models.loading import check_weights
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
-_DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # what readers of damaged files raise
+_DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # raised by readers of damaged files
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -37,9 +37,9 @@ def newest_whole_checkpoint(
 ) -> Path | None:
     """The newest checkpoint that can be resumed; None if the run has none yet.
 
-    All its files must be readable and of the step in its name; the weights must have the keys and shapes of ``model``,
-    and the optimiser state those of ``optimizer``, where they are given. ValueError says what is wrong with each
-    checkpoint if there are some and none can be resumed.
+    All its files must be readable and belong to the step in its name. The weights must have the keys and shapes of
+    ``model``, and the optimiser state those of ``optimizer``, where these are given. If there are checkpoints, but none
+    can be resumed, a ValueError says what is wrong with each.
     """
     complaints = []
     for folder in reversed(checkpoints(run)):
@@ -59,7 +59,7 @@ def newest_whole_checkpoint(
 
 
 def _load(path: Path, device: str = "meta") -> Any:
-    """A file of `torch.save`; on the meta device only keys, shapes and plain values are read."""
+    """Load a file of `torch.save`; on the meta device only keys, shapes and plain values are read."""
     try:
         with safe_globals():
             return torch.load(path, map_location=device, weights_only=True)
@@ -68,7 +68,7 @@ def _load(path: Path, device: str = "meta") -> Any:
 
 
 def _check_state(folder: Path) -> None:
-    """Raise unless trainer_state.json is one, and of the step in the folder's name."""
+    """Raise unless trainer_state.json is valid and belongs to the step in the folder's name."""
     try:
         state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
     except _DAMAGE as error:
@@ -87,8 +87,8 @@ def _check_state(folder: Path) -> None:
 
 
 def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise unless a saved optimiser state is one that ``optimizer`` can go on from: `torch.optim.AdamW` checks no
-    shapes, and its fused kernel writes beyond moments that are too small."""
+    """Raise unless ``optimizer`` can continue from a saved optimiser state: `torch.optim.AdamW` does not check shapes,
+    and its fused kernel writes beyond moments that are too small."""
     groups, moments = saved["param_groups"], saved["state"]
     if optimizer is None:
         return
@@ -112,7 +112,7 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer | None) -> Non
 
 
 def _check_random_states(folder: Path) -> None:
-    """Raise unless there are states of random generators, and each is one that its generator takes."""
+    """Raise unless there are states of random generators, each valid for its generator."""
     files = sorted(folder.glob("rng_state*.pth"))
     if not files:
         raise ValueError("no rng_state.pth")

@@ -1,4 +1,4 @@
-"""What this machine can do, in the few words that training and benchmarks need."""
+"""The capabilities of this machine that training and benchmarks need to know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def bfloat16_is_fast() -> bool:
-    """Whether matrix products in bfloat16 have instructions of their own here (GPU, AMX, AVX512-BF16)."""
+    """Whether this machine has instructions for matrix products in bfloat16 (GPU, AMX, AVX512-BF16)."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities = torch.cpu.get_capabilities()

@@ -1,4 +1,4 @@
-"""The model that a recipe describes, built for its task."""
+"""The model of a recipe, built for its task."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lagwise.tasks import Task
 from lagwise.training.recipe import Recipe
 
 _START = "init_from"
-_BACKBONE = "model."  # how the weights of every head's backbone are named
+_BACKBONE = "model."  # prefix of the backbone's weights in every head
 
 
 def check_model(recipe: Recipe, task: Task) -> None:
     """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
-    than the machine can train, or a training length that the model or one of its kernels cannot serve."""
+    than the machine can train, or a training length that the model or one of its kernels does not support."""
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
     check_memory(task.model_class, config, training=True)
     task.check_config(config)
@@ -43,8 +43,8 @@ def check_model(recipe: Recipe, task: Task) -> None:
 
 
 def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
-    """The recipe's model, freshly initialised, or with the backbone of the run that ``model.init_from`` names, fitted
-    to the task's open data. ValueError if they do not fit."""
+    """The recipe's model, freshly initialised or with the backbone of the run in ``model.init_from``, for the task's
+    open data. ValueError if they do not fit."""
     fields = task.fields()
     config = model_config(recipe, task, fields)
     if config.vocab_size < fields.get("vocab_size", 0):
@@ -58,7 +58,7 @@ def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
 
 
 def started_from(recipe: Recipe) -> Path | None:
-    """The folder that ``model.init_from`` names. FileNotFoundError if it holds no model."""
+    """The folder in ``model.init_from``. FileNotFoundError if it holds no model."""
     if _START not in recipe.model:
         return None
     folder = expanded(str(recipe.model[_START]))
@@ -69,7 +69,8 @@ def started_from(recipe: Recipe) -> Path | None:
 
 
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
-    """The configuration: what the task and the data say, and before that the recipe. ValueError for unknown fields."""
+    """The configuration from the task and the data; fields of the recipe take precedence. ValueError for unknown
+    fields."""
     for name in recipe.model:
         known(name, [*field_types(), _START], "key in model")
     return LagwiseConfig(**{**task.fixed_fields(), **fields, **own_fields(recipe)})
@@ -81,8 +82,8 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
 
 
 def with_start(recipe: Recipe) -> Recipe:
-    """The recipe with the path of ``model.init_from`` made absolute, the fields of that model where the recipe names no
-    others (of a block without a name, its options), and its tokenizer."""
+    """The recipe with an absolute path in ``model.init_from``, that model's fields where the recipe sets none (for a
+    block without a name, its options), and its tokenizer."""
     folder = started_from(recipe)
     if folder is None:
         return recipe
@@ -98,16 +99,16 @@ def with_start(recipe: Recipe) -> Recipe:
 
 
 def without_start(recipe: Recipe) -> Recipe:
-    """The recipe for a training that has begun: the folder that it started from may be gone."""
+    """The recipe for a training that has started: the initial folder may no longer exist."""
     return replace(recipe, model=own_fields(recipe))
 
 
 def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
-    """Load the weights of another run's backbone. ValueError if a weight is missing or of another shape."""
+    """Load the weights of another run's backbone. ValueError if a weight is missing or has another shape."""
     backbone = model.base_model
     own = {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
     with safe_open(folder / "model.safetensors", "pt") as file:
-        names = [name for name in file.keys() if name.startswith(_BACKBONE)]  # noqa: SIM118 (it is no mapping)
+        names = [name for name in file.keys() if name.startswith(_BACKBONE)]  # noqa: SIM118 (not a mapping)
         found = {name.removeprefix(_BACKBONE): file.get_tensor(name) for name in names}
     wrong = sorted(name for name in own if name not in found or tuple(found[name].shape) != own[name])
     wrong += sorted(found.keys() - own.keys())

@@ -37,10 +37,22 @@ TOKENIZER = "tokenizer"
 
 
 def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
-    """Train a recipe and leave model, tokenizer, resolved recipe, metrics and checkpoints in ``out``.
+    """Train a recipe, and write model, tokenizer, resolved recipe, metrics and checkpoints to ``out``.
 
-    Everything that can be wrong is found before the first step: data, lengths, names, the folder. FileExistsError if
-    ``out`` holds a run already. Under ``torchrun`` every process calls this; the batch is shared among them.
+    Data, lengths, names and the folder are checked before the first step. Under ``torchrun`` every process calls this
+    function, and they share the batch.
+
+    Args:
+        recipe: What to train.
+        out: The run folder.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        FileExistsError: If ``out`` already holds a run.
+        ValueError: If the recipe, the data and this machine do not fit together.
     """
     _check_unused(out)
     recipe = with_start(_rooted(recipe))
@@ -52,10 +64,10 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
         _open(task, progress=False)
     arguments = _arguments(recipe, out)
     trainer = _trainer(recipe, task, arguments, progress)
-    trainer.accelerator.wait_for_everyone()  # nobody may find the folder filled before having looked
+    trainer.accelerator.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
         if trainer.is_world_process_zero():
-            _check_unused(out)  # another process may have trained in it in the meantime
+            _check_unused(out)  # another process may have trained there in the meantime
             identity = {
                 "data": task.identity(),
                 "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
@@ -64,7 +76,7 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
             shutil.rmtree(out / TOKENIZER, ignore_errors=True)
             with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
                 (partial / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
-                if Path(recipe.data.tokenizer).is_dir():  # which may be gone when the run is used
+                if Path(recipe.data.tokenizer).is_dir():  # this folder may no longer exist when the run is used
                     copy_tokenizer(Path(recipe.data.tokenizer), partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
         with quiet():
@@ -73,10 +85,13 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
 
 
 def resume(out: Path, *, progress: bool = True) -> Path:
-    """Go on with a run from its newest whole checkpoint (or from the start, if it had none yet), exactly: the same
-    losses as if it had never stopped. A finished run is left as it is.
+    """Resume a run from its newest complete checkpoint, or from the start if it had none yet.
 
-    FileNotFoundError if ``out`` is no run; ValueError if no checkpoint in it is whole or its data have changed.
+    It continues exactly: with the same losses as if it had never stopped. A finished run is left unchanged.
+
+    Raises:
+        FileNotFoundError: If ``out`` is not a run.
+        ValueError: If no checkpoint in it is complete, or its data have changed.
     """
     if not (out / RECIPE_FILE).is_file():
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
@@ -86,7 +101,7 @@ def resume(out: Path, *, progress: bool = True) -> Path:
     arguments = _arguments(recipe, out)
     with _sole_trainer(out, arguments):
         checkpoint = newest_whole_checkpoint(out)
-        if checkpoint and (out / "config.json").is_file():  # written when a training has ended
+        if checkpoint and (out / "config.json").is_file():  # written at the end of a training
             return out
         if not data_unchanged(out, recipe):
             raise ValueError(
@@ -109,12 +124,12 @@ def resume(out: Path, *, progress: bool = True) -> Path:
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
-    """Whether a run's data are still what they were when the run began, by their hash; nothing is encoded."""
+    """Whether a run's data are the same as when the run started, by their hash; nothing is encoded."""
     return make_task(recipe).identity() == read_json(out / RUN_FILE).get("data")
 
 
 def _check_unused(out: Path) -> None:
-    # These alone are what a process leaves that dies before it has written the recipe.
+    # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
         raise FileExistsError(
             f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
@@ -127,7 +142,7 @@ def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextMan
 
 
 def check_recipe(recipe: Recipe) -> Task:
-    """The recipe's task, its data unread, once everything is checked that can be without them. ValueError says what is
+    """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
     wrong."""
     _check_batch(recipe)
     task = make_task(recipe)
@@ -136,7 +151,7 @@ def check_recipe(recipe: Recipe) -> Task:
 
 
 def load_run(run: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run, with overrides; its tokenizer folder is the run's own copy. Errors as `load_recipe`."""
+    """The recipe of a run, with overrides. Its tokenizer folder is the run's own copy. Errors as in `load_recipe`."""
     recipe = load_recipe(str(run / RECIPE_FILE), overrides)
     if (run / TOKENIZER).is_dir():
         recipe = replace(recipe, data=replace(recipe.data, tokenizer=str(run / TOKENIZER)))
@@ -145,12 +160,12 @@ def load_run(run: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def make_task(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
-    data = replace(recipe.data)  # the task fills in what it takes where the recipe names no source
+    data = replace(recipe.data)  # the task fills in its default source
     return build(TASKS, recipe.task, data, what="task")
 
 
 def _rooted(recipe: Recipe) -> Recipe:
-    """The recipe with local paths made absolute, so that a run is understood from any folder."""
+    """The recipe with absolute local paths, so that a run is valid from any folder."""
     options = recipe.data
     paths: dict[str, Any] = {
         name: str(expanded(value).resolve())
@@ -161,7 +176,7 @@ def _rooted(recipe: Recipe) -> Recipe:
 
 
 def _open(task: Task, progress: bool) -> None:
-    """Read the data, the first process before the others, and say what a person should know about them."""
+    """Read the data, the first process before the others, and print notes about them."""
     state = PartialState()
     with state.main_process_first():
         task.open(progress=progress and state.is_main_process)
@@ -171,7 +186,8 @@ def _open(task: Task, progress: bool) -> None:
 
 
 def _resolved(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe with what task and data have decided: its source, its task's options, and the number of steps."""
+    """The recipe with the values that task and data determine: its source, its task's options, and the number of
+    steps."""
     options = recipe.training
     if options.epochs is not None:
         steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)))
@@ -180,7 +196,7 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
 
 
 def _check_batch(recipe: Recipe) -> int:
-    """The rows of a micro-batch of one process. ValueError if the batch cannot be cut so."""
+    """The rows of a micro-batch of one process. ValueError if the batch cannot be divided this way."""
     options, world = recipe.training, int(os.environ.get("WORLD_SIZE", "1"))
     if options.batch_size % (world * options.accumulate):
         raise ValueError(
@@ -211,7 +227,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         use_cpu=not torch.cuda.is_available(),
         ddp_backend="gloo" if world > 1 and not torch.cuda.is_available() else None,
         ddp_find_unused_parameters=False,
-        train_sampling_strategy="sequential",  # the examples come shuffled
+        train_sampling_strategy="sequential",  # the examples are already shuffled
         logging_steps=options.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
@@ -271,7 +287,7 @@ def _tensorboard(out: Path) -> list[str]:
 
 
 def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
-    """Put the final model at the top of the run folder, config.json last: it is what makes the folder a model."""
+    """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
@@ -285,7 +301,7 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
 
 
 def _rewind_metrics(out: Path, step: int) -> None:
-    """Drop logged lines beyond the checkpoint, and the summary; training will write them again."""
+    """Drop logged lines after the checkpoint, and the summary; training writes them again."""
     path = out / METRICS_FILE
     if not path.is_file():  # stopped before the first line
         return
@@ -294,7 +310,7 @@ def _rewind_metrics(out: Path, step: int) -> None:
 
 
 def _logged(path: Path) -> list[dict[str, float]]:
-    """The lines of a log, without the last if it was cut short. ValueError if another is damaged."""
+    """The lines of a log, without the last if it is truncated. ValueError if another line is damaged."""
     lines = path.read_bytes().splitlines()
     result = []
     for number, line in enumerate(lines, 1):

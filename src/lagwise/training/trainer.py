@@ -1,4 +1,4 @@
-"""The Trainer of transformers, with checkpoints that are whole or absent, and a log that a person can read."""
+"""The Trainer of transformers, with complete checkpoints only, and a readable log."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class LagwiseTrainer(Trainer):
-    """Trainer whose checkpoints appear under their name only when complete, and that leaves to a task what a batch is,
-    what the loss is and how well the model does."""
+    """Trainer whose checkpoints appear under their name only when complete. The task defines batches, the loss and the
+    metrics."""
 
     def __init__(
         self, *args: Any, task: Task, best: BestModel, average: AveragedWeights, keep_checkpoints: int, **kwargs: Any
@@ -47,7 +47,7 @@ class LagwiseTrainer(Trainer):
             self.data_collator = collate
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Of the averaged weights, where there are some: they are what the best model is chosen from."""
+        """Evaluates the averaged weights, if there are any, since the best model is chosen among these."""
         with self.average.in_use():
             return super().evaluate(*args, **kwargs)
 
@@ -58,19 +58,19 @@ class LagwiseTrainer(Trainer):
                     f"{name} is {logs[name]} at step {self.state.global_step}: training has diverged. Try a smaller "
                     "training.learning_rate or training.precision=float32; saved checkpoints are intact"
                 )
-        if "eval_loss" in logs and f"eval_{self.task.headline}" not in logs:  # the task needs the loss alone
+        if "eval_loss" in logs and f"eval_{self.task.headline}" not in logs:  # the task needs only the loss
             logs |= {f"eval_{name}": value for name, value in self.task.metrics(logs["eval_loss"]).items()}
         if "train_loss" in logs:
-            logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's leaves out earlier processes
+            logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's value leaves out earlier processes
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
             with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:
                 line = {"step": self.state.global_step, **logs}
-                line.pop("epoch", None)  # the Trainer's is of all examples of the run
+                line.pop("epoch", None)  # the Trainer's value counts all examples of the run
                 f.write(json.dumps(line) + "\n")
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Of outputs and labels only what the task's metrics need is kept."""
+        """Keeps only those outputs and labels that the task's metrics need."""
         loss, logits, labels = super().prediction_step(*args, **kwargs)
         kept = None if logits is None or labels is None else self.task.reduce(logits, labels)
         return (loss, None, None) if kept is None else (loss, *kept)
@@ -83,7 +83,7 @@ class LagwiseTrainer(Trainer):
         return os.path.join(run, PARTIAL) if self._saving else run
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved once, so that their second name is missing is expected."""
+        """Does not warn: tied weights are saved once, so their second name is expected to be missing."""
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         if not load_result.unexpected_keys and set(load_result.missing_keys) <= tied:
             model: Any = self.accelerator.unwrap_model(self.model)
@@ -103,11 +103,11 @@ class LagwiseTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 self.average.save(run / PARTIAL / name)
-        except Exception as error:  # on a full disk each of the libraries that write raises a type of its own
+        except Exception as error:  # on a full disk, each of the writing libraries raises another type
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
                 f"cannot save {name} in {str(run)!r} ({one_line(error)}); earlier checkpoints are whole: free space, "
-                f"then go on with 'lagwise train --resume {run}'"
+                f"then resume with 'lagwise train --resume {run}'"
             ) from error
         finally:
             self._saving = False
@@ -153,7 +153,7 @@ class Progress(TrainerCallback):
 
 
 def _mean_loss(history: list[dict[str, float]]) -> float:
-    """Mean training loss of all steps, from lines that each hold the mean since the line before."""
+    """Mean training loss over all steps, from lines with the mean since the line before."""
     total, step = 0.0, 0.0
     for line in history:
         if "loss" in line:
@@ -162,7 +162,8 @@ def _mean_loss(history: list[dict[str, float]]) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: matrices and taps decay; biases, norms, embeddings and what a module names ``undecayed`` do not.
+    """AdamW groups: weight decay applies to matrices and taps, but not to biases, norms, embeddings and parameters that
+    a module names ``undecayed``.
 
     A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
     """

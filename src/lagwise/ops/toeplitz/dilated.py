@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.local import direct_product
 from lagwise.ops.packing import row_extents
+from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -19,14 +19,20 @@ from lagwise.tables import whole_number
 def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool = True) -> Tensor:
     """One depthwise dilated convolution.
 
-    Formula: ``y_i = sum_m w_m x_{i - m dilation}`` for m = 0..K-1 when causal, m = -(K-1)/2..(K-1)/2 (centred) when
-    not; tokens before the first and after the last are zero.
+    Formula: ``y_i = sum_m w_m x_{i - m dilation}`` for m = 0..K-1 when causal, m = -(K-1)/2..(K-1)/2 (centred)
+    otherwise. Tokens outside the signal are zero.
 
-    Shapes: x ``(batch, length, channels)``; taps ``(channels, K)``, the smallest m first; result like x.
+    Args:
+        x: ``(batch, length, channels)``.
+        taps: ``(channels, K)``, the smallest m first.
+        dilation: In tokens, at least 1.
+        causal: Whether the convolution is causal or centred.
 
-    Units and ranges: dilation in tokens, at least 1. Arithmetic is float64 if either input is, else float32.
+    Returns:
+        A tensor like x. Arithmetic is float64 if either input is, otherwise float32.
 
-    Preconditions: ValueError for an empty signal, other shapes, a dilation below 1, or an even K that is to be centred.
+    Raises:
+        ValueError: For an empty signal, other shapes, a dilation below 1, or an even K for a centred convolution.
 
     Source: TCNCA §2. Exactly causal for finite values.
     """
@@ -39,10 +45,10 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
 
 
 def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor | None = None) -> Tensor:
-    """One centred depthwise dilated convolution of rows that are rings.
+    """One centred depthwise dilated convolution with circular rows.
 
-    Formula: ``y_i = sum_m w_m x_{(i - m dilation) mod n}`` for m = -(K-1)/2..(K-1)/2, n being a row's own length, from
-    its first real token to the last.
+    Formula: ``y_i = sum_m w_m x_{(i - m dilation) mod n}`` for m = -(K-1)/2..(K-1)/2, where n is the length of a row,
+    from its first real token to its last.
 
     Shapes: x ``(batch, length, channels)``, zero at padding; taps ``(channels, K)``, the smallest m first, K odd; mask
     ``(batch, length)``; result like x.
@@ -62,13 +68,13 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
 
 
 def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *, causal: bool = True) -> Tensor:
-    """Dilated convolutions one after the other, bare: without residuals, norms and activations.
+    """A sequence of dilated convolutions without residuals, norms or activations.
 
     Formula: ``h = dilated_convolution(h, taps_n, dilation_n)`` for every n, from ``h = x``.
 
     Shapes: x ``(batch, length, channels)``; each of taps ``(channels, K)``; result like x.
 
-    Preconditions: as many dilations as taps, ValueError otherwise; else as `dilated_convolution`.
+    Preconditions: ValueError unless there are as many dilations as taps; otherwise as `dilated_convolution`.
 
     Source: TCNCA §2; app. H, which measures it.
     """
@@ -80,18 +86,18 @@ def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *
 def dilated_prefill(x: Tensor, taps: Tensor, dilation: int, past: Window) -> tuple[Tensor, Window]:
     """`dilated_convolution` of the next tokens of a stream.
 
-    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` of the latest
-    ``(K - 1) dilation + 1`` tokens. Result like x, and the window after these tokens.
+    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` of the latest ``(K - 1)
+    dilation + 1`` tokens. Returns a tensor like x, and the window after these tokens.
 
-    A single token costs O(K): the past is read at K places and not copied (TCNCA app. B leaves this open). Fewer tokens
-    than the window holds cost O(K) each.
+    A single token costs O(K): the past is read at K positions and not copied (TCNCA app. B leaves this open). Fewer
+    tokens than the window holds cost O(K) each.
     """
     window = past.append(x)
     if x.shape[1] == 1:
         seen = window.tokens[:, (window.size - 1) % dilation :: dilation]  # ends with lags 2 dilation, dilation, 0
         return (seen * taps.flip(1)[:, -seen.shape[1] :].t()).sum(1, keepdim=True).to(x.dtype), window
     signal = torch.cat([past.tokens.to(x.dtype), x], dim=1)
-    if x.shape[1] < past.size:  # a convolution of the past too would cost more than it gives
+    if x.shape[1] < past.size:  # convolving the past too would cost more than it saves
         reach = (taps.shape[1] - 1) * dilation
         signal = F.pad(signal, (0, 0, max(0, reach - past.size), 0))
         ends = range(signal.shape[1], signal.shape[1] - reach - 1, -dilation)
@@ -103,8 +109,9 @@ def dilated_prefill(x: Tensor, taps: Tensor, dilation: int, past: Window) -> tup
 def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: int = 1) -> int:
     """Tokens that a stack sees, from the first to the last.
 
-    Formula: ``1 + B (K - 1) (f**D - 1) / (f - 1)``, for kernel size K, dilation factor f, depth D and B convolutions a
-    block. ValueError if any is less than 1, if there are over 10,000 convolutions, or if ``f**D`` is over 2**63.
+    Formula: ``1 + B (K - 1) (f**D - 1) / (f - 1)``, for kernel size K, dilation factor f, depth D and B convolutions
+    per block. ValueError if any is less than 1, for more than 10,000 convolutions, or if ``f**D`` exceeds 2**63.
+
     Source: TCNCA app. E.
     """
     sizes = {"kernel_size": kernel_size, "dilation": dilation, "depth": depth, "convolutions": convolutions}
@@ -116,7 +123,8 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
 
 
 def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
-    """The smallest dilation factor that gives a stack this `receptive_field`, if it has two taps and two layers."""
+    """The smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
+    layers."""
     dilation = 1
     while receptive_field(kernel_size, dilation, depth) < field:
         dilation += 1
@@ -132,12 +140,12 @@ class StackShape(NamedTuple):
 
 
 def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
-    """Stacks that see a whole text, leaving no token out.
+    """Stacks that see every token of a text.
 
-    A centred stack must see ``length - 1`` tokens on either side. Of each depth D and kernel size K this is the one
-    with the smallest dilation factor f whose `receptive_field` is enough, if ``f <= K``: a larger factor has lags that
-    no path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest that will do at
-    that depth only cost more, so there is one stack a depth, and odd sizes alone when centred. ValueError if length is
+    A centred stack must see ``length - 1`` tokens on either side. For each depth D and kernel size K, the smallest
+    dilation factor f with a sufficient `receptive_field` is taken, if ``f <= K``: a larger factor skips lags that no
+    path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest sufficient one at a
+    depth only cost more, so there is one stack per depth, with an odd kernel size when centred. ValueError if length is
     less than 1.
 
     Source: TCNCA app. D (which asks for a principled way) and app. E.
@@ -153,7 +161,7 @@ def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> 
 
 
 def centre_tap(kernel_size: int, causal: bool) -> int:
-    """Index of lag 0 among the taps. ValueError for an even number of centred ones."""
+    """Index of lag 0 among the taps. ValueError for an even number of centred taps."""
     if not causal and kernel_size % 2 == 0:
         raise ValueError(f"a centred convolution needs an odd kernel size, got {kernel_size}")
     return 0 if causal else kernel_size // 2

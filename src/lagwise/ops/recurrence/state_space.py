@@ -7,31 +7,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.modal import Modes, modal_poles
-from lagwise.ops.spectral import fast_length
-from lagwise.ops.transfer import frequencies, largest_difference
+from lagwise.ops.recurrence.modal import Modes, modal_poles
+from lagwise.ops.recurrence.transfer import frequencies, largest_difference
+from lagwise.ops.toeplitz.spectral import fast_length
 
-_FIRST_SUBSPACE = 64  # doubled where singular values left outside could matter
+_FIRST_SUBSPACE = 64  # doubled where the singular values outside could matter
 _ROUNDS = 2
-_BASIS_ELEMENTS = 1 << 22  # of one basis of the channels reduced together; four are held at a time: 128 MB
+_BASIS_ELEMENTS = 1 << 22  # of one basis of the channels reduced together; four exist at a time: 128 MB
 _FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
-_MARGIN = 0.25  # of the tolerance, for what a subspace may leave outside before it is doubled
-_FURTHER = 4  # orders that are tried beyond one that should do
-# No pole is nearer 0: its weight is residue / pole, and here its rounding is what moving it away from 0 changes.
+_MARGIN = 0.25  # of the tolerance: what a subspace may leave outside before it is doubled
+_FURTHER = 4  # orders to try beyond the expected one
+# No pole is closer to 0: its weight is residue / pole, and at this distance its rounding equals the change from moving
+# it away from 0.
 _SMALLEST_POLE = 2.0**-12
 _ROUNDING = 2.0**-24  # of float32
 
 
 class Reduction(NamedTuple):
-    """What `reduce_taps` found; figures are ``(channels,)`` in float64, and absolute: divide them by gain.
+    """The result of `reduce_taps`. Figures are ``(channels,)`` in float64 and absolute: divide them by gain.
 
-    modes: float64 and complex128. order: real states, a conjugate pair being two. gain: largest ``|K(exp(iw))|``.
-    bound: what the error is below by theory. error: a bound of ``|K - K^|`` over all lags to infinity and at every
-    frequency, 4% above the largest value met at most (`largest_difference`). Both hold for these modes in float64, and
-    for a float32 `ModalKernel` of them, with ``2**-24 (|direct| + sum_i |w_i| / (1 - |p_i|))`` for its arithmetic.
-    l1_error: an upper bound of ``sum_l |k_l - k^_l|``, by which an output moves at most for inputs of at most 1.
-    amplification: ``sum_i |w_i| / (1 - |p_i|)`` over gain.
-    taps: how many there were.
+    modes: float64 and complex128. order: real states; a conjugate pair counts as two. gain: largest ``|K(exp(iw))|``.
+    bound: what theory guarantees the error to be below. error: a bound of ``|K - K^|`` over all lags to infinity and at
+    every frequency, at most 4% above the largest value met (`largest_difference`). Both hold for these modes in
+    float64, and for a float32 `ModalKernel` of them, with ``2**-24 (|direct| + sum_i |w_i| / (1 - |p_i|))`` for its
+    arithmetic.
+    l1_error: an upper bound of ``sum_l |k_l - k^_l|``, the largest change of an output for inputs of at most 1.
+    amplification: ``sum_i |w_i| / (1 - |p_i|)`` divided by gain.
+    taps: number of taps.
     """
 
     modes: Modes
@@ -49,24 +51,30 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
 
     Formula: with ``sigma_1 >= sigma_2 >= ...`` the singular values of ``H_ij = k_{i+j+1}``, balanced truncation to s
     states has ``sigma_{s+1} <= max_w |K - K^| <= 2 sum_{i > s} sigma_i``, and ``|k_l - k^_l|`` is no larger at any lag;
-    k_0 is exact but for float32. The order is the smallest, by bisection between those that these two allow, whose
-    error is at most ``tolerance * max_w |K(exp(iw))|``. Singular values outside the subspace that is searched count by
-    ``sum sigma_i <= sqrt(N) |H - Q Qᵀ H Q Qᵀ|_F``, whose squares are ``sum_l l k_l**2`` less those inside.
+    k_0 is exact except for float32. The order is the smallest, by bisection between the limits that these two give,
+    whose error is at most ``tolerance * max_w |K(exp(iw))|``. Singular values outside the searched subspace are bounded
+    by ``sum sigma_i <= sqrt(N) |H - Q Qᵀ H Q Qᵀ|_F``, whose square is ``sum_l l k_l**2`` minus that inside.
 
-    Shapes: taps ``(channels, n)``, lag 0 first, zero from lag n on; result a `Reduction`. Where a kernel is cut
-    before it has decayed, the edge costs more states than all that comes before.
+    Args:
+        taps: ``(channels, n)``, lag 0 first, zero from lag n on. If a kernel is cut before it has decayed, the edge
+            costs more states than everything before it.
+        tolerance: Relative to a channel's gain, in (0, 1). Rounding of float32 limits it to about 1e-6 or 1e-5.
+        max_order: Largest number of real states; by default ``n // 4``, between 8 and 256.
 
-    Units and ranges: tolerance relative to a channel's gain, in (0, 1); rounding of float32 limits it to some 1e-6 or
-    1e-5. max_order counts real states; by default ``n // 4``, between 8 and 256. All poles have
-    ``2**-12 <= |p| < 1``; what moving one there, or to float32, may change is part of the bound, and of the error.
+    Returns:
+        A `Reduction`. All poles have ``2**-12 <= |p| < 1``; the effect of moving a pole there, or to float32, is part
+        of the bound and of the error.
 
-    Preconditions: ValueError for other taps or ranges, or NaN; and for a channel that cannot be reduced: it needs more
-    than max_order states, or separate float32 modes would cancel by more than the tolerance (those of a delay do).
-    An order whose poles are not inside the unit circle (a tie of singular values) is passed over for the next.
+    Raises:
+        ValueError: For other taps or ranges, or NaN; and for a channel that cannot be reduced, because it needs more
+            than max_order states, or because separate float32 modes would cancel by more than the tolerance (those of a
+            delay do).
+
+    An order whose poles are not inside the unit circle (a tie of singular values) is skipped.
 
     Source: Kung 1978 (a realisation by the shift of singular vectors; for the whole H of a finite response it is the
     balanced truncation of Moore 1981); Pernebo and Silverman 1982 (stability); Glover 1984, and Al-Saggaf and Franklin
-    1987 for discrete time (the bound). The subspace iteration is Halko et al. 2011's, with products by FFT.
+    1987 for discrete time (the bound). The subspace iteration is that of Halko et al. 2011, with products by FFT.
     """
     if taps.dim() != 2 or 0 in taps.shape or not taps.is_floating_point():
         raise ValueError(f"taps must be (channels >= 1, n >= 1) of real numbers, got {tuple(taps.shape)} {taps.dtype}")
@@ -94,7 +102,7 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
         tails = values.abs().flip(1).cumsum(1).flip(1)
         bounds = 2 * (torch.cat([tails, tails.new_zeros(len(part), 1)], 1) + outside[:, None])
         wider = (2 * outside > _MARGIN * allowed) & (size < min(2 * max_order, k.shape[1]))
-        if wider.any():  # before all others, so that what must be refused is refused soon
+        if wider.any():  # first, so that kernels that cannot be reduced fail early
             work.append((part[wider], 2 * size))
         for i in (~wider).nonzero()[:, 0].tolist():
             c, limit = int(part[i]), float(allowed[i])
@@ -138,8 +146,8 @@ def _refused(channel: int, why: str, max_order: int, tolerance: float) -> str:
 
 
 def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eigenvalues of H largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of the
-    singular values that are missing."""
+    """Eigenvalues of H, largest first, ``Vᵀ Z V`` with Z the shift up, V's first row, and a bound of the sum of the
+    missing singular values."""
     channels, n = h.shape
     if n == 0:
         return h, h.new_zeros(channels, 0, 0), h, h.new_zeros(channels)
@@ -185,7 +193,7 @@ def _hankel_product(spectrum: Tensor, basis: Tensor, points: int) -> Tensor:
 def _smallest(
     channel: int, system: list[Tensor], least: int, most: int, max_order: int, gain: float, tolerance: float
 ) -> _Fit:
-    """The modes of the smallest order that is within the tolerance. ValueError if there is none."""
+    """The modes of the smallest order within the tolerance. ValueError if there is none."""
     best, nearest = None, (float("inf"), 0)
     last = min(most + _FURTHER, max_order, len(system[1]))
     for s in range(most, max(most, last) + 1):
@@ -211,7 +219,7 @@ def _smallest(
 
 
 def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
-    """The modes of an order. Their error is a bound, or something above what is allowed."""
+    """The modes of an order. Their error is a bound, or a value above what is allowed."""
     k, values, shift, first, bounds = system
     scale = values[:s].abs().sqrt()
     poles, vectors = torch.linalg.eig(shift[:s, :s] * (scale / scale[:, None]))
@@ -235,13 +243,13 @@ def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
         amplification = max(amplification, float((weights.abs() / away).sum()))
     rounding = _ROUNDING * (amplification + abs(float(direct)))
     bound, l1_error, amplification = bound + rounding, l1_error + rounding, amplification / max(gain, 1e-300)
-    # Both are upper bounds, unless the first is more than what is allowed.
+    # Both are upper bounds, unless the first exceeds what is allowed.
     return _Fit(moved, weights, float(direct), s, bound, min(error + rounding, bound), l1_error, amplification)
 
 
 def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
-    """Poles as a `ModalKernel` keeps them, by float32 rates and angles, and as float32 arithmetic makes them of these:
-    what is certified must be what will run."""
+    """Poles as a `ModalKernel` stores them, as float32 rates and angles, and as float32 arithmetic computes them from
+    these, so that the certified values are those that run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
     angle = poles.angle().float()
     kept = modal_poles(rate.double(), angle.double())

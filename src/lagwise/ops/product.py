@@ -1,8 +1,8 @@
 """Toeplitz products: one definition, several engines.
 
 A Toeplitz matrix with coefficients ``t`` acts on each channel of a signal as ``y_i = sum_j t_{i-j} x_j`` (TNN eq. 4).
-`toeplitz_product` computes it by whichever engine is fastest; `toeplitz_reference` is the dense matrix that every
-engine is tested against.
+`toeplitz_product` computes it with the fastest engine; `toeplitz_reference` is the dense matrix that every engine is
+tested against.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.block import block_product, centre, toeplitz_matrix
-from lagwise.ops.local import direct_product
-from lagwise.ops.ski_plans import ski_toeplitz_product
-from lagwise.ops.spectral import compute_dtype, fft_product
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic, symbolic_product
+from lagwise.ops.toeplitz.block import block_product, centre, toeplitz_matrix
+from lagwise.ops.toeplitz.direct import direct_product
+from lagwise.ops.toeplitz.spectral import fft_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
-# Lags up to which the direct engine is faster, forward and backward, on the CPU in float32, with the loops of
-# `native` and without, for as many channels as fill a vector (docs/log.md, "few lags").
+# Largest numbers of lags for which the direct engine is faster, forward and backward, on the CPU in float32, with and
+# without the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
 _FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
 
 
@@ -38,37 +39,37 @@ def toeplitz_product(
     """Multiply every channel of a signal by its own Toeplitz matrix.
 
     Formula:
-        ``y[b, i, c] = sum_j t[c, (i - j) / dilation] x[b, j, c]``, over j whose distance to i is a multiple of the
-        dilation, and ``j <= i`` when causal. With dilation w it acts along the columns of a grid whose rows of w
-        tokens follow each other.
+        ``y[b, i, c] = sum_j t[c, (i - j) / dilation] x[b, j, c]``, over all j with ``i - j`` a multiple of the
+        dilation, and ``j <= i`` when causal. A dilation of w acts along the columns of a grid stored row by row, in
+        rows of w tokens.
 
-    Shapes:
-        x ``(batch, length, channels)``; taps ``(channels, n_taps)``, lag 0 first, when causal, or lag
-        ``-(n_taps - 1) / 2`` first (so lag 0 in the middle) when not; result like x. Taps may be fewer than the
-        length (all other lags are zero) or more (they are ignored).
+    Args:
+        x: ``(batch, length, channels)``.
+        taps: ``(channels, n_taps)``. Lag 0 is first when causal; otherwise lag ``-(n_taps - 1) / 2`` is first, with lag
+            0 in the middle. Lags beyond the taps are zero; taps beyond the length are ignored.
+        causal: Whether taps are for lags from 0 on.
+        engine: ``auto`` is the fastest exact engine: direct for few lags on the CPU, otherwise an FFT. ``dense``,
+            ``fft``, ``overlap_save``, ``block`` and ``direct`` are exact. ``ski`` is approximate, in linear time except
+            for a short FFT, for causal taps that are smooth away from lag 0. While `torch.export` leaves the length
+            open, one plain convolution is used whatever the engine.
+        tolerance: For ``ski`` (1e-3 by default), the error as `plan_from_tolerance` estimates it.
+        dilation: Distance in tokens between lags.
 
-    Engines:
-        While `torch.export` leaves the length open, always one plain convolution. Else ``auto`` is the fastest exact
-        one: direct for few lags on the CPU, else by FFT. dense, fft, overlap_save, block
-        and direct are exact. ``ski`` is approximate, in linear time but for a short FFT, for causal taps that are
-        smooth away from lag 0: ``tolerance`` (1e-3 by default) is for its error as `plan_from_tolerance` estimates it.
+    Returns:
+        A tensor like x. Arithmetic is float64 if either input is, otherwise float32, whatever the dtype of x.
 
-    Units and ranges:
-        Lags in tokens. Arithmetic is float64 if either input is, else float32, whatever the dtype of x.
-
-    Preconditions:
-        ValueError for an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
-        dilation that does not divide the length, a tolerance for an exact engine, or two-sided taps or a tolerance that
-        ``ski`` cannot meet.
-        Values are not checked: one NaN reaches a whole channel through the FFT.
+    Raises:
+        ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
+            dilation that does not divide the length, a tolerance for an exact engine, or two-sided taps or a tolerance
+            that ``ski`` cannot meet. Values are not checked: one NaN spreads over a whole channel through the FFT.
 
     Source:
-        TNN eq. 4 and app. B. Unlike the released code the FFT has a fast length of at least length + largest lag
-        (not 2n), runs along the contiguous axis, and carries its own gradient. The FFT engines, and ski by its short
-        FFT, leak round-off from future to past (about 1e-7 of the largest value in the frame); ``block`` and ``direct``
-        are exactly causal for finite values. ``auto`` and ``overlap_save`` cut causal taps beyond 8192 lags into parts
-        (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): what leaks then stays within about 8192 tokens,
-        or within a sixteenth of the taps if that is more.
+        TNN eq. 4 and app. B. Unlike the released code, the FFT has a fast length of at least length + largest lag (not
+        2n), runs along the contiguous axis, and has its own gradient. The FFT engines, and ski by its short FFT, leak
+        round-off from future to past (about 1e-7 of the largest value in the frame); ``block`` and ``direct`` are
+        exactly causal for finite values. ``auto`` and ``overlap_save`` cut causal taps beyond 8192 lags into parts
+        (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): the leak then stays within about 8192 tokens, or
+        within a sixteenth of the taps if that is more.
     """
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, 0 if causal else centre(taps), dilation)
@@ -76,7 +77,7 @@ def toeplitz_product(
     if dilation > 1:
         if engine == "direct" or (engine == "auto" and _few_lags(x, taps)):
             return direct_product(x, taps, origin, dilation)
-        rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one for each column of the grid
+        rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one row for each column of the grid
         y = toeplitz_product(rows, taps, causal=causal, engine=engine, tolerance=tolerance)
         return y.unflatten(0, (-1, dilation)).transpose(1, 2).flatten(1, 2)
     if engine == "ski":
@@ -97,7 +98,7 @@ def toeplitz_product(
 
 
 def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tensor:
-    """The same product through the dense ``(channels, length, length)`` matrices: O(n²), for tests and short inputs.
+    """`toeplitz_product` through dense ``(channels, length, length)`` matrices: O(n²), for tests and short inputs.
 
     Formula, shapes, units, errors and source as in `toeplitz_product` (TNN eq. 3 and 4).
     """
@@ -113,8 +114,17 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
     Formula: the smallest ``L`` with ``decay**L <= tolerance``, that is ``ceil(ln tolerance / ln decay)``. Leaving out
     lags ``>= L`` changes an output by at most ``tolerance * max|t| * max|x| / (1 - decay)``.
 
-    Units: decay per token in [0, 1]; tolerance relative, in (0, 1). None when the kernel never decays (``decay = 1``).
-    ValueError outside those ranges. Source: TNN eq. 5; the bound is the geometric series of what is left out.
+    Args:
+        decay: Per token, in [0, 1].
+        tolerance: Relative, in (0, 1).
+
+    Returns:
+        The number of taps, or None if the kernel never decays (``decay = 1``).
+
+    Raises:
+        ValueError: Outside these ranges.
+
+    Source: TNN eq. 5; the bound is the geometric series of the omitted lags.
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
@@ -130,12 +140,12 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
 def _few_lags(x: Tensor, taps: Tensor) -> bool:
     if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
         return False
-    # In this order: only a number between the two makes anybody compile.
+    # In this order, so that the C loops are compiled only for a number between the two.
     return taps.shape[1] <= _FEW_LAGS_WITHOUT_NATIVE or (taps.shape[1] <= _FEW_LAGS and native.available())
 
 
 def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int) -> tuple[Tensor, int]:
-    """Check the arguments; return taps cut to the lags that the signal can reach, and the index of lag 0."""
+    """Check the arguments. Returns the taps cut to the lags within the signal, and the index of lag 0."""
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     if x.dim() != 3 or x.shape[1] == 0:

@@ -1,4 +1,4 @@
-"""Banded block-Toeplitz products: exactly causal, and all matrix multiplication."""
+"""Banded block-Toeplitz products: exactly causal, computed entirely by matrix multiplication."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 
 _BLOCK = 64
-_SHORT_BLOCK = 32  # for kernels that reach no further: less of the band's blocks is outside the band
-# Matrices of several distances share one pass over the signal, up to this many elements of them.
+_SHORT_BLOCK = 32  # for kernels no longer than this: a smaller part of the blocks lies outside the band
+# Matrices of several distances share one pass over the signal, up to this many elements in total.
 _MATRIX_ELEMENTS = 1 << 25
-# Elements of the signal that are transposed, multiplied and transposed back together: 8 MB of float32.
+# Elements of the signal that are transposed, multiplied and transposed back at a time: 8 MB of float32.
 _CPU_TILE_ELEMENTS = 1 << 21
 
 
 def block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``.
 
-    Formula: the matrix is cut into blocks; those at one distance are all the same, so that a distance is one
-    multiplication for the whole signal, batched over channels. Entries above the diagonal of a causal kernel are exact
-    zeros and blocks above it are never touched: a finite future cannot reach the past, not even by rounding.
+    Formula: the matrix is cut into blocks. All blocks at one distance are equal, so each distance is one multiplication
+    for the whole signal, batched over channels. Entries above the diagonal of a causal kernel are exact zeros, and
+    blocks above it are skipped: a finite future cannot affect the past, not even by rounding.
 
     Source: TNN eq. 4.
     """
@@ -50,10 +50,10 @@ def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int)
     Shapes: taps ``(channels, n_taps)`` with lag 0 at index ``origin``, zero outside; result
     ``(last - first + 1, channels, size, size)``. Source: TNN eq. 3.
     """
-    low = origin + (first - 1) * size + 1  # index of the smallest lag of the first block
-    high = origin + (last + 1) * size  # one over the largest of the last
+    low = origin + (first - 1) * size + 1  # index of the first block's smallest lag
+    high = origin + (last + 1) * size  # one after the last block's largest lag
     band = F.pad(taps[:, max(0, low) : max(0, high)], (max(0, -low), max(0, high - max(taps.shape[1], low))))
-    # Views of one row rather than an index array, which would cost a gather, and its gradient a scatter.
+    # Views of one row avoid an index array, which would need a gather, and a scatter for its gradient.
     hankel = band.unfold(1, 2 * size - 1, size).unfold(2, size, 1)  # (channels, distance, i, size - 1 - j)
     return hankel.flip(3).transpose(0, 1)
 
@@ -61,8 +61,16 @@ def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int)
 def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor:
     """Dense Toeplitz matrices ``T[c, i, j] = t[c, i - j]`` (TNN eq. 3).
 
-    Shapes: taps ``(channels, n_taps)`` as in `toeplitz_product`; result ``(channels, length, length)``.
-    Lags without a tap are zero. ValueError for two-sided taps of even number.
+    Args:
+        taps: ``(channels, n_taps)`` as in `toeplitz_product`. Lags without a tap are zero.
+        length: Rows and columns of each matrix.
+        causal: Whether taps start at lag 0; otherwise lag 0 is in the middle.
+
+    Returns:
+        ``(channels, length, length)``.
+
+    Raises:
+        ValueError: For an even number of two-sided taps.
     """
     origin = 0 if causal else centre(taps)
     lag = torch.arange(length, device=taps.device)[:, None] - torch.arange(length, device=taps.device)[None, :]
@@ -72,34 +80,34 @@ def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor
 
 
 def centre(taps: Tensor) -> int:
-    """Index of lag 0 among two-sided taps. ValueError if they are even in number."""
+    """Index of lag 0 among two-sided taps. ValueError for an even number of taps."""
     if taps.shape[1] % 2 == 0:
-        raise ValueError(f"two-sided taps must be odd in number, with lag 0 in the middle, got {taps.shape[1]}")
+        raise ValueError(f"two-sided taps need an odd number of lags, with lag 0 in the middle, got {taps.shape[1]}")
     return taps.shape[1] // 2
 
 
 def banded_product(x: Tensor, matrices: Tensor, first: int) -> Tensor:
-    """Multiply a signal by a block-banded matrix that is the same along its block diagonals.
+    """Multiply a signal by a block-banded matrix that is constant along its block diagonals.
 
-    Formula: ``y[I] = sum_d M[d] x[I - d]`` over block distances d = first, first + 1, ..., where ``x[I]`` is block I
-    of a channel and blocks outside the signal are zero.
+    Formula: ``y[I] = sum_d M[d] x[I - d]`` over block distances d = first, first + 1, ..., where ``x[I]`` is block I of
+    a channel and blocks outside the signal are zero.
 
     Shapes: x ``(batch, length, channels)``; matrices ``(distances, channels, size, size)``; result like x, in the
-    matrices' dtype. The last block may be partial. Negative distances are blocks to come: causal callers give none,
+    matrices' dtype. The last block may be partial. Negative distances refer to later blocks: causal callers pass none,
     and a lower triangle at distance 0.
 
-    Source: ours. Blocks are transposed one by one, each inside the cache, and multiplied where they lie: a
-    transposition of the whole signal costs ten times as much when the channels are a power of two.
+    Source: ours. Each block is transposed separately, inside the cache, and multiplied in place: transposing the whole
+    signal costs ten times as much when the number of channels is a power of two.
     """
     return bilinear_product(x, matrices, _BandedForm(first, first + len(matrices) - 1, matrices.shape[3]))
 
 
 def block_outer(y: Tensor, x: Tensor, dtype: torch.dtype, size: int, first: int, last: int) -> Tensor:
-    """Gradient of `banded_product` to its matrices: ``sum_I y[I] ⊗ x[I - d]`` for block distances d = first..last.
+    """Gradient of `banded_product` with respect to its matrices: ``sum_I y[I] ⊗ x[I - d]`` for d = first..last.
 
     Shapes: x and y ``(batch, length, channels)``; result ``(last - first + 1, channels, size, size)`` in ``dtype``.
     """
-    # Contiguous: a batched product into anything else falls back to a loop over channels.
+    # Contiguous: a batched product into any other layout falls back to a loop over channels.
     total = torch.zeros((last - first + 1, x.shape[2], size, size), dtype=dtype, device=x.device)
     with torch.autocast(x.device.type, enabled=False):
         for tile in _tiles(x, size):
@@ -151,7 +159,7 @@ def _banded(x: Tensor, matrices: Tensor, first: int) -> Tensor:
 
 
 class _Tile(NamedTuple):
-    """Part of a signal that fits the cache: several whole rows of the batch, or blocks of one row."""
+    """Part of a signal that fits into the cache: several whole rows of the batch, or blocks of one row."""
 
     rows: slice
     start: int  # tokens; a multiple of the block size
@@ -172,14 +180,14 @@ def _tiles(x: Tensor, size: int) -> Iterator[_Tile]:
 
 
 class _Blocks(NamedTuple):
-    """A tile's blocks, ``(rows, channels, size)``, the rows of the batch end to end, each between its neighbouring
-    blocks as far as the band reaches; beyond the signal these are zero."""
+    """A tile's blocks ``(rows, channels, size)``. The rows of the batch are concatenated, each between the neighbouring
+    blocks that the band reaches; these are zero beyond the signal."""
 
     rows: Tensor
     total: int  # blocks of one row of the batch
     before: int  # of these, neighbours before the tile
     after: int  # and after it
-    reach: int  # block at the first distance before the tile's own first
+    reach: int  # block at the first distance before the tile's first
 
 
 def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
@@ -189,7 +197,7 @@ def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
     before, after = max(0, first + len(matrices) - 1), max(0, -first)
     total = before + -(-(tile.stop - tile.start) // size) + after
     reach = before - first
-    # One block more where needed makes the number of blocks of the product odd (see `_apply`).
+    # One more block where needed, so that the product has an odd number of blocks (see `_apply`).
     spare = (batch * total - reach + 1) % 2
     rows = torch.empty((batch * total + spare, channels, size), dtype=matrices.dtype, device=x.device)
     rows[batch * total :] = 0
@@ -208,7 +216,7 @@ def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
 
 
 def _apply(blocks: _Blocks, matrices: Tensor, y: Tensor, tile: _Tile) -> None:
-    """Sum over distances of ``blocks[I - d] @ matrices[d]``, into the tile of the signal y."""
+    """Add ``blocks[I - d] @ matrices[d]`` over all distances to the tile of the signal y."""
     rows = blocks.rows.transpose(0, 1)
     wanted = rows.shape[1] - blocks.reach
     assert wanted % 2, "at a stride of a power of two, channels would share cache sets when they are transposed back"
@@ -226,10 +234,11 @@ def _apply(blocks: _Blocks, matrices: Tensor, y: Tensor, tile: _Tile) -> None:
 
 
 def _add_outer(grads: _Blocks, blocks: _Blocks, gradient: Tensor) -> None:
-    """Gradient of the matrices: for every distance, the sum over its blocks of grad ⊗ the block so far before.
+    """Add the gradient of the matrices: for every distance, the sum over blocks of grad ⊗ the block at that distance
+    before.
 
-    Both have as many neighbours in all, so rows of the batch stay in step; between rows there are only zeros, as a tile
-    of several rows is a tile of whole rows.
+    Both have the same number of neighbours in total, so rows of the batch stay aligned. Only zeros lie between rows,
+    because a tile of several rows consists of whole rows.
     """
     first, last = grads.before, len(grads.rows) // grads.total * grads.total - grads.after
     for n in range(len(gradient)):

@@ -2,9 +2,9 @@
 
 SKI-TNN's decomposition is ``T ≈ T_sparse + W A Wᵀ``, with A the kernel between the nodes of a coarse grid and W the
 interpolation from nodes to tokens. `ski_product` is the low-rank part over a whole signal, for bidirectional models.
-`causal_ski_product` is a causal form of the same decomposition (ours): SKI-TNN app. B holds that masking ``W A Wᵀ``
-costs what SKI saves, but nothing needs masking if the kernel is split by a smooth ramp into a short part, applied
-exactly, and a long part that is zero at lags that interpolation could turn around.
+`causal_ski_product` is a causal form of the same decomposition (ours). SKI-TNN app. B states that masking ``W A Wᵀ``
+costs what SKI saves. No mask is needed, however, if a smooth ramp splits the kernel into a short part, applied exactly,
+and a long part that is zero at lags where interpolation could reach into the future.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.block import toeplitz_matrix
-from lagwise.ops.interpolation import (
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.ski.interpolation import (
     BlockWeights,
     NodeGrid,
     block_weights,
@@ -29,23 +29,30 @@ from lagwise.ops.interpolation import (
     row_weights,
     spaced_grid,
 )
-from lagwise.ops.local import convolve, direct_product, owned, tap_gradient
-from lagwise.ops.spectral import compute_dtype, fft_gradients, fft_product
 from lagwise.ops.symbolic import pieces, symbolic, symbolic_product
+from lagwise.ops.toeplitz.block import toeplitz_matrix
+from lagwise.ops.toeplitz.direct import convolve, direct_product, owned, tap_gradient
+from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
-    """Sparse plus low-rank Toeplitz product ``T_sparse x + W A Wᵀ x`` over a whole signal.
+    """Sparse plus low-rank Toeplitz product ``T_sparse x + W A Wᵀ x`` over a whole signal, in O(m length + r log r).
 
-    Formula: ``A_pq = a(p - q)`` between nodes p, q spread evenly over the signal; W interpolates from the degree + 1
-    nodes around each token (SKI-TNN §3.2.1, alg. 1).
+    Formula: ``A_pq = a(p - q)`` between nodes p, q at even distances over the signal; W interpolates from the degree +
+    1 nodes around each token (SKI-TNN §3.2.1, alg. 1).
 
-    Shapes: x ``(batch, length, channels)``; coefficients ``(channels, 2 r - 1)``, the kernel at lags ``(1 - r) s`` to
-    ``(r - 1) s`` with ``s = (length - 1) / (r - 1)`` and r = min(rank, length) nodes; local, if any, taps of T_sparse
-    ``(channels, m)`` and the index of lag 0 among them; result like x. The cost is O(m length + r log r).
+    Args:
+        x: ``(batch, length, channels)``.
+        coefficients: ``(channels, 2 r - 1)``, the kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with ``s = (length - 1)
+            / (r - 1)`` and r = min(rank, length) nodes.
+        degree: Of the interpolation.
+        local: Taps of T_sparse ``(channels, m)`` and the index of lag 0 among them.
 
-    Preconditions: ValueError if the coefficients are even in number, of another number of channels, or for more nodes
-    than tokens.
+    Returns:
+        A tensor like x.
+
+    Raises:
+        ValueError: For an even number of coefficients, another number of channels, or more nodes than tokens.
     """
     rank = (coefficients.shape[1] + 1) // 2
     if coefficients.shape[0] != x.shape[2] or coefficients.shape[1] % 2 == 0 or rank > x.shape[1]:
@@ -65,19 +72,19 @@ def ragged_ski_product(
     degree: int = 1,
     local: tuple[Tensor, int] | None = None,
 ) -> Tensor:
-    """`ski_product` of every row of a padded batch by itself: rows of different lengths have different grids.
+    """`ski_product` of every row of a padded batch separately: rows of different lengths have different grids.
 
-    Formula: that of `ski_product`, with a row's nodes from its first token to its last. A row of fewer tokens than
-    nodes has one on every token, and nodes beyond its end that no token meets.
+    Formula: as in `ski_product`, with a row's nodes from its first token to its last. A row with fewer tokens than
+    nodes has a node on every token; the remaining nodes lie beyond its end and meet no token.
 
-    Shapes: x ``(batch, length, channels)``, zero outside the rows; first and lengths ``(batch,)``, the place of each
+    Shapes: x ``(batch, length, channels)``, zero outside the rows; first and lengths ``(batch,)``, the position of each
     row's first token and the number of tokens from it to its last; coefficients ``(batch, channels, 2 r - 1)``, the
     kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with s = `row_spacing` of each row and r = min(rank, longest row)
-    nodes; local as in `ski_product`. Result like x; outside the rows it means nothing. The cost is
-    O(m length + r log r) a row.
+    nodes; local as in `ski_product`. Result like x, without meaning outside the rows. The cost is O(m length + r log r)
+    per row.
 
-    Preconditions: ValueError if the coefficients are even in number, of another number of rows or channels, or for
-    more nodes than tokens.
+    Preconditions: ValueError for an even number of coefficients, another number of rows or channels, or more nodes than
+    tokens.
 
     Source: SKI-TNN §3.2.1 and alg. 1.
     """
@@ -127,16 +134,16 @@ class SKIPlan(NamedTuple):
 
     @property
     def first_node_lag(self) -> int:
-        """Nodes nearer than this many spacings do not interact, or interpolation would reach into the future."""
+        """Nodes closer than this many spacings do not interact; otherwise interpolation would reach into the future."""
         return self.degree + 1
 
     @property
     def short_nodes(self) -> int:
-        """How many coarse values, from lag 0 on, the short part depends on."""
+        """Number of coarse values, from lag 0 on, that the short part depends on."""
         return -(-self.width // self.spacing) + self.degree + 1
 
     def check(self) -> SKIPlan:
-        """The plan itself; ValueError if it cannot be carried out."""
+        """Return the plan itself. ValueError for an invalid plan."""
         if not all(isinstance(value, int) and not isinstance(value, bool) for value in self):
             raise ValueError(f"spacing, width and degree must be whole numbers, got {tuple(self)}")
         if self.spacing < 1 or self.degree < 1 or self.degree % 2 == 0:
@@ -156,12 +163,12 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     """The short taps and the coarse taps of a causal kernel (see `causal_ski_product`).
 
     Formula: with k the kernel, h the spacing and a ramp r that rises from 0 at lag ``degree * h`` to 1 at ``width``,
-    the coarse taps are ``a_s = r(s h) k(s h)``. The short taps are ``k(l) - mean F(l)`` for l < width, where F is what
-    the interpolated coarse taps amount to at lag l, on average over where in a cell the tokens lie: the short part
-    mends the mean error of the interpolation there.
+    the coarse taps are ``a_s = r(s h) k(s h)``. The short taps are ``k(l) - mean F(l)`` for l < width, where F is the
+    interpolated coarse kernel at lag l, averaged over the position of the tokens in a cell: the short part corrects the
+    mean error of the interpolation there.
 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
-    least `SKIPlan.short_nodes` of them. Result the same.
+    least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
     ramp, spread = _split_constants(plan)
     ramp, spread = (t.to(device=coarse.device, dtype=coarse.dtype) for t in (ramp, spread))
@@ -171,14 +178,14 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
 
 
 def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
-    """Causal Toeplitz product by a short exact part and an interpolated long part: ``T_short x + W A Wᵀ x``.
+    """Causal Toeplitz product as an exact short part and an interpolated long part: ``T_short x + W A Wᵀ x``.
 
-    Formula: T_short has the short taps; nodes lie every ``spacing`` tokens and A is lower triangular Toeplitz with the
+    Formula: T_short has the short taps. Nodes lie every ``spacing`` tokens, and A is lower triangular Toeplitz with the
     coarse taps, zero within ``degree + 1`` nodes of its diagonal. A token meets nodes less than ``(degree + 1) / 2``
-    spacings away, so ``W A Wᵀ`` is strictly lower triangular: the product is causal, without a mask.
+    spacings away, so ``W A Wᵀ`` is strictly lower triangular: the product is causal without a mask.
 
-    Shapes: x ``(batch, length, channels)``; short and coarse as from `split_kernel`; result like x. O(length) but for
-    an FFT of ``length / spacing`` points.
+    Shapes: x ``(batch, length, channels)``; short and coarse as from `split_kernel`; result like x. O(length), except
+    for an FFT of ``length / spacing`` points.
 
     Source: ours, for SKI-TNN app. B. The FFT rounds as in `toeplitz_product`.
     """
@@ -204,7 +211,7 @@ def _added(
     grid: NodeGrid,
     blocks: BlockWeights | None,
 ) -> Tensor:
-    """`_SparsePlusSmooth` term by term, of operations that differentiate and transform by themselves."""
+    """`_SparsePlusSmooth` term by term, in operations that autograd and `torch.func` can handle."""
     signal = x.to(coarse.dtype)
     blocks = block_weights(grid, signal) if blocks is None else blocks
     blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
@@ -214,7 +221,7 @@ def _added(
 
 
 def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
-    """`causal_ski_product` at a symbolic length: by cells of one spacing, in which all weights repeat."""
+    """`causal_ski_product` at a symbolic length, by cells of one spacing, over which the weights repeat."""
     length, dtype = x.shape[1], compute_dtype(x, short)
     weights = interpolation_weights(plan.grid(plan.spacing))[1].to(x.device, dtype)
     cells = pieces(length, plan.spacing)
@@ -228,11 +235,11 @@ def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Te
 
 
 class _SparsePlusSmooth(torch.autograd.Function):
-    """``T_sparse x + W A Wᵀ x`` with its gradient: by hand, as both terms then share one result, forward and backward,
-    where autograd would make one each and add them.
+    """``T_sparse x + W A Wᵀ x`` with its own gradient: both terms then share one result, forward and backward, where
+    autograd would compute one each and add them.
 
-    Taps of T_sparse, if any, and of A in the dtype to compute in, each with the index of their lag 0; those of A for
-    all rows, or ``(batch, channels, n)`` if every row has a grid of its own, with the weights of these.
+    Takes the taps of T_sparse, if any, and those of A in the dtype to compute in, each with the index of lag 0. Those
+    of A are for all rows, or ``(batch, channels, n)`` if every row has its own grid, with the weights of these grids.
     """
 
     @staticmethod
@@ -285,18 +292,19 @@ class _SparsePlusSmooth(torch.autograd.Function):
 
 
 def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with taps of their own as channels of one row, for products that have one kernel a channel."""
+    """Rows with different taps as channels of one row, for products with one kernel per channel."""
     return (z, coarse) if coarse.dim() == 2 else (z.transpose(0, 1).flatten(1)[None], coarse.flatten(0, 1))
 
 
 def _as_rows(y: Tensor, z: Tensor) -> Tensor:
-    """Rows like z again."""
+    """Inverse of `_as_channels`: rows like z."""
     return y if len(y) == len(z) else y[0].unflatten(1, (len(z), -1)).transpose(0, 1)
 
 
 def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
-    """The same with a zero more where lag 0 is next to the middle: then a convolution has no tokens to cut off, and
-    its result is contiguous. What a zero meets does not matter here, as the smooth part meets every token."""
+    """The same taps with one more zero if lag 0 is next to the middle: the convolution then has no tokens to cut off,
+    and its result is contiguous. The tokens that a zero meets do not matter here, since the smooth part meets every
+    token."""
     before, after = taps.shape[1] - 1 - origin, origin
     if abs(before - after) != 1:
         return taps, origin
@@ -304,7 +312,7 @@ def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
 
 
 def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int) -> Tensor:
-    """The matrices that `causal_ski_product` multiplies by, dense ``(channels, length, length)``: the reference."""
+    """The dense matrices ``(channels, length, length)`` that `causal_ski_product` applies: the reference."""
     grid = plan.grid(length)
     w = interpolation_matrix(grid).to(coarse.dtype)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()

@@ -1,4 +1,4 @@
-"""Softmax attention with linear biases: the baseline that lag-based mixers are compared with."""
+"""Softmax attention with linear biases: the baseline for mixers that depend on lag."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _QUERY_CHUNK = 512
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Slopes m of ALiBi's penalty ``-m |i - j|``, one a head (Press et al. 2022; compare TNN eq. 6).
+    """Slopes m of ALiBi's penalty ``-m |i - j|``, one per head (Press et al. 2022; compare TNN eq. 6).
 
-    Formula: ``2**(-8 k / heads)`` for k = 1..heads when heads is a power of two; otherwise the slopes of the power
-    of two below, followed by every second slope of the power of two above. ValueError if heads < 1.
+    Formula: ``2**(-8 k / heads)`` for k = 1..heads when heads is a power of two. Otherwise the slopes of the next lower
+    power of two, followed by every second slope of the next higher one. ValueError if heads < 1.
     """
     if heads < 1:
         raise ValueError(f"heads must be at least 1, got {heads}")
@@ -42,12 +42,22 @@ def attention(
 
     Formula: ``softmax(q k^T / sqrt(d) - m |i - j|) v`` over real keys ``j`` (and ``j <= i`` when causal).
 
-    Shapes: query ``(batch, heads, length, d)``; key and value ``(batch, heads, total, d)`` with total >= length;
-    slopes ``(heads,)`` or None; mask ``(batch, total)``, true where a key is real. Result like query.
+    Args:
+        query: ``(batch, heads, length, d)``.
+        key: ``(batch, heads, total, d)``, with total >= length.
+        value: Like key.
+        causal: Whether a query sees only tokens up to its own.
+        slopes: m of each head ``(heads,)``; by default no penalty.
+        mask: ``(batch, total)``, true where a key is real; by default all are.
 
-    Preconditions: ValueError if there are more queries than keys. A query always sees itself, so a row of padding
-    gives finite numbers rather than NaN. Memory is O(length * total) in training; without gradients and beyond
-    ``_QUERY_CHUNK`` queries the bias is made chunk by chunk.
+    Returns:
+        A tensor like query. Rows of padding hold finite numbers without meaning: a query always sees itself.
+
+    Raises:
+        ValueError: If there are more queries than keys.
+
+    Memory is O(length * total) in training. Without gradients, beyond ``_QUERY_CHUNK`` queries, the bias is computed in
+    chunks.
 
     Source: TNN eq. 1 and 6 (ALiBi); computed by torch's scaled_dot_product_attention.
     """
@@ -86,9 +96,9 @@ def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | N
 def attention_reference(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, slopes: Tensor | None = None
 ) -> Tensor:
-    """The same attention written out with an explicit softmax, without a mask. For tests.
+    """`attention` with an explicit softmax and without a mask, for tests.
 
-    Shapes, formula and source as in `attention`.
+    Formula, shapes and source as in `attention`.
     """
     length, total = query.shape[2], key.shape[2]
     lag = torch.arange(total - length, total)[:, None] - torch.arange(total)[None, :]

@@ -1,4 +1,5 @@
-"""Diagonal state spaces: a kernel that is a sum of damped oscillations, as taps, in blocks of tokens and one by one."""
+"""Diagonal state spaces: a kernel that is a sum of damped oscillations, as taps, in blocks of tokens and token by
+token."""
 
 from __future__ import annotations
 
@@ -7,22 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.block import toeplitz_blocks
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import FINE, pieces
+from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
-_LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
+_LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 8192
-_NEAR, _TERMS = 0.5, 14  # of a series, which is exact to float64's last digit up to there
-_SIGNAL_ELEMENTS = 1 << 20  # of the tokens taken at a time
+_NEAR, _TERMS = 0.5, 14  # of a series that is exact to float64's last digit up to this radius
+_SIGNAL_ELEMENTS = 1 << 20  # of the tokens processed at a time
 
 
 class Modes(NamedTuple):
-    """A diagonal state space for every channel: ``k_l = Re sum_i w_i p_i**l`` for l >= 1, ``k_0`` that plus direct.
+    """A diagonal state space for every channel: ``k_l = Re sum_i w_i p_i**l`` for l >= 1; ``k_0`` also includes direct.
 
     Shapes: poles p and weights w ``(channels, modes)`` complex, direct ``(channels,)`` real. A pair of conjugate poles
-    is one mode of twice the weight; a channel of fewer modes is filled up with poles and weights 0.
+    is one mode with twice the weight. A channel with fewer modes is filled up with poles and weights of 0.
     """
 
     poles: Tensor
@@ -30,7 +31,7 @@ class Modes(NamedTuple):
     direct: Tensor
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Modes:
-        """In this real dtype and the complex one of its precision."""
+        """Convert to this real dtype and the complex dtype of the same precision."""
         poles, weights = (t.to(device, dtype.to_complex()) for t in (self.poles, self.weights))
         return Modes(poles, weights, self.direct.to(device, dtype))
 
@@ -38,8 +39,14 @@ class Modes(NamedTuple):
 def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
     """Poles ``exp(-exp(rate) + j angle)``: inside the unit circle for any finite rate.
 
-    Shapes: alike, real; result complex, in their precision. rate is the logarithm of the decay per token, in nepers;
-    angle in radians per token. Source: S4D (Gu et al. 2022), in discrete time.
+    Args:
+        rate: Logarithm of the decay per token, in nepers; real, of any shape.
+        angle: In radians per token; like rate.
+
+    Returns:
+        Complex poles like rate, in its precision.
+
+    Source: S4D (Gu et al. 2022), in discrete time.
     """
     radius = (-rate.exp()).exp()
     # Not `torch.polar`: its gradient divides by a radius whose square may underflow.
@@ -49,7 +56,7 @@ def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
 def mean_exponential(z: Tensor) -> Tensor:
     """The mean of ``exp(z s)`` over 0 <= s <= 1, ``(exp(z) - 1) / z``, for complex z other than 0.
 
-    Near 0, where that is a quotient of small differences, by its series: gradients keep their digits too.
+    Near 0, where this is a quotient of small differences, a series is used, so that gradients keep their digits too.
     """
     near = z.abs() < _NEAR
     small = z.masked_fill(~near, 0)
@@ -63,13 +70,19 @@ def mean_exponential(z: Tensor) -> Tensor:
 def modal_taps(modes: Modes, length: int) -> Tensor:
     """The kernel of a diagonal state space as taps.
 
-    Formula: ``k_l = Re sum_i w_i p_i**l``, plus direct at l = 0; a matrix product of ``w p**(a s)`` and ``p**b`` for
+    Formula: ``k_l = Re sum_i w_i p_i**l``, plus direct at l = 0, as a matrix product of ``w p**(a s)`` and ``p**b`` for
     ``l = a s + b``.
 
-    Shapes: see `Modes`; result ``(channels, length)``, in the precision of the weights. Powers are taken in float64 (of
-    the poles as they are), or an oscillation would lose a digit for every ten lags. Differentiable, also at poles 0.
+    Args:
+        modes: See `Modes`.
+        length: Number of taps.
 
-    Preconditions: ValueError if length is less than 1.
+    Returns:
+        ``(channels, length)``, in the precision of the weights. Powers are computed in float64 (of the poles as they
+        are): otherwise an oscillation would lose a digit every ten lags. Differentiable, also at poles of 0.
+
+    Raises:
+        ValueError: If length is less than 1.
 
     Source: the kernel of a diagonal state space (S4D, Gu et al. 2022), for poles in discrete time.
     """
@@ -85,7 +98,7 @@ def modal_taps(modes: Modes, length: int) -> Tensor:
 
 
 def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor, length: int) -> Tensor:
-    """`modal_taps` in real arithmetic, at a length that an exported graph leaves open.
+    """`modal_taps` in real arithmetic, for a length that an exported graph leaves open.
 
     Formula: ``k_l = sum_i exp(-exp(rate_i) l) (u_i cos(angle_i l) - v_i sin(angle_i l))``, plus direct at l = 0, with
     weights ``u + j v`` of the poles of `modal_poles`. Exponents and angles are float64.
@@ -111,8 +124,8 @@ def modal_step(x: Tensor, state: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
 
     Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``.
 
-    Shapes: x ``(batch, channels)``; state z ``(batch, channels, modes)`` complex, zero at the beginning; result like x,
-    and like state. Arithmetic is float64 if x or modes are, else float32.
+    Shapes: x ``(batch, channels)``; state z ``(batch, channels, modes)`` complex, zero at the beginning. Returns y like
+    x and the new state. Arithmetic is float64 if x or modes are, otherwise float32.
 
     Source: S4D (Gu et al. 2022), for poles in discrete time.
     """
@@ -128,12 +141,12 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
     """The next tokens of a stream through a diagonal state space: `modal_step` for each, in blocks.
 
     Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) z_i`` with T the Toeplitz matrix of `modal_taps` and z the
-    state before it, so that only one state in 32 or 64 tokens is ever made.
+    state before the block, so that only one state per 32 or 64 tokens is computed.
 
-    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, modes)`` complex, or None at the beginning;
-    result like x, and like state. Precision and source as in `modal_step`. Exactly causal from block to block.
+    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, modes)`` complex, or None at the beginning.
+    Returns y like x and the new state. Precision and source as in `modal_step`. Exactly causal from block to block.
 
-    Preconditions: ValueError for an empty signal or other channels.
+    Preconditions: ValueError for an empty signal or another number of channels.
     """
     if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != len(modes.poles):
         raise ValueError(f"x must be (batch, length >= 1, channels={len(modes.poles)}), got {tuple(x.shape)}")
@@ -160,7 +173,7 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
 
 
 class _Blocks(NamedTuple):
-    """What every block of a signal is multiplied by; real and imaginary parts are one under the other."""
+    """The factors that every block of a signal is multiplied by, with real parts above imaginary parts."""
 
     near: Tensor  # (channels, size, size): the Toeplitz matrix
     inward: Tensor  # (channels, 2 modes, size): p**(size - 1 - j)
@@ -197,19 +210,20 @@ class _Blocks(NamedTuple):
 
 def _powers(base: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``base**l`` for l below count, ``(..., count)`` of this dtype, and in float64 ``base**(2**b)`` for the smallest
-    power of two that is at least count. By multiplication alone: neither value nor gradient has a fault at 0."""
+    power of two that is at least count. Only multiplications are used, so value and gradient are correct at 0."""
     step = base.to(torch.complex128)[..., None]
     powers = torch.ones_like(step)
     while powers.shape[-1] < count:
         powers = torch.cat([powers, powers * step], -1)
         step = step * step
     parts = torch.view_as_real(powers[..., :count].to(dtype))
-    # What cannot reach a sum must not become subnormal: products with such take ten times as long. Gradients are kept.
+    # Values too small to affect a sum must not become subnormal: products with subnormals take ten times as long.
+    # Gradients are kept.
     lost = parts.detach() * (parts.detach().abs() < torch.finfo(dtype).eps ** 3)
     return torch.view_as_complex(parts - lost), step[..., 0]
 
 
 def _pair(z: Tensor, sign: int) -> Tensor:
-    """Real and imaginary parts (with this sign) of ``(channels, modes, n)`` one under the other: of products of these,
-    one of either sign, comes the real part of complex products."""
+    """Real parts above imaginary parts (with this sign) of ``(channels, modes, n)``. A product of two such pairs, one
+    with each sign, is the real part of the complex product."""
     return torch.cat([z.real, sign * z.imag], 1)

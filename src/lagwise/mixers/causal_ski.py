@@ -1,4 +1,4 @@
-"""SKI as an engine of the Toeplitz mixer: any lag kernel, approximately, in linear time."""
+"""Causal SKI as an engine of the Toeplitz mixer: any lag kernel, approximately, in linear time."""
 
 from __future__ import annotations
 
@@ -11,40 +11,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.ops import (
-    SKIPlan,
+from lagwise.mixers.two_sided_ski import check_length
+from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
+from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.ski import (
+    SAMPLED_LAGS,
     best_plan,
-    causal_ski_product,
-    direct_product,
-    move_rows,
     prolong,
-    ragged_ski_product,
     restrict,
-    row_extents,
-    row_spacing,
     ski_error,
-    ski_product,
     split_kernel,
-    symbolic,
-    toeplitz_product,
 )
-from lagwise.ops.ski_plans import SAMPLED_LAGS
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.toeplitz import direct_product
 from lagwise.ops.window import join_rows
 
 _FIRST_NODES = 64
 
 
 class SKIState(NamedTuple):
-    """What causal SKI remembers of its rows, and the kernel in the form they meet it.
+    """The state of causal SKI, and the kernel in the forms it needs.
 
     tail: the last ``width - 1`` inputs, ``(batch, width - 1, channels)``, zero before the first.
     nodes: inputs restricted to the nodes before each row's current cell, ``(batch, n, channels)``; n is what the row
-        that has seen most needs: one for every ``spacing`` tokens, and no more than the kernel reaches.
-    cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, which tokens still add to.
-    far: what the long part adds at those, ``(batch, degree + 1, channels)``: constant while the cell lasts.
+    that has seen most needs: one for every ``spacing`` tokens, and at most what the kernel reaches.
+    cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, to which tokens still add.
+    far: contribution of the long part at these nodes, ``(batch, degree + 1, channels)``: constant within a cell.
     seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
     short: short taps ``(width, channels)``, lag 0 last. coarse: coarse taps ``(n, channels)``, lag 0 last.
-    within: interpolation at each place of a cell, ``(spacing, degree + 1)``.
+    within: interpolation at each position of a cell, ``(spacing, degree + 1)``.
     """
 
     tail: Tensor
@@ -80,80 +75,58 @@ class SKIState(NamedTuple):
         )
 
 
-class SKI:
-    """How `ToeplitzMixer` applies a kernel with ``engine="ski"``.
+class CausalSKI:
+    """How `ToeplitzMixer` applies a causal kernel with ``engine="ski"``: the kernel split into a short and a long part
+    (`causal_ski_product`), by a plan or to a tolerance.
 
-    Two-sided: the kernel's free taps as a depthwise convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
-    Causal: the whole kernel split into a short and a long part (`causal_ski_product`), by a plan or to a tolerance.
+    SKI-TNN's own kernel is rough near lag 0 and has more knots than nodes: such a model is defined by its nodes, and an
+    exact engine would compute another one. A smooth kernel, such as RPE's, is approximated, with the error that
+    `choose` gives.
 
-    SKI-TNN's own kernel is rough at its start, with more knots than nodes: such a model is what its nodes make of it,
-    and an exact engine would run another one. A smooth kernel, such as RPE's, is approximated, as `choose` says.
+    Options:
+        spacing, width, degree: as in `SKIPlan` (8, 64, 1).
+        tolerance: instead of these, use the plan that `plan_from_tolerance` chooses for the current kernel at every
+            forward pass and at the start of every stream, or the most accurate one, with a warning, if none meets it.
+            `torch.export` needs a plan.
 
-    Options, two-sided: rank, the inducing points (SKI-TNN §5.2: 64); degree of the interpolation (1, linear).
-    Options, causal: spacing, width and degree, as in `SKIPlan` (8, 64, 1); or tolerance, to take the plan that
-        `plan_from_tolerance` chooses for the kernel as it is at every forward and at the start of every stream, or the
-        most accurate one, with a warning, if none meets it. `torch.export` needs a plan.
-
-    ValueError for options out of range or of no effect, and for a two-sided kernel without values between tokens.
+    ValueError for options that are out of range, and for a tolerance beside parts of a plan.
     """
 
     def __init__(
         self,
         kernel: LagKernel,
         *,
-        rank: int | None = None,
-        degree: int | None = None,
         spacing: int | None = None,
         width: int | None = None,
+        degree: int | None = None,
         tolerance: float | None = None,
     ):
-        given = {"rank": rank, "degree": degree, "spacing": spacing, "width": width, "tolerance": tolerance}
-        useless = ("rank",) if kernel.causal else ("spacing", "width", "tolerance")
-        if kernel.causal and tolerance is not None:
-            useless = ("rank", "degree", "spacing", "width")
-        for name in useless:
-            if given[name] is not None:
-                side = "causal" if kernel.causal else "two-sided"
-                beside = " beside a tolerance" if kernel.causal and name != "rank" else ""
-                raise ValueError(f"{name} has no effect on {side} SKI{beside}, got {given[name]}")
-        for name in ("rank", "degree"):
-            value = given[name]
-            if value is not None and (not isinstance(value, int) or value < (2 if name == "rank" else 0)):
-                least = "of at least 2" if name == "rank" else "of at least 0"
-                raise ValueError(f"{name} must be a whole number {least}, got {value!r}")
-        if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
-            raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
-        self.causal = kernel.causal
-        if not kernel.causal and not kernel.continuous:
-            kernel.smooth_at(torch.zeros(0))  # says why not
-        self.rank = 64 if rank is None else rank
-        self.degree = 1 if degree is None else degree
+        given = {
+            name: value
+            for name, value in zip(SKIPlan._fields, (spacing, width, degree), strict=True)
+            if value is not None
+        }
+        if tolerance is not None and given:
+            name, value = next(iter(given.items()))
+            raise ValueError(f"{name} has no effect on SKI beside a tolerance, got {value}")
+        if tolerance is not None and tolerance <= 0:
+            raise ValueError(f"tolerance must be greater than 0, got {tolerance}")
         self.tolerance = tolerance
-        default = SKIPlan()
-        self.fixed_plan = default
-        if kernel.causal:
-            self.fixed_plan = SKIPlan(
-                default.spacing if spacing is None else spacing, default.width if width is None else width, self.degree
-            ).check()
+        self.fixed_plan = SKIPlan(**given).check()
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
-            kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # says why not
-        graph = torch.compiler.is_compiling()  # which cannot branch on what padding there is
-        if not self.causal:
-            if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
-                return self._two_sided(kernel, x)
-            return self._two_sided_rows(kernel, x, mask)
+        check_length(kernel, x, mask)
+        graph = torch.compiler.is_compiling()  # which cannot branch on padding
         if mask is None or (not graph and mask[:, 0].all()):
-            return self._causal(kernel, x)
-        # Nodes count from a row's first token: rows are moved to the start, and back.
+            return self._mix(kernel, x)
+        # Nodes count from a row's first token, so rows are moved to the start, and back.
         first, lengths = row_extents(mask)
-        moved = self._causal(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
+        moved = self._mix(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
         return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
-        """The plan for a causal kernel as it is now."""
+        """The plan for a causal kernel with its current parameters."""
         if self.tolerance is None:
             return self.fixed_plan
         plan, error = self.choose(kernel)
@@ -167,7 +140,8 @@ class SKI:
 
     @torch.no_grad()
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
-        """The plan in force for a causal kernel as it is now, and its error as `plan_from_tolerance` estimates it."""
+        """The plan for a causal kernel with its current parameters, and its error as `plan_from_tolerance` estimates
+        it."""
         reach = kernel.reach
         lags = SAMPLED_LAGS if reach is None else min(reach, SAMPLED_LAGS)
         taps, ends = kernel.taps(lags), reach == lags
@@ -196,7 +170,7 @@ class SKI:
         """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
         if kernel.max_length is not None and int(state.seen.max()) + length > kernel.max_length:
-            kernel.taps(int(state.seen.max()) + length)  # says why not
+            kernel.taps(int(state.seen.max()) + length)  # raises, and says why
         signal = torch.cat([state.tail, x.to(state.tail.dtype)], dim=1)
         new = signal[:, plan.width - 1 :]
         if length == 1:
@@ -204,13 +178,13 @@ class SKI:
         else:
             near = direct_product(signal, state.short.t().flip(1), 0)[:, plan.width - 1 :]
         phase = state.seen % plan.spacing
-        if length == 1 and mask is None and int(phase.max()) + 1 < plan.spacing:  # no row moves on to its next cell
+        if length == 1 and mask is None and int(phase.max()) + 1 < plan.spacing:  # no row enters its next cell
             weight = state.within[phase][..., None]
             y = near + (weight * state.far).sum(1, keepdim=True)
             cell = state.cell + weight * new
             return y.to(x.dtype), state._replace(tail=signal[:, 1:], cell=cell, seen=state.seen + 1)
-        # Rows are shifted so that each begins where its current cell does: padding before a row's first token falls
-        # out, and a row in the middle of a cell is moved on into it. The grid ends where the last row does.
+        # Rows are shifted so that each starts where its current cell does: padding before a row's first token drops
+        # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
             skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
@@ -225,8 +199,8 @@ class SKI:
         cells, most = ends // plan.spacing, furthest // plan.spacing
         tail = signal[:, length:]
         if length > plan.width:
-            tail = tail.clone()  # or it would hold on to all of the signal
-        if most == 0:  # the nodes before need not be looked at
+            tail = tail.clone()  # otherwise it would keep the whole signal in memory
+        if most == 0:  # the nodes before are not needed
             y = near + move_rows(prolong(state.far, grid), -shift, length)
             return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
         nodes, far = torch.cat([state.nodes, cell], dim=1), state.far
@@ -234,11 +208,11 @@ class SKI:
         if grid.nodes > count:
             far = toeplitz_product(nodes, coarse.flip(0).t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
         y = near + move_rows(prolong(far, grid), -shift, length)
-        # The state ends with the nodes of each row's own new cell.
+        # The state ends with the nodes of each row's new cell.
         kept = before + count + most
         limit = self.most_nodes(kernel, plan)
-        # Rows out of step move on at other times, but none needs more nodes than it has seen; if the kernel ends, the
-        # last cell's first node still needs as many before it.
+        # Rows out of step change cells at other times, but none needs more nodes than it has seen. If the kernel ends,
+        # the last cell's first node still needs that many before it.
         needed = int(seen.max()) // plan.spacing + count
         needed = needed if limit is None else min(needed, limit + plan.degree)
         cut = max(0, kept - needed)
@@ -248,23 +222,7 @@ class SKI:
         after = state._replace(tail=tail, nodes=nodes[:, :-count], cell=nodes[:, -count:])
         return y.to(x.dtype), after._replace(far=far, seen=seen, coarse=coarse)
 
-    def _two_sided(self, kernel: LagKernel, x: Tensor) -> Tensor:
-        """SKI-TNN alg. 1."""
-        rank = min(self.rank, x.shape[1])
-        spacing = (x.shape[1] - 1) / max(1, rank - 1)
-        lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
-        return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
-
-    def _two_sided_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
-        """SKI-TNN alg. 1 for every row by itself, from its first token to its last."""
-        first, lengths = row_extents(mask)
-        rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
-        steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
-        lags = row_spacing(lengths, rank)[:, None] * steps
-        coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
-        return ragged_ski_product(x, coefficients, first, lengths, degree=self.degree, local=kernel.local_taps())
-
-    def _causal(self, kernel: LagKernel, x: Tensor) -> Tensor:
+    def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
         plan = self.plan(kernel)
         return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
 
@@ -273,7 +231,7 @@ class SKI:
         limit = self.most_nodes(kernel, plan)
         if not symbolic(nodes):
             nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
-        else:  # a few more than enough do no harm
+        else:  # a few more than needed do no harm
             nodes = limit or nodes + plan.short_nodes
         device = next(kernel.parameters()).device
         lags = torch.cat([torch.arange(plan.width, device=device), torch.arange(nodes, device=device) * plan.spacing])
@@ -286,7 +244,7 @@ class SKI:
         return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, state: SKIState, nodes: int) -> Tensor:
-        """The state's coarse taps, or twice as many when the nodes outgrow them."""
+        """The state's coarse taps, or twice as many when there are more nodes."""
         limit = self.most_nodes(kernel, state.plan)
         if nodes <= len(state.coarse) or (limit is not None and limit <= len(state.coarse)):
             return state.coarse

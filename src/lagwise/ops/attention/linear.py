@@ -1,4 +1,4 @@
-"""Attention whose weights are products of features: linear in the length, with a state of constant size."""
+"""Attention with weights that are products of features: linear in the length, with a state of constant size."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ _CHUNK = 64
 def linear_attention(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sums of values weighted by products of queries and keys, without a norm; a value of ones gives that.
+    """Sums of values weighted by products of queries and keys, not normalised; a value of ones gives the normaliser.
 
-    Formula: ``y_i = q_i (S + sum_j k_jᵀ v_j)``, over ``j <= i`` when causal; the new state is ``S`` plus the sum over
-    all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across; at a length that
-    an exported graph leaves open they are quadratic.
+    Formula: ``y_i = q_i (S + sum_j k_jᵀ v_j)``, over ``j <= i`` when causal. The new state is ``S`` plus the sum over
+    all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across; at a length
+    that an exported graph leaves open they are quadratic.
 
-    Shapes: query and key ``(batch, heads, length >= 1, d)``; value ``(batch, heads, length, e)``; state ``(batch,
-    heads, d, e)``, zero by default. Result like value, and like state, in float32 or better. A key of zeros, such as
-    one of padding, adds nothing.
+    Args:
+        query: ``(batch, heads, length >= 1, d)``.
+        key: Like query. A key of zeros, such as padding, adds nothing.
+        value: ``(batch, heads, length, e)``.
+        causal: Whether a query sees only tokens up to its own.
+        state: S ``(batch, heads, d, e)``; zero by default.
 
-    Source: Katharopoulos et al. 2020, "Transformers are RNNs"; the chunks are Hua et al. 2022's (FLASH).
+    Returns:
+        y like value, and the new state, in float32 or better.
+
+    Source: Katharopoulos et al. 2020, "Transformers are RNNs"; chunks as in Hua et al. 2022 (FLASH).
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key, value = (t.to(dtype) for t in (query, key, value))
@@ -46,4 +52,4 @@ def linear_attention(
         after = state[:, :, None] + added.cumsum(2)
         before = torch.cat([state[:, :, None], after[:, :, :-1]], 2)
         y = (query @ key.mT).tril() @ value + query @ before
-        return y.flatten(2, 3)[:, :, :length], after[:, :, -1].clone()  # a view would hold all chunks
+        return y.flatten(2, 3)[:, :, :length], after[:, :, -1].clone()  # a view would keep all chunks in memory

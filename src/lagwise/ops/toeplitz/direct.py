@@ -10,28 +10,29 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
-from lagwise.ops.block import block_outer
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
+from lagwise.ops.toeplitz.block import block_outer
 
 _BLOCK = 32
-_SHORT_BLOCK = 16  # for up to 32 lags: less of the blocks lies outside them
-# Passes over the signal that a gradient by blocks is worth, and where blocks are cut short by few rows (docs/log.md).
+_SHORT_BLOCK = 16  # for up to 32 lags: a smaller part of the blocks lies outside them
+# Number of passes over the signal that a gradient by blocks is worth, and the limit for few rows (docs/log.md).
 _PASSES, _PASSES_OF_FEW_ROWS, _FEW_ROWS = 6, 12, 64
 
 
 def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``, lag by lag.
 
-    Formula: ``y_i = sum_m taps_m x_{i - (m - origin) dilation}``. No output ever meets a token that its taps do not
+    Formula: ``y_i = sum_m taps_m x_{i - (m - origin) dilation}``. An output never meets a token outside its taps'
     reach.
 
-    Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32 the channels-last convolution of the
-    framework runs near the machine's peak, but its gradient to the taps at a hundredth of it: that one is our own.
+    Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32, PyTorch's channels-last convolution runs
+    near the machine's peak, but its gradient with respect to the taps at a hundredth of it, so we compute that gradient
+    ourselves.
     """
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, origin, dilation)
-    # A dilation beyond the signal leaves lag 0 alone, as one as long as the signal does, for less padding.
+    # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
     form = _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
     return bilinear_product(x, taps, form).to(x.dtype)
 
@@ -63,16 +64,16 @@ class _DirectForm(NamedTuple):
 
 
 def owned(y: Tensor) -> Tensor:
-    """A view's memory as a tensor of its own: what a function with its own gradient returns as a view, made inside it,
-    nobody may modify in place."""
+    """Return the memory of a view as a fresh tensor: outputs of an `autograd.Function` that are views cannot be
+    modified in place."""
     if torch.compiler.is_compiling():
         return y
     return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
 
 def _phases(x: Tensor, dilation: int) -> Tensor:
-    """A signal ``(batch, length, channels)`` as rows of every dilation-th token, ``(batch * dilation, n, channels)``: a
-    dilated product acts on each of them by itself, undilated."""
+    """A signal ``(batch, length, channels)`` as rows of every dilation-th token, ``(batch * dilation, n, channels)``. A
+    dilated product is an undilated one on each of these rows."""
     return x if dilation == 1 else _image(x, dilation).transpose(1, 2).flatten(0, 1)
 
 
@@ -84,15 +85,15 @@ def _image(x: Tensor, dilation: int) -> Tensor:
     return x.unflatten(1, (rows, dilation))
 
 
-@torch.library.custom_op("lagwise::tap_gradient", mutates_args=())  # compilers need not look into it
+@torch.library.custom_op("lagwise::tap_gradient", mutates_args=())  # opaque to compilers
 def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
-    """Gradient of `direct_product` to its taps: sums ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
+    """Gradient of `direct_product` with respect to its taps: ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
 
-    Shapes: grad and x ``(batch, length, channels)``; result ``(channels, last - first + 1)``. In C where that can be
-    had, else lag by lag, or for many lags by blocks.
+    Shapes: grad and x ``(batch, length, channels)``; result ``(channels, last - first + 1)``. Computed in C if
+    available, otherwise lag by lag, or by blocks for many lags.
     """
     rows = -(-x.shape[1] // dilation)
-    low, high = max(first, 1 - rows), min(last, rows - 1)  # the others do not fit the signal
+    low, high = max(first, 1 - rows), min(last, rows - 1)  # the others do not fit into the signal
     if low > high:
         return x.new_zeros((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
     return F.pad(_tap_gradient(grad, x, low, high, dilation), (low - first, last - high)).contiguous()
@@ -119,7 +120,7 @@ def _(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tens
 
 
 def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
-    """Sums ``sum_i y_i x_{i - l}`` of every channel, over the batch too, for lags l = first..last.
+    """Sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
 
     Shapes: x and y ``(batch, length, channels)``; result ``(channels, last - first + 1)``. ValueError if first > last.
     """
@@ -128,7 +129,8 @@ def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
     size = min(x.shape[1], _SHORT_BLOCK if last - first < _BLOCK else _BLOCK)
     nearest, furthest = -((size - 1 - first) // size), (last + size - 1) // size
     products = block_outer(y, x, compute_dtype(x, y), size, nearest, furthest)
-    # Lag d * size + i - j of entry (i, j): summed by a small matrix product, which beats skewing and adding tenfold.
+    # Entry (i, j) has lag d * size + i - j. Summing by a small matrix product is ten times as fast as skewing and
+    # adding.
     offset = torch.arange(size, device=x.device)
     lag = (offset[:, None] - offset[None, :] + size - 1).flatten()
     sums = products.flatten(2) @ F.one_hot(lag, 2 * size - 1).to(products.dtype)
@@ -142,12 +144,12 @@ def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
 def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
     """`direct_product` without a gradient.
 
-    Undilated, it convolves an image of one row; dilated, one as wide as the dilation, along its columns: the
-    framework's own dilation is as fast where nothing is padded and a hundred times slower where it pads.
+    Undilated, it convolves an image of one row. Dilated, it convolves an image as wide as the dilation along its
+    columns: PyTorch's own dilation is as fast without padding, but a hundred times slower with it.
     """
     dtype, channels = compute_dtype(x, taps), x.shape[2]
     rows = -(-x.shape[1] // dilation)
-    # Taps that reach beyond the signal are left out: they would only widen the padding.
+    # Leave out taps that reach beyond the signal: they would only widen the padding.
     low, high = max(0, origin - rows + 1), min(taps.shape[1], origin + rows)
     taps, origin = taps[:, low:high], origin - low
     before, after = taps.shape[1] - 1 - origin, origin
@@ -155,7 +157,8 @@ def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         weight = taps.to(dtype).flip(1)
         if dilation == 1:
-            # Channels-last in memory: anything else, such as the expanded gradient of a sum, takes ten times as long.
+            # Channels-last in memory: any other layout, such as the expanded gradient of a sum, takes ten times as
+            # long.
             image = x.to(dtype).contiguous().transpose(1, 2)[:, :, None]
             y = F.conv2d(image, weight[:, None, None], padding=(0, padding), groups=channels)
             return y[:, :, 0, padding - before :][..., : x.shape[1]].transpose(1, 2)

@@ -10,32 +10,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.precision import compute_dtype
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
 # 2 MB: spectra stay in cache and freed buffers are reused rather than mapped afresh (docs/log.md, "channel groups").
 _CPU_GROUP_ELEMENTS = 1 << 19
-# But no fewer channels than fill cache lines of the signal: fewer read whole lines for a part of each, group by group.
+# But at least as many channels as fill cache lines of the signal: a smaller group reads whole lines for a part of each.
 _CPU_GROUP_CHANNELS = 32
 # Measured crossover, CPU, float32 (docs/log.md, "engine crossover"): overlap-save wins on long signals, short kernels.
 _OVERLAP_SAVE_MIN_LENGTH = 16384
 _OVERLAP_SAVE_MIN_RATIO = 8
 _POINTS_PER_TAP = 4
-# Causal taps beyond this are cut into parts of about so many lags, or into so many parts: an output then carries the
-# rounding of its own frame and of the past, not of the whole signal (docs/log.md, "long causal products").
+# Causal taps beyond this are cut into parts of about this many lags, or into this many parts: an output then carries
+# the rounding of its own frame and of the past, not of the whole signal (docs/log.md, "long causal products").
 _PART, _MOST_PARTS = 8192, 16
 
 
 def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
-    """`toeplitz_product` for a two-sided kernel that is given by its frequencies: no transform of taps, either way.
+    """`toeplitz_product` for a two-sided kernel given in the frequency domain: its taps are never transformed.
 
-    Formula: ``y = irfft(rfft(x, n) * spectrum, n)``, n being 2 (points - 1).
+    Formula: ``y = irfft(rfft(x, n) * spectrum, n)`` with n = 2 (points - 1).
 
-    Shapes: x ``(batch, length, channels)``; spectrum ``(2, channels, points)``, real and imaginary parts of the rfft of
-    n taps on a circle, lag 0 first and negative lags at the end; result like x. Parts rather than complex numbers,
-    because a matrix product makes them as they are.
+    Args:
+        x: ``(batch, length, channels)``.
+        spectrum: ``(2, channels, points)``, real and imaginary parts of the rfft of n taps on a circle, lag 0 first and
+            negative lags at the end. Separate parts, because a matrix product produces them.
 
-    Preconditions: ValueError for an empty signal, one longer than n / 2, whose lags do not fit the circle, or a
-    spectrum of other channels. Precision and round-off as in `toeplitz_product`.
+    Returns:
+        A tensor like x. Precision and round-off as in `toeplitz_product`.
+
+    Raises:
+        ValueError: For an empty signal, a signal longer than n / 2, whose lags do not fit on the circle, or a spectrum
+            with other channels.
 
     Source: SKI-TNN §3.3.2.
     """
@@ -60,7 +66,7 @@ def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
 def fft_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, origin: int, engine: str, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `fft_product` to the signal and to the taps, those that are wanted."""
+    """Gradients of `fft_product` with respect to the signal and the taps, where wanted."""
     return _gradients(grad, x, taps, _plan(x.shape[1], taps.shape[1], origin, engine), wanted)
 
 
@@ -75,15 +81,10 @@ def fast_length(minimum: int) -> int:
     return min(odd * 2 ** max(1, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
 
 
-def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
-    """float64 if either is, else float32: FFTs of less are refused or worthless."""
-    return torch.float64 if {x.dtype, taps.dtype} & {torch.float64, torch.complex128} else torch.float32
-
-
 class _Plan(NamedTuple):
     """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
 
-    Taps may be cut into parts as long as a hop: part p of them meets frame f - p.
+    Taps may be cut into parts as long as a hop: part p meets frame f - p.
     """
 
     n_fft: int
@@ -113,7 +114,7 @@ def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
 
 
 class _SpectralForm(NamedTuple):
-    """`_product` as a `Form`: taps, or frequencies as in `spectral_product`, and how many there are of either."""
+    """`_product` as a `Form`: for taps, or for frequencies as in `spectral_product`, with their number."""
 
     plan: _Plan
     count: int
@@ -161,10 +162,10 @@ def _product(x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
 def _gradients(
     grad: Tensor, x: Tensor, kernel: Tensor, plan: _Plan, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `_product` to the signal and to the kernel, those that are wanted.
+    """Gradients of `_product` with respect to the signal and the kernel, where wanted.
 
-    Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum; here ``dx = irfft(G conj K)`` and
-    ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is made again rather than kept.
+    Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum. Here ``dx = irfft(G conj K)`` and
+    ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
     dtype = compute_dtype(x, kernel)
     dx = torch.empty_like(x) if wanted[0] else None
@@ -185,7 +186,7 @@ def _gradients(
 
 
 def _channel_groups(x: Tensor, plan: _Plan) -> list[slice]:
-    """Slices of channels whose padded signals fit the cache; all channels at once off the CPU."""
+    """Slices of channels whose padded signals fit into the cache; all channels at once unless on the CPU."""
     channels = x.shape[2]
     per_channel = max(1, x.shape[0] * plan.frames * plan.n_fft)
     wanted = channels if x.device.type != "cpu" else max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel)
@@ -195,14 +196,15 @@ def _channel_groups(x: Tensor, plan: _Plan) -> list[slice]:
 
 def _channels_first(x: Tensor, group: slice) -> Tensor:
     """Channels of x as (batch, group, length). Gathering the group first makes the transposition that follows local:
-    read straight from x it strides over whole rows, and with 512 channels every read meets the same cache sets."""
+    read directly from x it strides over whole rows, and with 512 channels every read hits the same cache sets."""
     part = x[:, :, group]
     return (part if part.stride(1) == 1 else part.contiguous()).transpose(1, 2)
 
 
 def _store(y: Tensor, group: slice, part: Tensor) -> None:
     """Inverse of `_channels_first`, into a preallocated y. Rows first move to a stride of an odd number of cache lines:
-    at an FFT length's own stride the channels of a token share cache sets, and transposing takes three times longer."""
+    with the stride of an FFT length the channels of a token share cache sets, and transposing takes three times as
+    long."""
     line = 16
     stride = (-(-part.shape[2] // line) | 1) * line
     rows = part.new_empty((*part.shape[:2], stride))[..., : part.shape[2]]
@@ -210,7 +212,7 @@ def _store(y: Tensor, group: slice, part: Tensor) -> None:
 
 
 def _padding(x: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
-    """Zeros for one group's padded signals; `_load` overwrites the signal's part only, so they serve every group."""
+    """Zeros for one group's padded signals. `_load` overwrites only the signal's part, so they serve every group."""
     points = (plan.frames - 1) * plan.hop + plan.n_fft
     return x.new_zeros((x.shape[0], group.stop - group.start, points), dtype=dtype)
 
@@ -223,7 +225,7 @@ def _load(padded: Tensor, x: Tensor, group: slice, plan: _Plan) -> Tensor:
 
 
 def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Tensor:
-    """Place the gradient of the outputs where the frames produced them; the rest of ``frames`` is zero and stays so."""
+    """Copy the gradient of the outputs to where the frames produced them; the rest of ``frames`` stays zero."""
     frames = frames[:, : group.stop - group.start]
     part = _channels_first(grad, group)
     whole, rest = divmod(part.shape[2], plan.hop)
@@ -245,7 +247,7 @@ def _kernel_spectrum(kernel: Tensor, group: slice, plan: _Plan, dtype: torch.dty
 
 def _across_frames(spectrum: Tensor, kernel: Tensor, step: int) -> Tensor:
     """Multiply spectra (batch, group, frames, points) by a kernel (group, parts, points), in place: its part p adds to
-    the frame p later (step 1), or p earlier (step -1)."""
+    the frame p later (step 1) or p earlier (step -1)."""
     if kernel.shape[1] == 1:
         return spectrum.mul_(kernel)
     for some in _channels_in_cache(spectrum):
@@ -260,7 +262,8 @@ def _across_frames(spectrum: Tensor, kernel: Tensor, step: int) -> Tensor:
 
 
 def _kernel_products(signal: Tensor, grad: Tensor, plan: _Plan) -> Tensor:
-    """Spectra (batch, group, frames, points) of signal and gradient to that of the kernel's (group, parts, points)."""
+    """The spectrum of the kernel's gradient (group, parts, points) from those of signal and gradient (batch, group,
+    frames, points)."""
     signal = signal.conj_physical_()
     if plan.parts == 1:
         return signal.mul_(grad).sum(dim=(0, 2))[:, None]
@@ -274,7 +277,8 @@ def _kernel_products(signal: Tensor, grad: Tensor, plan: _Plan) -> Tensor:
 
 
 def _channels_in_cache(spectrum: Tensor) -> list[slice]:
-    """Slices of the channels of spectra (batch, group, frames, points), for every part of a kernel to pass over."""
+    """Slices of the channels of spectra (batch, group, frames, points) that stay in the cache for every part of a
+    kernel."""
     channels = spectrum.shape[1]
     fitting = max(1, _CPU_GROUP_ELEMENTS * channels // (2 * spectrum.numel()))
     size = fitting if spectrum.device.type == "cpu" else channels
@@ -282,8 +286,8 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
 
 
 def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: _Plan) -> None:
-    """The kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft, which counts every
-    frequency but the first and the last twice (once for its negative)."""
+    """Store the kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft, which counts
+    every frequency but the first and the last twice (once for its negative)."""
     if gradient.dim() == 3:
         products = products[:, 0] * (2 / plan.n_fft)
         products[:, :: plan.n_fft // 2] /= 2

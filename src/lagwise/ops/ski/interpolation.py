@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _BLOCK = 64
-_ROW_BLOCK = 16  # where rows have grids of their own: the nodes of short rows are close together
+_ROW_BLOCK = 16  # for rows with individual grids: the nodes of short rows are close together
 
 
 class NodeGrid(NamedTuple):
@@ -27,9 +27,10 @@ class NodeGrid(NamedTuple):
 
 
 def inducing_grid(length: int, rank: int, degree: int = 1) -> NodeGrid:
-    """``rank`` nodes evenly over the whole signal, the first and the last on its ends (SKI-TNN alg. 1, §3.2.1).
+    """``rank`` nodes at even distances over the whole signal, the first and the last at its ends (SKI-TNN alg. 1,
+    §3.2.1).
 
-    A signal shorter than the rank has a node on every token; the degree is at most the number of nodes less one.
+    A signal shorter than the rank has a node on every token. The degree is at most the number of nodes minus one.
     ValueError if rank < 2 or degree < 0.
     """
     if rank < 2 or degree < 0 or length < 1:
@@ -41,19 +42,19 @@ def inducing_grid(length: int, rank: int, degree: int = 1) -> NodeGrid:
 
 
 def spaced_grid(length: int, spacing: int, degree: int = 1) -> NodeGrid:
-    """Nodes every ``spacing`` tokens, from before the first token to after the last: every token has as many on its
-    left as on its right, and the weights repeat with the spacing. ValueError for an even degree or a spacing below 1.
-    """
+    """Nodes every ``spacing`` tokens, from before the first token to after the last. Every token has equally many nodes
+    on its left and right, and the weights repeat with the spacing. ValueError for an even degree or a spacing below
+    1."""
     if degree % 2 == 0 or degree < 1 or spacing < 1:
         raise ValueError(f"degree must be odd and spacing at least 1, got {degree} and {spacing}")
     return NodeGrid(length, (length - 1) // spacing + degree + 1, -(degree // 2) * spacing, spacing, degree)
 
 
 class BlockWeights(NamedTuple):
-    """W as blocks of tokens: the nodes that each block meets ``(blocks, width)``, and its weights
-    ``(blocks, size, width)``. For `restrict` and `prolong` on one grid several times: making it takes many small steps.
+    """W as blocks of tokens: the nodes that each block meets ``(blocks, width)``, and its weights ``(blocks, size,
+    width)``. Computing it takes many small steps, so `restrict` and `prolong` can share it on one grid.
 
-    If every row has a grid of its own (`row_weights`): nodes ``(batch, blocks, width)``, counted through the batch, and
+    If every row has its own grid (`row_weights`): nodes ``(batch, blocks, width)``, numbered through the batch, and
     weights ``(batch, blocks, size, width)``.
     """
 
@@ -64,11 +65,15 @@ class BlockWeights(NamedTuple):
 def restrict(x: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None) -> Tensor:
     """Spread a signal onto the nodes: ``Wᵀ x``, in O(length).
 
-    Formula: ``z_k = sum_i W_ik x_i``, with W_ik Lagrange's polynomial of node k among those around token i, taken at i.
+    Formula: ``z_k = sum_i W_ik x_i``, where W_ik is the Lagrange polynomial of node k, among the nodes around token i,
+    evaluated at i.
+
     Shapes: x ``(batch, length, channels)``; result ``(batch, nodes, channels)``.
-    Preconditions: ValueError if the signal is not of the grid's length.
-    Source: SKI-TNN §3.2.1 (W has degree + 1 non-zeros a row). Tokens are taken in blocks; a block meets few nodes, so
-    it is one small matrix product, and the blocks' shares of a node are added.
+
+    Preconditions: ValueError if the signal does not have the grid's length.
+
+    Source: SKI-TNN §3.2.1 (W has degree + 1 non-zeros per row). Tokens are taken in blocks. A block meets few nodes, so
+    it is one small matrix product, and the blocks' contributions to a node are added.
     """
     if x.shape[1] != grid.length:
         raise ValueError(f"the grid is for {grid.length} tokens, got {x.shape[1]}")
@@ -86,9 +91,12 @@ def restrict(x: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None) -> T
 def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, into: Tensor | None = None) -> Tensor:
     """Interpolate node values at the tokens: ``W z``, in O(length), the adjoint of `restrict`.
 
-    Shapes: z ``(batch, nodes, channels)``; result ``(batch, length, channels)``. With ``into`` of that shape the values
-    are added to it in place, a pass over the signal less; that is not for autograd. ValueError for other nodes than the
-    grid's. Source: SKI-TNN §3.2.1.
+    Shapes: z ``(batch, nodes, channels)``; result ``(batch, length, channels)``. With ``into`` of that shape, the
+    values are added to it in place, which saves one pass over the signal but does not work with autograd.
+
+    Preconditions: ValueError if z does not have the grid's nodes.
+
+    Source: SKI-TNN §3.2.1.
     """
     if z.shape[1] != grid.nodes:
         raise ValueError(f"the grid has {grid.nodes} nodes, got {z.shape[1]}")
@@ -101,7 +109,7 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
     with torch.autocast(z.device.type, enabled=False):
         if into is None:
             return (weights @ values).flatten(1, 2)[:, : grid.length]
-        if torch.compiler.is_exporting():  # exporters may lose what is written through a view
+        if torch.compiler.is_exporting():  # exporters may lose writes through a view
             return into + (weights @ values).flatten(1, 2)[:, : grid.length]
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
@@ -111,7 +119,7 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
 
 
 def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
-    """The weights of a grid for signals of this device and dtype."""
+    """The weights of a grid for signals with the device and dtype of ``like``."""
     size = min(_BLOCK, grid.length)
     ends = [(i, min(i + size, grid.length) - 1) for i in range(0, grid.length, size)]
     width = max(_first_node(grid, last) - _first_node(grid, first) for first, last in ends) + grid.degree + 1
@@ -126,12 +134,12 @@ def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
 
 
 def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
-    """The weights, in float64, of a batch whose rows have grids of their own: evenly from a row's first token to its
-    last, or on every token of a row that has fewer tokens than there are nodes.
+    """The weights, in float64, of a batch whose rows have individual grids. Nodes lie at even distances from a row's
+    first token to its last, or on every token of a row with fewer tokens than nodes.
 
-    Shapes: first and lengths ``(batch,)``, the place of each row's first token and the number of tokens from it to its
-    last; grid, the `inducing_grid` of a signal as long as the batch, with as many nodes as the rows have. Weights of
-    tokens outside the rows are zero.
+    Shapes: first and lengths ``(batch,)``, the position of each row's first token and the number of tokens from it to
+    its last; grid, the `inducing_grid` of a signal as long as the batch, with as many nodes as the rows have. Weights
+    of tokens outside the rows are zero.
     """
     degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
     count = -(-grid.length // size)
@@ -142,7 +150,7 @@ def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
     left = left.unflatten(1, (count, size))
     weights = (weights * inside[..., None]).unflatten(1, (count, size))
     if torch.compiler.is_compiling():
-        width = min(size + degree, grid.nodes)  # nodes are a token apart at least
+        width = min(size + degree, grid.nodes)  # nodes are at least one token apart
     else:
         width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
     start = left[..., :1].clamp(max=grid.nodes - width)
@@ -153,7 +161,7 @@ def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
 
 
 def row_spacing(lengths: Tensor, nodes: int) -> Tensor:
-    """Tokens between the nodes of rows with grids of their own: ``max(1, (length - 1) / (nodes - 1))``, in float64.
+    """Tokens between the nodes of rows with individual grids: ``max(1, (length - 1) / (nodes - 1))``, in float64.
 
     Shapes: lengths and result ``(batch,)``. Source: SKI-TNN §3.2.1.
     """
@@ -168,9 +176,9 @@ def interpolation_matrix(grid: NodeGrid) -> Tensor:
 
 
 def interpolation_weights(grid: NodeGrid) -> tuple[Tensor, Tensor]:
-    """First node of every token ``(length,)`` and the weights of that one and the next ``(length, degree + 1)``.
+    """First node of every token ``(length,)``, and the weights of its degree + 1 nodes ``(length, degree + 1)``.
 
-    Formula: with u the position in spacings after the first of them, ``w_a = prod_{b != a} (u - b) / (a - b)``.
+    Formula: with u the position in spacings after the first node, ``w_a = prod_{b != a} (u - b) / (a - b)``.
     """
     position = (torch.arange(grid.length, dtype=torch.float64) - grid.start) / grid.spacing
     return _weights_at(position, grid.nodes, grid.degree)
@@ -191,6 +199,6 @@ def _weights_at(position: Tensor, nodes: int, degree: int) -> tuple[Tensor, Tens
 
 
 def _first_node(grid: NodeGrid, token: int) -> int:
-    """`interpolation_weights`'s first node of one token, as a plain number: shapes depend on it."""
+    """`interpolation_weights`'s first node of one token, as a Python int, because shapes depend on it."""
     position = (token - grid.start) / grid.spacing + (0.5 if grid.degree % 2 == 0 else 0.0)
     return min(max(0, math.floor(position) - grid.degree // 2), grid.nodes - 1 - grid.degree)

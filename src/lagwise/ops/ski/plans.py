@@ -1,4 +1,4 @@
-"""Which plan of causal SKI serves a kernel: the cheapest within a tolerance."""
+"""Choose the plan of causal SKI for a kernel: the cheapest within a tolerance."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.local import direct_product
-from lagwise.ops.ski import SKIPlan, causal_ski_product, split_kernel
+from lagwise.ops.ski.products import SKIPlan, causal_ski_product, split_kernel
+from lagwise.ops.toeplitz.direct import direct_product
 
-# What a plan is chosen on.
+# The channels and lags on which a plan is chosen.
 _SAMPLED_CHANNELS = 16
 SAMPLED_LAGS = 1024
 
@@ -24,19 +24,28 @@ def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
     coarse = taps[:, :: plan.spacing][:, :nodes]
     if ends:
         coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
-    else:  # it goes on, but the nodes after the last token are all that meets the rest
+    else:  # it continues, but only nodes after the last token meet the rest
         beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
         coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
     return causal_ski_product(x, *split_kernel(taps[:, : plan.width], coarse, plan), plan)
 
 
 def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
-    """The cheapest plan whose error on this kernel is estimated to be within the tolerance, and that error.
+    """The cheapest plan whose estimated error on this kernel is within the tolerance, and that error.
 
-    The estimate is `ski_error` on the 16 roughest of the channels (by second differences) and the first 1024 lags.
-    ends: the kernel is zero beyond the taps, rather than not looked at. ValueError if tolerance is not positive, or if
-    no plan meets it: the message has the best one's figure. The choice depends on values, so an exported model cannot
-    make it.
+    The estimate is `ski_error` on the 16 roughest channels (by second differences) and the first 1024 lags. The choice
+    depends on values, so an exported model cannot make it.
+
+    Args:
+        taps: ``(channels, n)``, lag 0 first.
+        tolerance: Relative error, greater than 0.
+        ends: Whether the kernel is zero beyond the taps; otherwise it is not examined there.
+
+    Returns:
+        The plan and its estimated error.
+
+    Raises:
+        ValueError: If tolerance is not positive, or if no plan meets it: the message gives the best plan's error.
     """
     if tolerance <= 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
@@ -49,7 +58,7 @@ def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -
 
 
 def best_plan(taps: Tensor, tolerance: float, *, ends: bool = False) -> tuple[SKIPlan, float]:
-    """`plan_from_tolerance`, but the most accurate plan where none meets the tolerance."""
+    """`plan_from_tolerance`, but with the most accurate plan if none meets the tolerance."""
     taps = taps.detach()
     roughness = taps.diff(n=2, dim=1).abs().sum(1) / taps.abs().sum(1).clamp(min=1e-30)
     chosen = roughness.topk(min(_SAMPLED_CHANNELS, len(taps))).indices
@@ -80,15 +89,16 @@ PLANS = (
 
 @torch.no_grad()
 def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
-    """Largest error that `causal_ski_product` makes on signals within [-1, 1], relative to the largest output.
+    """Largest error of `causal_ski_product` on signals within [-1, 1], relative to the largest output.
 
-    Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is where in a cell the earlier token lies: at
-    least the relative error of the operator in the maximum norm, for these channels and lags.
+    Formula: ``max_c sum_l max_p |T̃_p(l) - k(l)| / sum_l |k(l)|``, where p is the position of the earlier token in its
+    cell: at least the relative error of the operator in the maximum norm, for these channels and lags.
 
-    ends: the kernel is zero beyond the taps given, and the error of interpolating over its end counts. Otherwise it
-    goes on, and the last lags given, where interpolation would need later ones, are left out.
-
-    Shapes: taps ``(channels, n)``, lag 0 first.
+    Args:
+        taps: ``(channels, n)``, lag 0 first.
+        plan: How the kernel is split.
+        ends: Whether the kernel is zero beyond the taps, so that the error of interpolating over its end counts.
+            Otherwise it continues, and the last lags, where interpolation would need later ones, are left out.
     """
     edge = (plan.degree + 1) * plan.spacing
     taps = taps.double()
@@ -99,7 +109,7 @@ def ski_error(taps: Tensor, plan: SKIPlan, *, ends: bool = False) -> float:
     nodes = max(plan.short_nodes, plan.grid(length + plan.spacing).nodes)
     padded = F.pad(taps, (0, max(plan.width, nodes * plan.spacing) - length))
     short, coarse = split_kernel(padded[:, : plan.width], padded[:, :: plan.spacing][:, :nodes], plan)
-    # An impulse at each place in the first cell: what it becomes is the operator's column there.
+    # An impulse at each position in the first cell gives the operator's column there.
     signal = torch.eye(plan.spacing, length + plan.spacing, dtype=taps.dtype, device=taps.device)
     answers = causal_ski_product(signal[..., None].expand(-1, -1, len(taps)), short, coarse, plan)
     kept = max(1, length - edge)

@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.spectral import fast_length
+from lagwise.ops.toeplitz.spectral import fast_length
 
 
 def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:
-    """The transform of every row over its own length.
+    """The Fourier transform of every row over its own length.
 
-    Formula: ``y[b, k] = sum_{j < n} exp(-2 pi i j k / n) x[b, j]`` for k < n = lengths[b], zero from n on; as
-    ``j k = (j**2 + k**2 - (k - j)**2) / 2`` it is a convolution by a chirp, of the same number of points for all rows.
+    Formula: ``y[b, k] = sum_{j < n} exp(-2 pi i j k / n) x[b, j]`` for k < n = lengths[b], zero from n on. Because ``j
+    k = (j**2 + k**2 - (k - j)**2) / 2``, it is a convolution by a chirp, with the same number of points for all rows.
 
-    Shapes: x ``(batch, length, channels)`` complex, zero from a row's own length on; lengths ``(batch,)``, at least 1;
-    result like x. Turns are exact: their squares are taken modulo 2 n in whole numbers.
+    Shapes: x ``(batch, length, channels)`` complex, zero from a row's length on; lengths ``(batch,)``, at least 1;
+    result like x. Angles are exact: squares are reduced modulo 2 n in integers.
 
     Source: Bluestein 1970.
     """

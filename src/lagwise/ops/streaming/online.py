@@ -1,4 +1,4 @@
-"""Convolution of a signal that arrives token by token: exact, in O(log² n) a token, without a token that waits."""
+"""Exact convolution of a signal that arrives token by token, in O(log² n) per token with a bound for every token."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.convolution import toeplitz_product
+from lagwise.ops.product import toeplitz_product
 from lagwise.ops.window import Window, may_write
 
-# Tokens of the smallest block: the last one to two blocks meet the taps directly (docs/log.md, "online convolution").
+# Tokens of the smallest block. The last one to two blocks meet the taps directly (docs/log.md, "online convolution").
 ONLINE_BLOCK = 64
-_FIRST_CAPACITY = 2048  # taps that a stream begins with, if there are as many; twice as many whenever it outgrows them
-# Real elements of the padded inputs of channels that are transformed together when nothing hurries.
+_FIRST_CAPACITY = 2048  # taps at the start of a stream, at most; doubled whenever it outgrows them
+# Real elements of the padded inputs of channels that are transformed together when there is no deadline.
 _GROUP_ELEMENTS = 1 << 19
 
 
 class OnlineTaps:
-    """Causal taps in the forms that a stream meets them, made when first needed and shared by the states of a stream.
+    """Causal taps in the forms that a stream needs, computed at first use and shared by the states of a stream.
 
-    ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on; ``reach`` is the number of lags after which there is
-    nothing, None if there is no end. Only as many taps are made as the text can meet, so that a kernel which decays
-    slowly costs no more than one without end.
+    ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on. ``reach`` is the number of lags after which all taps
+    are zero, or None for a kernel without end. Only as many taps are computed as the text can meet, so that a slowly
+    decaying kernel costs no more than one without end.
     """
 
     def __init__(self, make: Callable[[int], Tensor], reach: int | None):
@@ -32,18 +32,18 @@ class OnlineTaps:
         self._taps = make(self._within_reach(_FIRST_CAPACITY))
         self._spectra: dict[tuple[int, int], tuple[Tensor, int]] = {}
         near = self.upto(self._within_reach(2 * ONLINE_BLOCK))
-        self.near = near.t().flip(0).contiguous()  # lag 0 last, beside the end of a window
+        self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
 
     def __deepcopy__(self, memo: dict) -> OnlineTaps:
-        return self  # what it remembers is true for every copy of a state
+        return self  # its cached values hold for every copy of a state
 
     @property
     def made(self) -> int:
-        """How many taps there are by now."""
+        """Number of taps computed so far."""
         return self._taps.shape[1]
 
     def upto(self, lags: int) -> Tensor:
-        """Taps ``(channels, lags)``, zeros from the end on."""
+        """Taps ``(channels, lags)``, zero after the kernel's end."""
         if self.made < self._within_reach(lags):
             self._taps = self.make(self._within_reach(1 << (lags - 1).bit_length()))
         return F.pad(self._taps, (0, lags - self.made)) if lags > self.made else self._taps[:, :lags]
@@ -56,8 +56,8 @@ class OnlineTaps:
         return self.reach is None or (distance - 1) * size + 1 < self.reach
 
     def spectrum(self, size: int, distance: int, group: slice) -> Tensor:
-        """rfft of the ``2 * size`` taps between blocks at a distance, of a group of channels that starts no later than
-        where earlier groups ended."""
+        """rfft of the ``2 * size`` taps between blocks at a distance, for a group of channels that starts no later than
+        the end of earlier groups."""
         first = (distance - 1) * size
         taps = self.upto(first + 2 * size)[:, first:]
         if torch.is_grad_enabled():
@@ -74,10 +74,11 @@ class OnlineTaps:
 
 
 class _Far:
-    """What blocks two and three before it add to one block: ``(batch, channels, size)``.
+    """The contribution of the blocks two and three before a block to it: ``(batch, channels, size)``.
 
-    It depends on nothing but inputs that are already there, so it is computed a few channels at a time while the block
-    before is streamed. States that share it, before and after branching, find the same values whoever computes them.
+    It depends only on inputs that have already arrived, so it is computed a few channels at a time while the block
+    before is streamed. States that share it, before and after branching, get the same values whichever of them computes
+    it.
     """
 
     def __init__(
@@ -90,16 +91,17 @@ class _Far:
         done: int = 0,
     ):
         self.taps, self.size, self.block = taps, size, block
-        self.source = source  # None when all is computed, for it may hold on to a window that has moved on
+        self.source = source  # None when complete, so that it does not keep an old window alive
         self.result, self.done = result, done
 
     @classmethod
     def of(cls, taps: OnlineTaps, size: int, block: int, window: Window, seen: int) -> _Far | None:
-        """None for blocks that have no others so far before them. What the window has lost no tap reaches."""
+        """None for blocks without others that far before them. Tokens dropped from the window are beyond the taps'
+        reach."""
         if block < 2 or not taps.meets(size):
             return None
         stop = (block - 1) * size
-        # A pair of blocks three apart whose parents are two apart belongs to the parents' level.
+        # Blocks three apart whose parents are two apart are handled at the parents' level.
         start = stop - (2 if block % 2 and taps.meets(size, 3) else 1) * size
         tokens, oldest = window.tokens, seen - window.size
         source = tokens[:, max(0, start - oldest) : max(0, stop - oldest)]
@@ -112,10 +114,10 @@ class _Far:
         return _Far(self.taps, self.size, self.block, source, result, self.done)
 
     def advance(self, channels: int) -> None:
-        """Compute so many channels more."""
+        """Compute this many further channels."""
         source, result = self.source, self.result
         if source is None or torch.is_grad_enabled():
-            return  # with gradients `part` does it all at once
+            return  # with gradients, `part` computes everything at once
         if result is None or not may_write(result):
             shape = (source.shape[0], source.shape[2], self.size)
             result, self.done = source.new_empty(shape, dtype=self.taps.near.dtype), 0
@@ -145,11 +147,12 @@ class _Far:
 
 
 class OnlineState(NamedTuple):
-    """A stream's inputs, ``(batch, n, channels)``, as far back as the taps reach, and what they are known to add later.
+    """A stream's inputs ``(batch, n, channels)``, as far back as the taps reach, and their known contributions to later
+    tokens.
 
-    seen: tokens of the row that began first; behind: how much later each row did, ``(batch,)``, on the CPU. far: for
-    every size of block, what is added to the current block and to the next; due: ``(batch, block, channels)``, what all
-    of them add to the smallest current block, None if nothing.
+    seen: tokens of the row that started first. behind: how much later each row started, ``(batch,)``, on the CPU. far:
+    for every block size, the contributions to the current block and to the next. due: ``(batch, block, channels)``, the
+    sum of these for the smallest current block, or None.
     """
 
     taps: OnlineTaps
@@ -168,15 +171,15 @@ class OnlineState(NamedTuple):
 
     @classmethod
     def of(cls, taps: OnlineTaps, tokens: Tensor, seen: Tensor) -> OnlineState:
-        """The state of rows that have seen so many tokens, ``(batch,)``, from the last of these, ``(batch, n,
+        """The state of rows that have seen ``seen`` tokens ``(batch,)``, from their last tokens ``(batch, n,
         channels)``: as many as the taps reach, or all."""
         longest = int(seen.max())
         window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.reach)
         return _with_due(_with_far(cls(taps, window, longest, (longest - seen).cpu())))
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
-        """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. The time before
-        all of them is forgotten."""
+        """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. Time before the
+        first token of the new rows is dropped."""
         behind = change(self.behind)
         early = int(behind.min()) if len(behind) else 0
         window = self.window.map_batch(change)
@@ -188,32 +191,40 @@ class OnlineState(NamedTuple):
 
     @staticmethod
     def join(states: Sequence[OnlineState]) -> OnlineState:
-        """One batch of the rows of several states with the same taps. Rows that have seen less get silence before their
-        first token; what was known ahead is computed anew."""
+        """One batch of the rows of several states with the same taps. Rows that have seen fewer tokens get zeros before
+        their first token; contributions to later tokens are computed again."""
         seen = max(state.seen for state in states)
         taps = max((state.taps for state in states), key=lambda taps: taps.made)
         behind = torch.cat([state.behind + (seen - state.seen) for state in states])
         return _with_due(_with_far(OnlineState(taps, Window.join([state.window for state in states]), seen, behind)))
 
 
-@torch.compiler.disable  # a walk from block to block has no graph worth making
+@torch.compiler.disable  # a loop over blocks is not worth compiling
 def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
-    """The next tokens of a causal convolution, exactly as if the whole signal were there.
+    """The next tokens of a causal convolution, exactly as in a product with the whole signal.
 
-    Formula: ``y_i = sum_j t_{i-j} x_j`` for the tokens x that follow those the state has seen. Blocks of every size
-    ``b, 2b, 4b, ...`` are laid over the signal. Two tokens in the same block of size b or in neighbouring ones meet
-    directly; others at the one size at which their blocks are two or three apart and the blocks twice as large are
-    neighbours, by an FFT of twice that size. A block's inputs are complete a whole block before they are needed two
-    blocks later, and that long the FFT may take: its channels are shared out over the tokens between.
+    Formula: ``y_i = sum_j t_{i-j} x_j`` for the tokens x that follow those the state has seen. The signal is divided
+    into blocks of every size ``b, 2b, 4b, ...``. Two tokens in the same or in neighbouring blocks of size b meet
+    directly. Other pairs meet at the one size at which their blocks are two or three apart and the blocks twice as
+    large are neighbours, by an FFT of twice that size. A block's inputs are complete one whole block before they are
+    needed, two blocks later, and the FFT is spread over that time: its channels are distributed over the tokens in
+    between.
 
-    Cost of a token: O(log² n) operations a channel, at no token more than about b times the average, but where taps
-    are made for twice as many lags. Memory: O(n), or O(reach) for taps that end.
+    Cost: O(log² n) operations per token and channel, and no token takes more than about b times the average, except
+    where taps are computed for twice as many lags. Memory: O(n), or O(reach) for taps that end.
 
-    Shapes: x ``(batch, length >= 1, channels)``; result like x, in the taps' dtype, and the state after x. The old
-    state stays valid. ValueError if x does not fit the state.
+    Args:
+        x: ``(batch, length >= 1, channels)``.
+        state: The state so far; it stays valid.
 
-    Source: relaxed multiplication (van der Hoeven 2002), with the partition that multipole methods use (Greengard and
-    Rokhlin 1987) in place of his, for deadlines; non-uniform partitioned convolution (Gardner 1995) has them too.
+    Returns:
+        A tensor like x, in the taps' dtype, and the state after x.
+
+    Raises:
+        ValueError: If x does not fit the state.
+
+    Source: relaxed multiplication (van der Hoeven 2002), with the partition of multipole methods (Greengard and Rokhlin
+    1987) in place of his, for deadlines; non-uniform partitioned convolution (Gardner 1995) has deadlines too.
     """
     expected = (state.window.tokens.shape[0], state.taps.near.shape[1])
     if x.dim() != 3 or (x.shape[0], x.shape[2]) != expected or x.shape[1] == 0:
@@ -229,7 +240,7 @@ def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
 
 
 def _piece(state: OnlineState, left: int) -> int:
-    """How many of the tokens left to take at once: up to the end of the smallest block, or the largest block that
+    """How many of the remaining tokens to take at once: up to the end of the smallest block, or the largest block that
     starts here, or any number of blocks so large that the taps end within one."""
     if left < ONLINE_BLOCK or state.seen % ONLINE_BLOCK:
         return min(left, ONLINE_BLOCK - state.seen % ONLINE_BLOCK)
@@ -262,7 +273,7 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
 
 def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
     """The state after tokens ``(batch, length, channels)`` whose outputs are computed elsewhere, from the state's
-    ``taps.near`` and ``due``. Tokens must not pass the end of the current block: ValueError."""
+    ``taps.near`` and ``due``. ValueError if the tokens pass the end of the current block."""
     place, length = state.seen % ONLINE_BLOCK, x.shape[1]
     if place + length > ONLINE_BLOCK:
         raise ValueError(f"at most {ONLINE_BLOCK - place} tokens are left of the block, got {length}")
@@ -270,8 +281,8 @@ def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
 
 
 def _followed(state: OnlineState, length: int) -> OnlineState:
-    """The state after its last ``length`` tokens, with what is known ahead: at the end of a block all of the next one,
-    and before that a share of what later blocks need."""
+    """The state after its last ``length`` tokens, with the contributions to later tokens: at the end of a block all of
+    those to the next one, and before that a share of what later blocks need."""
     place = (state.seen - length) % ONLINE_BLOCK
     if (place + length) % ONLINE_BLOCK == 0:
         return _with_due(_with_far(state))
@@ -283,7 +294,7 @@ def _followed(state: OnlineState, length: int) -> OnlineState:
 
 
 def _with_far(state: OnlineState) -> OnlineState:
-    """The state with what is known to be added to the current and to the next block of every size."""
+    """The state with the known contributions to the current and the next block of every size."""
     far: list[tuple[_Far | None, ...]] = []
     size = ONLINE_BLOCK
     while size <= state.seen and state.taps.meets(size):
@@ -301,7 +312,8 @@ def _with_due(state: OnlineState) -> OnlineState:
 
 
 def _ahead(far: Sequence[tuple[_Far | None, ...]], start: int, length: int) -> Tensor | None:
-    """What blocks of at least ``length`` add to the tokens start..start + length: ``(batch, length, channels)``."""
+    """The contributions of blocks of at least ``length`` to the tokens start..start + length: ``(batch, length,
+    channels)``."""
     total: Tensor | None = None
     for task, *_ in far:
         if task is not None and task.size >= length:

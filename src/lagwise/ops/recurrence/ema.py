@@ -1,6 +1,6 @@
 """The damped multi-dimensional exponential moving average of MEGA: as taps, as a recurrence and as a scan.
 
-All forms take the same two tensors: weights ``w`` and the logarithms of decays ``q``, a few dimensions a channel.
+All forms take the same two tensors: weights ``w`` and the logarithms of decays ``q``, several dimensions per channel.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.block import toeplitz_blocks
-from lagwise.ops.scan import block_scan
-from lagwise.ops.spectral import compute_dtype
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.symbolic import FINE, pieces, symbolic
+from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
-_LONG_BLOCK = 64  # from here on the states, one a block, weigh more than the work inside blocks
+_LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 32768
-_FASTEST = -1e3  # of ln q: nothing is left after a token, and no power of it is NaN, as those of ln 0 are
+_FASTEST = -1e3  # of ln q: nothing is left after one token, and powers are not NaN as they would be for ln 0
 
 
 def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int | None = None) -> Tensor:
@@ -26,14 +26,20 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
 
     Formula: ``k(l) = sum_n w_n q_n**l``, and 0 from lag ``truncation`` on.
 
-    Shapes: weight and log_decay ``(channels, dimension)``; result ``(channels, min(length, truncation))``.
+    Args:
+        weight: w ``(channels, dimension)``.
+        log_decay: ln q ``(channels, dimension)``, in nats per token, at most 0.
+        length: Number of taps.
+        truncation: First lag that is zero; by default none.
 
-    Units and ranges: log_decay = ln q in nats a token, at most 0. Computed in the dtype of the inputs.
+    Returns:
+        ``(channels, min(length, truncation))``, computed in the dtype of the inputs.
 
-    Preconditions: ValueError if length or truncation is less than 1.
+    Raises:
+        ValueError: If length or truncation is less than 1.
 
-    Source: TCNCA eq. 1 and app. I (kernel generation); MEGA (Ma et al. 2023), app. A. Written out it takes
-    channels · dimension · length exponentials; as ``q**(a s + b) = q**(a s) q**b`` it is a small matrix product, a
+    Source: TCNCA eq. 1 and app. I (kernel generation); MEGA (Ma et al. 2023), app. A. Evaluated directly, it takes
+    channels · dimension · length exponentials. With ``q**(a s + b) = q**(a s) q**b`` it is a small matrix product, a
     hundred times faster at 131072 lags.
     """
     length = _cut(length, truncation)
@@ -59,18 +65,18 @@ def ema_scan(
 ) -> Tensor:
     """The moving average of a whole signal in linear time, exactly causal.
 
-    Formula: ``y_i = sum_{j <= i} k(i - j) x_j`` with k of `ema_taps`; with ``backward = (w', q')`` also
-    ``+ sum_{j >= i} k'(j - i) x_j``, so that lag 0 counts in both, as in MEGA.
+    Formula: ``y_i = sum_{j <= i} k(i - j) x_j`` with k of `ema_taps`. With ``backward = (w', q')``, ``sum_{j >= i} k'(j
+    - i) x_j`` is added, so that lag 0 counts in both, as in MEGA.
 
-    Shapes: x ``(batch, length, channels)``; weight and log_decay ``(channels, dimension)``, and those of backward too;
+    Shapes: x ``(batch, length, channels)``; weight and log_decay, also those of backward, ``(channels, dimension)``;
     result like x.
 
-    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, else float32.
+    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, otherwise float32.
 
-    Source: TCNCA eq. 1; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the whole one less
-    a second that begins ``truncation`` tokens later with weights ``w q**truncation``.
+    Source: TCNCA eq. 1; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the whole average
+    minus a second one that starts ``truncation`` tokens later with weights ``w q**truncation``.
     """
-    kept, x = x.dtype, x.to(compute_dtype(x, weight))  # the two averages nearly cancel: no rounding before they have
+    kept, x = x.dtype, x.to(compute_dtype(x, weight))  # the two averages nearly cancel: round only afterwards
     y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
     late = x.shape[1] if truncation is None else _cut(x.shape[1], truncation)
     if late == x.shape[1]:
@@ -92,13 +98,13 @@ def ema_prefill(
     *,
     backward: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The next tokens of a stream: their averages and the state after them, without truncation.
+    """The averages of the next tokens of a stream, and the state after them, without truncation.
 
     Formula: ``h_i = q h_{i-1} + x_i``, ``y_i = sum_n w_n h_{i,n}``.
 
-    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, dimension)`` or None at the beginning;
-    weights as in `ema_scan`, whose ``backward`` may be given where the tokens are the whole signal. Result like x, and
-    like state.
+    Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, dimension)``, or None at the beginning;
+    weights as in `ema_scan`, whose ``backward`` may be given if the tokens are the whole signal. Returns a tensor like
+    x, and one like state.
 
     Source: TCNCA eq. 1.
     """
@@ -150,13 +156,15 @@ def ema_parameters(delta: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) ->
 
     Formula: ``p = sigmoid(delta)``, ``q = 1 - p sigmoid(alpha)``, ``w = p beta gamma / sqrt(dimension)``.
 
-    Shapes: all ``(..., channels, dimension)``. Source: TCNCA eq. 1, with p for its α and sigmoid(alpha) for its δ;
-    MEGA (Ma et al. 2023), §3.1 and app. A. ln q is taken as ``log1p(-p sigmoid(alpha))``: q itself has no digits left
-    for a slow decay.
+    Shapes: all ``(..., channels, dimension)``.
+
+    Source: TCNCA eq. 1, with p for its α and sigmoid(alpha) for its δ; MEGA (Ma et al. 2023), §3.1 and app. A. ln q is
+    computed as ``log1p(-p sigmoid(alpha))``, because q itself loses all digits for a slow decay.
     """
     p = delta.sigmoid()
     lost = p * alpha.sigmoid()
-    # log1p is kept from -1 itself, where its gradient is infinite and a clamp's zero would make that NaN.
+    # Keep the argument of log1p above -1: there the gradient is infinite, and a clamp's zero gradient would turn it
+    # into NaN.
     log_decay = torch.where(lost < 1, torch.log1p(-lost.where(lost < 1, 0)), _FASTEST)
     return p * beta * gamma / math.sqrt(delta.shape[-1]), log_decay
 

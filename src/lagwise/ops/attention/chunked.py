@@ -1,4 +1,4 @@
-"""Attention within windows of the sequence that do not overlap, in linear time, and its positions."""
+"""Attention within non-overlapping chunks of the sequence, in linear time, and rotary positions."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def chunked_attention(
 ) -> Tensor:
     """Attention in which a token sees the tokens of its own chunk.
 
-    Formula: ``y_i = sum_j f(s_ij) v_j`` over real keys ``j`` with ``floor(j / chunk) = floor(i / chunk)`` (and
-    ``j <= i`` when causal), positions being counted from each row's first real token; ``f`` and ``s`` as in
-    `pair_attention`, the bias by the places of query and key in their chunk.
+    Formula: ``y_i = sum_j f(s_ij) v_j`` over real keys ``j`` with ``floor(j / chunk) = floor(i / chunk)`` (and ``j <=
+    i`` when causal). Positions are counted from each row's first real token; ``f`` and ``s`` as in `pair_attention`,
+    with the bias indexed by the positions of query and key in their chunk.
 
     Shapes: query and key ``(batch, heads, length, d)``; value ``(batch, heads, length, e)``; bias ``(heads or 1, c,
-    c)`` with c >= min(chunk, length), or None; mask ``(batch, length)``, true where a token is real. Result like
-    value. chunk is in tokens and need not divide the length.
+    c)`` with c >= min(chunk, length), or None; mask ``(batch, length)``, true where a token is real. Result like value.
+    chunk is in tokens and need not divide the length.
 
-    Preconditions: ValueError for an unknown function, a chunk below 1, no tokens, or shapes that do not agree. Outputs
-    at padding are finite and mean nothing.
+    Preconditions: ValueError for an unknown function, a chunk below 1, an empty sequence, or shapes that do not match.
+    Outputs at padding are finite and have no meaning.
 
-    Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), whose chunks are counted from the row's start, padding or not.
+    Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), which counts chunks from the row's start, padding included.
     """
     _check(query, key, value, chunk, function, bias, mask)
     shift = None
     if mask is not None:
-        # Padding is looked at only outside of graphs and `torch.vmap`, where there can be no branch on values.
+        # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
         eager = not (torch.compiler.is_compiling() or transformed())
         mask, shift = mask.bool(), first_real(mask)
         if eager and not shift.any():
@@ -57,7 +57,7 @@ def chunked_attention(
             query, key, value = (_take(x, index) for x in (query, key, value))
             mask = mask.gather(1, index)
         if eager and not ((mask[:, 1:] > mask[:, :-1]).any() if causal else (~mask).any()):
-            mask = None  # a causal query sees no padding behind it
+            mask = None  # a causal query never sees padding on the right
     y = _in_chunks(query, key, value, chunk, causal, function, bias, mask)
     return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
 
@@ -71,7 +71,7 @@ def pair_attention(
     bias: Tensor | None = None,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Attention over the pairs of query and key that are allowed; elementwise weights unless ``softmax``.
+    """Attention over the allowed pairs of query and key, with elementwise weights unless ``softmax``.
 
     Formula: ``sum_j f(s_ij) v_j`` with n_i the number of keys allowed for query i, and
 
@@ -84,8 +84,8 @@ def pair_attention(
     or 1, n, m)`` or ``(batch, heads or 1, n, m)``; allowed, boolean, ``(n, m)`` or ``(batch or 1, heads or 1, n, m)``.
     Result ``(batch, heads, n, e)``.
 
-    Preconditions: ValueError for an unknown function. With softmax every query must be allowed a key. Elementwise
-    weights are computed in float32 or better.
+    Preconditions: ValueError for an unknown function. With softmax, at least one key must be allowed for every query.
+    Elementwise weights are computed in float32 or better.
 
     Source: TCNCA §2; MEGA (Ma et al. 2023) for Laplace, which approximates the squared ReLU of Primer, and for n_i.
     """
@@ -121,7 +121,7 @@ def chunked_attention_reference(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The same over all pairs of the sequence, with a mask for "in one chunk". For tests.
+    """`chunked_attention` over all pairs of the sequence with a mask for "in the same chunk", for tests.
 
     Arguments, formula and source as in `chunked_attention`. Memory is O(length^2).
     """
@@ -148,10 +148,10 @@ def chunked_attention_reference(
 
 
 def rotary(x: Tensor, positions: Tensor) -> Tensor:
-    """Turn every pair of channels by an angle proportional to the position, so that products depend on lags (RoPE).
+    """Rotate pairs of channels by an angle proportional to the position, so that products depend on lags (RoPE).
 
-    Formula: channels 2 k and 2 k + 1 of the token at position p are turned by ``p * 10000**(-2 k / d)``, in float32
-    or better.
+    Formula: channels 2 k and 2 k + 1 of the token at position p are rotated by ``p * 10000**(-2 k / d)``, in float32 or
+    better.
 
     Shapes: x ``(length, d)``, ``(batch, length, d)`` or ``(batch, heads, length, d)``; positions ``(length,)`` or
     ``(batch, length)``, in tokens, any sign. Result like x. ValueError for odd d.
@@ -167,7 +167,7 @@ def rotary_factors(
     """Cosines and sines of `rotary`'s angles, for `rotate`.
 
     Shapes: positions as in `rotary`; result ``(*positions.shape, size / 2)`` twice, in float32 or the wider dtype.
-    ``limit``: positions are in [0, limit), so no more angles than these need be computed. ValueError for an odd size.
+    ``limit``: positions are in [0, limit), so that only these angles are computed. ValueError for an odd size.
     """
     if size % 2:
         raise ValueError(f"rotary positions need an even number of channels, got {size}")
@@ -181,18 +181,18 @@ def rotary_factors(
 
 
 def rotate(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-    """`rotary` with given `rotary_factors`, which may serve several tensors."""
+    """`rotary` with given `rotary_factors`, which several tensors can share."""
     cos, sin = factors
     heads = x.dim() == 4
-    if heads:  # work with heads within tokens, as projections give them, so that folding chunks stays a view
+    if heads:  # keep heads within tokens, as projections produce them, so that folding chunks stays a view
         x, cos, sin = x.transpose(1, 2), cos[..., None, :], sin[..., None, :]
     pairs = x.to(cos.dtype)
-    if torch.compiler.is_compiling():  # complex numbers are three times as fast, but compilers leave them alone
+    if torch.compiler.is_compiling():  # complex numbers are three times as fast, but compilers do not optimise them
         a, b = pairs.unflatten(-1, (-1, 2)).unbind(-1)
         y = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
     else:
         if pairs.stride(-1) != 1 or any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1])):
-            pairs = pairs.clone(memory_format=torch.contiguous_format)  # pairs must begin at even places
+            pairs = pairs.clone(memory_format=torch.contiguous_format)  # pairs must begin at even offsets
         y = torch.view_as_real(torch.view_as_complex(pairs.unflatten(-1, (-1, 2))) * torch.complex(cos, sin))
     y = y.flatten(-2).to(x.dtype)
     return y.transpose(1, 2) if heads else y
@@ -203,7 +203,8 @@ def lag_matrix(values: Tensor) -> Tensor:
 
     Shapes: values ``(heads, 2 n - 1)``, lag ``-(n - 1)`` first; result ``(heads, n, n)``.
 
-    Rows are cut from a repetition of the values with a period one longer than a row: no gather, whose gradient is slow.
+    Rows are cut from the values repeated with a period one longer than a row. This avoids a gather, whose gradient is
+    slow.
     """
     n = values.shape[1] // 2 + 1
     rows = F.pad(values.flip(1), (0, 1)).repeat(1, n)[:, : n * (2 * n - 1)]
@@ -211,7 +212,8 @@ def lag_matrix(values: Tensor) -> Tensor:
 
 
 def first_real(mask: Tensor) -> Tensor:
-    """Place of each row's first real token, 0 in a row of padding. Shapes: mask ``(batch, length)``; ``(batch,)``."""
+    """Position of each row's first real token, 0 in a row of padding. Shapes: mask ``(batch, length)``; result
+    ``(batch,)``."""
     return mask.bool().long().argmax(dim=1)
 
 
@@ -225,7 +227,7 @@ def _in_chunks(
     bias: Tensor | None,
     real: Tensor | None,
 ) -> Tensor:
-    """Chunks counted from the first token: whole ones at once, as rows of a batch, and the rest behind them."""
+    """Attention in chunks counted from the first token: all whole chunks at once, as rows of a batch, then the rest."""
     batch, heads, length, _ = query.shape
     if symbolic(length):
         return _in_whole_chunks(query, key, value, chunk, causal, function, bias, real)
@@ -261,7 +263,7 @@ def _in_whole_chunks(
     bias: Tensor | None,
     real: Tensor | None,
 ) -> Tensor:
-    """`_in_chunks` at a symbolic length, filled up with padding to whole chunks."""
+    """`_in_chunks` at a symbolic length, padded to whole chunks."""
     batch, _, length, _ = query.shape
     whole = pieces(length, chunk)
     rest = whole * chunk - length
@@ -290,7 +292,7 @@ def _attend(
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
     n, allowed = query.shape[2], real
     if real is not None and function == "softmax":
-        allowed = real | torch.eye(n, dtype=torch.bool, device=query.device)  # so that padding has something to see
+        allowed = real | torch.eye(n, dtype=torch.bool, device=query.device)  # so that padding has a key to attend to
     if causal:
         past = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
         allowed = past if allowed is None else allowed & past
@@ -302,12 +304,12 @@ def _corner(bias: Tensor | None, n: int) -> Tensor | None:
 
 
 def _rolled(shift: Tensor, length: int) -> Tensor:
-    """Index (batch, length) that moves each row to the left by its shift, and what falls off to the row's end."""
+    """Index ``(batch, length)`` that rolls each row to the left by its shift; what falls off moves to the row's end."""
     return (torch.arange(length, device=shift.device) + shift[:, None]) % length
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Tokens of ``x`` (batch, heads, length, d) by an index (batch, length) of their own for each row."""
+    """Tokens of ``x`` ``(batch, heads, length, d)`` by an index ``(batch, length)`` for each row."""
     batch, _, length, _ = x.shape
     flat = index + length * torch.arange(batch, device=x.device)[:, None]
     tokens = x.transpose(1, 2).flatten(0, 1).index_select(0, flat.flatten())

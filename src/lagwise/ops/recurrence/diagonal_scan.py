@@ -1,4 +1,4 @@
-"""Diagonal linear recurrences with complex poles, all of whose states are wanted."""
+"""Diagonal linear recurrences with complex poles, for callers that need every state."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.ema import ema_prefill
+from lagwise.ops.recurrence.ema import ema_prefill
 
 
 def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The states of a diagonal recurrence, in linear time.
 
-    Formula: ``h_t = exp(log_decay + j angle) h_{t-1} + x_t``, from ``h_{-1} = state``. In the frame that turns with
-    the poles, ``g_t = exp(-j angle t) h_t``, real and imaginary part are moving averages with real decays, which
-    `ema_prefill` takes in blocks.
+    Formula: ``h_t = exp(log_decay + j angle) h_{t-1} + x_t``, from ``h_{-1} = state``. In the frame that rotates with
+    the poles, ``g_t = exp(-j angle t) h_t``, real and imaginary parts are moving averages with real decays, which
+    `ema_prefill` computes in blocks.
 
-    Shapes: x ``(batch, length >= 1, states)`` complex; log_decay and angle ``(states,)`` real; state ``(batch,
-    states)`` complex, zero by default. Result like x, and like state.
+    Args:
+        x: ``(batch, length >= 1, states)``, complex.
+        log_decay: ``(states,)``, real, in nats per token, at most 0.
+        angle: ``(states,)``, real, in radians per token. Rotations are computed in float64.
+        state: ``(batch, states)``, complex; zero by default.
 
-    Units and ranges: log_decay in nats a token, at most 0; angle in radians a token. Turns are computed in float64.
+    Returns:
+        All states, like x, and the last one, like state.
 
     Source: LRU (Orvieto et al. 2023), §3; S5 (Smith et al. 2023), §2.2.
     """

@@ -1,4 +1,4 @@
-"""How far a diagonal state space is from taps at the worst frequency: a bound, not a sample."""
+"""The distance between a diagonal state space and taps at the worst frequency: a bound, not a sample."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.modal import Modes, modal_taps
-from lagwise.ops.spectral import fast_length
+from lagwise.ops.recurrence.modal import Modes, modal_taps
+from lagwise.ops.toeplitz.spectral import fast_length
 
-_FREQUENCIES = 8  # a tap
-_TIGHTNESS = 0.04  # how far the bound may be above the largest value that was met
+_FREQUENCIES = 8  # per tap
+_TIGHTNESS = 0.04  # largest relative gap between the bound and the largest value met
 _TOGETHER = 16
-_SPLIT = 4  # of an interval of frequencies that is not known well enough
+_SPLIT = 4  # of an interval of frequencies whose bound is too loose
 _ELEMENTS = 1 << 20  # intervals times poles at a time
 
 
 def frequencies(taps: int) -> int:
-    """Points of a transform of so many taps between which their gain is at most 1 / cos(pi / 16) of the largest there,
-    2% more."""
+    """Number of points of a transform of this many taps so that between them the gain is at most 1 / cos(pi / 16), 2%
+    more, times the largest at a point."""
     return fast_length(_FREQUENCIES * taps)
 
 
 def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) -> tuple[float, float]:
     """A bound of ``max_w |K(exp(iw)) - K^(exp(iw))|`` over all frequencies, and one of ``sum_l |k_l - k^_l|``.
 
-    Formula: the error f = K - K^ is a rational function, so that |f| falls from its maximum no faster than
-    ``cos(θ / 2)``, where ``dθ/dw = n - 1 + sum_i (1 - |p_i|²) / |1 - p_i exp(-iw)|²``, over both poles of a pair.
-    Between two frequencies, therefore, ``max |f| <= max(ends) / cos(Δθ / 4)``. Values come from a transform at 8
-    frequencies a tap. Where these do not suffice, near poles that are close to the circle, intervals are divided until
-    the bound is no more than 4% above the largest value met.
+    Formula: the error f = K - K^ is a rational function, so |f| falls from its maximum no faster than ``cos(θ / 2)``,
+    where ``dθ/dw = n - 1 + sum_i (1 - |p_i|²) / |1 - p_i exp(-iw)|²``, over both poles of a pair. Between two
+    frequencies, therefore, ``max |f| <= max(ends) / cos(Δθ / 4)``. Values come from a transform at 8 frequencies per
+    tap. Where these do not suffice, near poles close to the circle, intervals are divided until the bound is at most 4%
+    above the largest value met.
 
-    Shapes: taps ``(n,)`` in float64, zero from lag n on; modes of one channel. If a value above ``enough`` is met, the
-    first result is the largest value met and no bound.
+    Args:
+        taps: ``(n,)`` in float64, zero from lag n on.
+        modes: Of one channel, with all ``|p| < 1``.
+        enough: If a value above this is met, the first result is the largest value met and not a bound.
 
-    Preconditions: all ``|p| < 1``. Rounding of float64 is not in the bound.
+    Returns:
+        Both bounds, without the rounding of float64.
 
     Source: the inequality of Bernstein and Szegő for rational functions (Borwein, Erdélyi and Zhang 1994).
     """
     points = frequencies(len(taps))
     poles, weights = modes.poles[0], modes.weights[0]
-    # At the points of a transform all lags that differ by its length are one: a geometric series of each mode.
+    # At the points of a transform, lags that differ by its length coincide: each mode gives a geometric series.
     last = poles**points
     difference = -modal_taps(Modes(modes.poles, (weights / (1 - last))[None], modes.direct), points)[0]
     difference[: len(taps)] += taps
@@ -54,7 +57,7 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
         return met, total
     places = torch.arange(len(values), dtype=taps.dtype) * (2 * math.pi / points)
     low, high, ends = places[:-1], places[1:], torch.maximum(values[:-1], values[1:])
-    # At first of several intervals together: most are far from any pole.
+    # Start with several intervals together: most are far from any pole.
     wider = _density(low[::_TOGETHER], torch.cat([low[_TOGETHER::_TOGETHER], high[-1:]]), poles)
     density = wider.repeat_interleave(_TOGETHER)[: len(low)]
     bound = met
@@ -69,7 +72,7 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
         places = low + (high - low) * torch.linspace(0, 1, _SPLIT + 1, dtype=taps.dtype)
         inner = _difference_at(places[:, 1:-1].flatten(), taps, modes).view(-1, _SPLIT - 1)
         met = max(met, float(inner.max()))
-        # An end of the interval may be the larger one for either of its outer parts: it serves both.
+        # An end of the interval may be the larger value for both of its outer parts.
         ends = torch.cat([ends[:, None], inner, ends[:, None]], 1)
         low, high = places[:, :-1].flatten(), places[:, 1:].flatten()
         ends = torch.maximum(ends[:, :-1], ends[:, 1:]).flatten()
@@ -77,8 +80,8 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
 
 
 def _density(low: Tensor, high: Tensor, poles: Tensor) -> Tensor:
-    """The most that ``sum_i (1 - |p_i|²) / |1 - p_i exp(-iw)|²``, over both poles of a pair, can be between low and
-    high within [0, pi]: every term at the frequency there that is nearest to its pole."""
+    """The maximum of ``sum_i (1 - |p_i|²) / |1 - p_i exp(-iw)|²``, over both poles of a pair, between low and high
+    within [0, pi]: every term at the frequency there that is closest to its pole."""
     radius, angle = poles.abs()[:, None], poles.angle()[:, None]
     paired = poles.imag > 0
     sums = []

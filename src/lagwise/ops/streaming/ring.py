@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def ring_write(ring: Tensor, x: Tensor, number: Tensor) -> Tensor:
-    """The ring after one token of every row, which takes the place of the one ``reach`` tokens before it.
+    """The ring after one token of every row, which replaces the token ``reach`` before it.
 
-    Shapes: ring ``(batch, reach, channels)``; x ``(batch, channels)``; number ``(batch,)``, each token's number in its
+    Shapes: ring ``(batch, reach, channels)``; x ``(batch, channels)``; number ``(batch,)``, each token's index in its
     row, from 0; result like ring.
     """
     rows = torch.arange(ring.shape[0], device=ring.device)
@@ -18,7 +18,7 @@ def ring_write(ring: Tensor, x: Tensor, number: Tensor) -> Tensor:
 
 
 def ring_read(ring: Tensor, number: Tensor, lags: Tensor) -> Tensor:
-    """Tokens at some lags behind the one last written, ``(batch, n, channels)``.
+    """Tokens at some lags before the last one written, ``(batch, n, channels)``.
 
     Shapes: ring and number as in `ring_write`; lags ``(n,)`` in tokens, below reach.
     """
@@ -26,13 +26,13 @@ def ring_read(ring: Tensor, number: Tensor, lags: Tensor) -> Tensor:
 
 
 def ring_lags(ring: Tensor, number: Tensor) -> Tensor:
-    """How many tokens each place of the ring lies behind the token last written, ``(batch, reach)``."""
+    """The lag of each position of the ring behind the last token written, ``(batch, reach)``."""
     places = torch.arange(ring.shape[1], device=ring.device)
     return (number[:, None] - places) % ring.shape[1]
 
 
 def ring_product(ring: Tensor, taps: Tensor, number: Tensor) -> Tensor:
-    """A causal convolution at the token last written: ``y = sum_l taps_l x_{number - l}``.
+    """A causal convolution at the last token written: ``y = sum_l taps_l x_{number - l}``.
 
     Shapes: ring and number as in `ring_write`; taps ``(reach, channels)``, lag 0 first; result ``(batch, channels)``.
     """
@@ -40,10 +40,10 @@ def ring_product(ring: Tensor, taps: Tensor, number: Tensor) -> Tensor:
 
 
 def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:
-    """The ring that holds the last tokens before number ``seen`` of each row.
+    """The ring that holds the last tokens before index ``seen`` of each row.
 
     Shapes: tokens ``(batch, n <= reach, channels)``, oldest first; seen ``(batch,)``; result ``(batch, reach,
-    channels)``. Where tokens are missing the ring has zeros, as if the row had been silent.
+    channels)``. Missing tokens are zero.
     """
     tokens = F.pad(tokens, (0, 0, reach - tokens.shape[1], 0))
     places = torch.arange(reach, device=tokens.device)

@@ -1,4 +1,4 @@
-"""Diagonal linear recurrences over blocks of tokens: exactly causal, linear in the length, all matrix products."""
+"""Diagonal linear recurrences over blocks of tokens: exactly causal, linear in the length, by matrix products."""
 
 from __future__ import annotations
 
@@ -22,23 +22,30 @@ def block_scan(
     *,
     reverse: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """A linear recurrence with diagonal states, taken in blocks.
+    """A linear recurrence with diagonal states, computed in blocks.
 
-    Formula: with ``x_k`` block k of a channel, ``y_k = near x_k + outwardᵀ h_k`` and
-    ``h_{k+1} = exp(log_carry) h_k + inward x_k``, from ``h_0 = state``. The last ``reverse`` states run from the end
-    instead: ``h_k = exp(log_carry) h_{k+1} + inward x_{k+1}``, from zero.
+    Formula: with ``x_k`` block k of a channel, ``y_k = near x_k + outwardᵀ h_k`` and ``h_{k+1} = exp(log_carry) h_k +
+    inward x_k``, from ``h_0 = state``. The last ``reverse`` states run from the end instead: ``h_k = exp(log_carry)
+    h_{k+1} + inward x_{k+1}``, from zero.
 
-    Shapes: x ``(batch, length, channels)``; near ``(channels, size, size)``; inward and outward
-    ``(channels, states, size)``; log_carry ``(channels, states)``; state ``(batch, channels, states - reverse)``, zero
-    by default. Result: y like x in near's dtype, and the forward states at the start of the last block, like state.
+    Args:
+        x: ``(batch, length, channels)``. The last block may be partial: it is padded with zeros.
+        near: ``(channels, size, size)``.
+        inward: ``(channels, states, size)``.
+        outward: Like inward.
+        log_carry: ``(channels, states)``, in nats per block, at most 0.
+        state: ``(batch, channels, states - reverse)``; zero by default.
+        reverse: How many states run from the end.
 
-    Units and ranges: log_carry in nats a block, at most 0. The last block may be partial: it is filled with zeros.
+    Returns:
+        y like x in near's dtype, and the forward states at the start of the last block, like state.
 
-    Preconditions: ValueError for an empty signal.
+    Raises:
+        ValueError: For an empty signal.
 
-    Source: the parallel scan that TCNCA app. B and I leave open (Martin and Cundy 2018), with blocks as its leaves:
-    inside a block a matrix product does the recurrence's work, and only one state in ``size`` tokens is ever made.
-    Of the states, those √n blocks apart are scanned first, in two passes of vectorised steps.
+    Source: the parallel scan that TCNCA app. B and I leave open (Martin and Cundy 2018), with blocks as its leaves.
+    Inside a block a matrix product replaces the recurrence, and only one state per ``size`` tokens is computed. Of
+    these states, those √n blocks apart are scanned first, in two passes of vectorised steps.
     """
     if x.dim() != 3 or x.shape[1] == 0:
         raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
@@ -51,7 +58,7 @@ def block_scan(
 def _plain_scan(
     x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
 ) -> tuple[Tensor, Tensor]:
-    """`_BlockScan` of operations that differentiate and transform by themselves."""
+    """`_BlockScan` in operations that autograd and `torch.func` can handle."""
     (batch, length, _), size, forward = x.shape, near.shape[1], log_carry.shape[1] - reverse
     blocks = -(-length // size)
     with torch.autocast(x.device.type, enabled=False):
@@ -64,7 +71,7 @@ def _plain_scan(
 
 
 class _BlockScan(torch.autograd.Function):
-    """`block_scan` with its gradient, which is a scan the other way. Between them only the states are kept."""
+    """`block_scan` with its gradient, which is a scan in the other direction. Only the states are kept in between."""
 
     @staticmethod
     def forward(ctx, x, near, inward, outward, log_carry, state, reverse: int):
@@ -91,7 +98,7 @@ class _BlockScan(torch.autograd.Function):
             grads = _rows(grad, size, near.dtype)
             to_states = grads @ outward.transpose(1, 2)
             to_states[:, blocks - 1 : batch * blocks : blocks, :backward] += grad_last.transpose(0, 1)
-            # What a state gave to the states after it comes back from them: forward ones from the end.
+            # A state's gradient comes from the states after it: forward states are scanned from the end.
             adjoint = _carried(to_states, log_carry, batch, blocks, backward, flip=True)
             rows = _rows(x, size, near.dtype)
             dx = _signal(torch.bmm(grads, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
@@ -108,8 +115,8 @@ class _BlockScan(torch.autograd.Function):
 def _rows(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """Blocks of every channel, ``(channels, batch * blocks or one more, size)``, zero beyond the signal.
 
-    In memory a block's channels come one after the other, so that transposing stays in the cache; and their number is
-    odd, or channels would share cache sets on the way back.
+    A block's channels are contiguous in memory, so that transposing stays in the cache. The number of blocks is odd,
+    because otherwise channels would share cache sets on the way back.
     """
     batch, length, channels = x.shape
     whole, rest = divmod(length, size)
@@ -137,8 +144,9 @@ def _signal(rows: Tensor, shape: torch.Size) -> Tensor:
 def _carried(
     sums: Tensor, log_carry: Tensor, batch: int, blocks: int, forward: int, *, start: Tensor | None = None, flip=False
 ) -> Tensor:
-    """States at the start of each block from what blocks add, ``(channels, batch * blocks or one more, states)``: the
-    first ``forward`` states run forwards from ``start``, the others backwards; or with flip the other way round."""
+    """States at the start of each block from the blocks' contributions ``(channels, batch * blocks or one more,
+    states)``: the first ``forward`` states run forwards from ``start``, the others backwards; with flip the other
+    way round."""
     given, parts = sums[:, : batch * blocks].unflatten(1, (batch, blocks)), []
     for part, backwards in ((slice(0, forward), flip), (slice(forward, sums.shape[2]), not flip)):
         if part.start == part.stop:
@@ -153,8 +161,8 @@ def _carried(
 def _scan(sums: Tensor, log_carry: Tensor, start: Tensor | None) -> Tensor:
     """``h_0 = start, h_{k+1} = exp(log_carry) h_k + sums_k`` along axis 2 of ``(channels, batch, blocks, states)``.
 
-    In groups of √blocks, each from zero and all at once; then from group to group; then what a group starts from is
-    added to its states.
+    First within groups of √blocks, each from zero and all at once; then from group to group; then the start of each
+    group is added to its states.
     """
     channels, batch, blocks, n = sums.shape
     size = max(1, math.isqrt(blocks))

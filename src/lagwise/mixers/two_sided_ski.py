@@ -1,0 +1,59 @@
+"""SKI-TNN's own engine of the Toeplitz mixer: two-sided kernels by inducing points, approximately, in linear time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lagwise.kernels import LagKernel
+from lagwise.ops.packing import row_extents
+from lagwise.ops.ski import ragged_ski_product, row_spacing, ski_product
+from lagwise.ops.symbolic import symbolic
+from lagwise.tables import whole_number
+
+
+def check_length(kernel: LagKernel, x: Tensor, mask: Tensor | None) -> None:
+    """ValueError for a signal that is longer than the kernel serves."""
+    if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
+        kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # raises, and says why
+
+
+class TwoSidedSKI:
+    """How `ToeplitzMixer` applies a two-sided kernel with ``engine="ski"``: the kernel's free taps as a depthwise
+    convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
+
+    Options:
+        rank: inducing points (SKI-TNN §5.2: 64).
+        degree: of the interpolation (1, linear).
+
+    ValueError for options that are out of range, and for a kernel without values between tokens.
+    """
+
+    def __init__(self, kernel: LagKernel, *, rank: int = 64, degree: int = 1):
+        self.rank, self.degree = whole_number("rank", rank, 2), whole_number("degree", degree, 0)
+        if not kernel.continuous:
+            kernel.smooth_at(torch.zeros(0))  # raises, and says why
+
+    def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
+        """`Mixer.mix` with this kernel."""
+        check_length(kernel, x, mask)
+        graph = torch.compiler.is_compiling()  # which cannot branch on padding
+        if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
+            return self._mix(kernel, x)
+        return self._mix_rows(kernel, x, mask)
+
+    def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
+        """SKI-TNN alg. 1."""
+        rank = min(self.rank, x.shape[1])
+        spacing = (x.shape[1] - 1) / max(1, rank - 1)
+        lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
+        return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
+
+    def _mix_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
+        """SKI-TNN alg. 1 for every row separately, from its first token to its last."""
+        first, lengths = row_extents(mask)
+        rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
+        steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
+        lags = row_spacing(lengths, rank)[:, None] * steps
+        coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
+        return ragged_ski_product(x, coefficients, first, lengths, degree=self.degree, local=kernel.local_taps())

@@ -1,0 +1,31 @@
+"""Softmax attention, attention in chunks, and linear attention."""
+
+from lagwise.ops.attention.chunked import (
+    ATTENTION_FUNCTIONS,
+    chunked_attention,
+    chunked_attention_reference,
+    first_real,
+    lag_matrix,
+    pair_attention,
+    rotary,
+    rotary_factors,
+    rotate,
+)
+from lagwise.ops.attention.full import alibi_slopes, attention, attention_reference
+from lagwise.ops.attention.linear import linear_attention
+
+__all__ = [
+    "ATTENTION_FUNCTIONS",
+    "alibi_slopes",
+    "attention",
+    "attention_reference",
+    "chunked_attention",
+    "chunked_attention_reference",
+    "first_real",
+    "lag_matrix",
+    "linear_attention",
+    "pair_attention",
+    "rotary",
+    "rotary_factors",
+    "rotate",
+]

@@ -1,0 +1,36 @@
+"""Linear recurrences: scans, moving averages, modal state spaces, and the reduction of taps to them."""
+
+from lagwise.ops.recurrence.diagonal_scan import diagonal_scan
+from lagwise.ops.recurrence.ema import ema_parameters, ema_prefill, ema_recurrence, ema_scan, ema_taps
+from lagwise.ops.recurrence.modal import (
+    Modes,
+    mean_exponential,
+    modal_poles,
+    modal_prefill,
+    modal_step,
+    modal_taps,
+    modal_taps_of,
+)
+from lagwise.ops.recurrence.scan import block_scan
+from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
+from lagwise.ops.recurrence.transfer import largest_difference
+
+__all__ = [
+    "Modes",
+    "Reduction",
+    "block_scan",
+    "diagonal_scan",
+    "ema_parameters",
+    "ema_prefill",
+    "ema_recurrence",
+    "ema_scan",
+    "ema_taps",
+    "largest_difference",
+    "mean_exponential",
+    "modal_poles",
+    "modal_prefill",
+    "modal_step",
+    "modal_taps",
+    "modal_taps_of",
+    "reduce_taps",
+]

@@ -1,0 +1,43 @@
+"""Structured kernel interpolation: Toeplitz products in linear time, approximately."""
+
+from lagwise.ops.ski.interpolation import (
+    NodeGrid,
+    inducing_grid,
+    interpolation_matrix,
+    prolong,
+    restrict,
+    row_spacing,
+    spaced_grid,
+)
+from lagwise.ops.ski.plans import PLANS, SAMPLED_LAGS, best_plan, plan_from_tolerance, ski_error
+from lagwise.ops.ski.products import (
+    SKIPlan,
+    causal_ski_matrix,
+    causal_ski_product,
+    ragged_ski_product,
+    ski_product,
+    ski_reference,
+    split_kernel,
+)
+
+__all__ = [
+    "PLANS",
+    "SAMPLED_LAGS",
+    "NodeGrid",
+    "SKIPlan",
+    "best_plan",
+    "causal_ski_matrix",
+    "causal_ski_product",
+    "inducing_grid",
+    "interpolation_matrix",
+    "plan_from_tolerance",
+    "prolong",
+    "ragged_ski_product",
+    "restrict",
+    "row_spacing",
+    "ski_error",
+    "ski_product",
+    "ski_reference",
+    "spaced_grid",
+    "split_kernel",
+]

@@ -1,0 +1,36 @@
+"""Toeplitz products by exact engines: dense blocks, sums over lags, FFT; stacks of dilated convolutions."""
+
+from lagwise.ops.toeplitz.block import banded_product, toeplitz_matrix
+from lagwise.ops.toeplitz.dilated import (
+    StackShape,
+    centre_tap,
+    circular_convolution,
+    covering_shapes,
+    dilated_convolution,
+    dilated_prefill,
+    dilated_stack,
+    receptive_field,
+    smallest_dilation,
+)
+from lagwise.ops.toeplitz.direct import block_lag_products, direct_product
+from lagwise.ops.toeplitz.ragged_dft import ragged_dft
+from lagwise.ops.toeplitz.spectral import fast_length, spectral_product
+
+__all__ = [
+    "StackShape",
+    "banded_product",
+    "block_lag_products",
+    "centre_tap",
+    "circular_convolution",
+    "covering_shapes",
+    "dilated_convolution",
+    "dilated_prefill",
+    "dilated_stack",
+    "direct_product",
+    "fast_length",
+    "ragged_dft",
+    "receptive_field",
+    "smallest_dilation",
+    "spectral_product",
+    "toeplitz_matrix",
+]
