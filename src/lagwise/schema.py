@@ -18,8 +18,8 @@ def _number(value: Any) -> Any:
     return value
 
 
-Whole = Annotated[int, Strict()]
-Count = Annotated[int, Strict(), Field(ge=1)]
+Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[Whole, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Switch = Annotated[bool, Strict()]

@@ -23,14 +23,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "name": "prenorm",
         "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "warped", "decay": 0.9}, "engine": "ski"},
     },
-    "hyena": {"name": "prenorm", "token_mixer": {"name": "hyena", "order": 1, "kernel": _RPE}},
-    "gss": {
-        "name": "chain",
-        "blocks": [
-            {"name": "prenorm", "token_mixer": {"name": "gss", "kernel": _RPE}},
-            {"name": "prenorm", "token_mixer": {"name": "gss"}},  # a state space as it is
-        ],
-    },
     "mega": {"name": "mega", "memory": {"name": "toeplitz", "kernel": _RPE}, "chunk": 16},
     "hyena": {"name": "prenorm", "token_mixer": {"name": "hyena", "kernel": _RPE}},
     "gss": {"name": "prenorm", "token_mixer": {"name": "gss", "expansion": 1, "contraction": 1, "kernel": _RPE}},
