@@ -32,8 +32,10 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Rewrite the links of a page."""
+    """Rewrite the links of a page, and give one with wide tables the whole width."""
     here = page.file.src_uri
+    if here == "equations.md":  # its rows need the width
+        page.meta["hide"] = ["toc"]
     source = next((name for name, uri in _COPIED.items() if uri == here), f"docs/{here}")
 
     def moved(match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from lagwise.kernels import FrequencyKernel
 @pytest.mark.covers("SKI-TNN §3.3, alg. 2 and def. 1")
 @pytest.mark.parametrize("inputs", ["cos", "omega"])
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
-def test_causal_frequency_taps_have_the_networks_real_part_and_its_hilbert_transform(inputs, activation) -> None:
+def test_causal_frequency_taps_have_the_networks_real_part(inputs, activation) -> None:
     """SKI-TNN alg. 2 and def. 1, with the Hilbert transform done as the convolution it is defined by."""
     grid = 24
     kernel = FrequencyKernel(3, hidden=8, layers=2, activation=activation, inputs=inputs, grid=grid).double()
