@@ -171,6 +171,13 @@ def test_generated_page_is_current(name: str) -> None:
     assert generator.PAGE.read_text() == generator.page(), "run `make docs`"
 
 
+def test_prose_is_wrapped() -> None:
+    for page in [*PAGES, ROOT / "docs" / "log.md"]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+        long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "!["))]
+        assert not long, f"{page.name}: {long[0]}"
+
+
 def test_every_page_is_on_the_site_and_every_link_has_a_target() -> None:
     named = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     docs = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}

@@ -32,6 +32,8 @@ every_operator = pytest.mark.parametrize("options", OPERATORS, ids=str)
 EVERY: list[tuple[str, dict[str, Any]]] = [
     *(("gtu2d", {"expansion": 2, **options}) for options in OPERATORS),
     ("gfnet", {"height": 13, "width": 12}),
+    ("afno2d", {"heads": 2}),
+    ("afno2d", {"heads": 1, "threshold": 0.0, "activation": "gelu"}),
     ("grid", {}),
     ("grid", {"rows": {"name": "tcn", "circular": True}}),
     *(
@@ -201,7 +203,7 @@ def test_wrong_input_is_named(name: str) -> None:
     kind = MIXERS[name]
     with pytest.raises(ValueError, match=f"{kind.__name__} has no causal form: build it with causal=False"):
         kind(CHANNELS, causal=True)
-    mixer, x = kind(CHANNELS), torch.randn(1, 6, CHANNELS)
+    mixer, x = kind(8), torch.randn(1, 6, 8)
     with pytest.raises(ValueError, match=f"{kind.__name__} mixes over a grid.* give pictures"):
         mixer(x)
     with pytest.raises(ValueError, match=r"give pictures .*one in each row"):

@@ -30,6 +30,7 @@ class ModalKernel(DiagonalKernel):
     """
 
     undecayed = ("rate", "angle")
+    kept_in_float32 = ("rate", "angle", "amplitude", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
         super().__init__(channels, causal)

@@ -32,6 +32,8 @@ class S5Mixer(RecurrentMixer):
     Source: Smith, Warrington and Linderman 2023, "Simplified State Space Layers for Sequence Modeling", §3 and app. B.
     """
 
+    kept_in_float32 = ("log_step", "rate", "angle")
+
     def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):
         n = max(1, channels // 2) if modes is None else whole_number("modes", modes)
         super().__init__(channels, causal, n)
