@@ -95,6 +95,7 @@ def check_equal(ours: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.covers("SKI-TNN §5.2")
 @every_operator
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_gtu2d_is_its_formula(options: dict, height: int, width: int) -> None:
@@ -106,6 +107,7 @@ def test_gtu2d_is_its_formula(options: dict, height: int, width: int) -> None:
     check_equal(unit(x, layout=Layout(grid=(height, width))), expected, [x, *unit.parameters()])
 
 
+@pytest.mark.covers("SKI-TNN §5.2")
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_axes_have_mixers_of_their_own(height: int, width: int) -> None:
     spec = {"rows": {"name": "toeplitz", **OPERATORS[-1]}, "columns": {"name": "toeplitz", **OPERATORS[2]}}

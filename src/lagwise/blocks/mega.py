@@ -63,7 +63,7 @@ class MegaBlock(Block):
 
     ValueError for options out of range. Streams as its two parts do: in constant memory with either of these memories.
 
-    Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3.
+    Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3, eq. 6 to 15.
     """
 
     def __init__(
@@ -151,7 +151,10 @@ class MegaBlock(Block):
 
 
 class QueryKey(nn.Module):
-    """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β (TCNCA fig. 3)."""
+    """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β.
+
+    Source: TCNCA fig. 3; MEGA eq. 8 and 9.
+    """
 
     undecayed = ("scale", "shift")
 
