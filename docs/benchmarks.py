@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ Every benchmark checks each method against a dense or sequential reference befor
 turn in one process. Times are medians. Machines were shared, so compare within a table, not between tables. Each table
 names the file that holds its figures, with versions and all details, and the command that made it.
 
-Other pages have tables of their own: [forecasting](forecasting.md), [signals](signals.md), [serving](serving.md),
+Other pages have tables of their own: [the family](family.md) (every mixer and kernel, and other packages),
+[forecasting](forecasting.md), [signals](signals.md), [serving](serving.md),
 [export and compiled steps](export.md), [drafts](clients.md#drafts-assisted-decoding-and-prompt-lookup).
 """
 
@@ -358,8 +360,15 @@ SECTIONS: tuple[Callable[[], str], ...] = (
 
 
 def page() -> str:
-    """The text of docs/benchmarks.md."""
-    return "\n\n".join([_HEAD.rstrip(), *(section() for section in SECTIONS)]) + "\n"
+    """The text of docs/benchmarks.md, with paragraphs wrapped; code in them may be wrapped too."""
+    text = "\n\n".join([_HEAD.rstrip(), *(section() for section in SECTIONS)])
+    paragraphs = [
+        part
+        if part.startswith(("|", "#", "!"))
+        else textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
+        for part in text.split("\n\n")
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 if __name__ == "__main__":

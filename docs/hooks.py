@@ -1,5 +1,5 @@
 """What the site does to pages that are written to be read in the repository: links that leave docs/ get what the site
-has in their place, or become plain text."""
+has in their place, such as a link to a public function its place in the API reference, or become plain text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+from equations import exported
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
 _COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# The pages of the API reference by the packages that they show whole.
+_REFERENCE = {
+    package: f"reference/{page.name}"
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md"))
+    for package in re.findall(r"^::: lagwise\.(\w+)$", page.read_text(), re.MULTILINE)
+}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -25,8 +32,10 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Rewrite the links of a page."""
+    """Rewrite the links of a page, and give one with wide tables the whole width."""
     here = page.file.src_uri
+    if here == "equations.md":  # its rows need the width
+        page.meta["hide"] = ["toc"]
     source = next((name for name, uri in _COPIED.items() if uri == here), f"docs/{here}")
 
     def moved(match: re.Match[str]) -> str:
@@ -41,9 +50,21 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             found = full.removeprefix("docs/")
         elif full.startswith("benchmarks/results/") and mark:
             found = f"results/{posixpath.basename(full)}"
+        elif name := _exported_name(full, text):
+            package = name.split(".")[1]
+            found, anchor = _REFERENCE[package], name
         else:
             return text
         relative = posixpath.relpath(found, posixpath.dirname(here) or ".")
         return f"{mark}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
     return _LINK.sub(moved, markdown)
+
+
+def _exported_name(path: str, text: str) -> str | None:
+    """The public name of the object that a link to a source file is about, if the site's reference has it; that of the
+    class for a member."""
+    parts, name = path.split("/"), text.strip("`").partition(".")[0]
+    if parts[:2] == ["src", "lagwise"] and parts[2] in _REFERENCE and name in exported(parts[2]):
+        return f"lagwise.{parts[2]}.{name}"
+    return None

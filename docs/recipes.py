@@ -10,9 +10,20 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from lagwise.blocks import BLOCKS
+from lagwise.blocks.channel import CHANNEL_MIXERS
+from lagwise.data.options import DataOptions
+from lagwise.kernels import KERNELS
+from lagwise.mixers import MIXERS
+from lagwise.models.configuration import LagwiseConfig, field_types
+from lagwise.models.presets import PRESETS
+from lagwise.schema import meanings
+from lagwise.tasks import TASKS
+from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
@@ -65,6 +76,8 @@ def _type(kind: Any) -> str:
             "dict": "mapping",
         }.get(kind.__name__, kind.__name__)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _type(inner[0])
     if origin in (dict, Mapping) or (origin is not None and "Mapping" in str(origin)):
         return "mapping"
     if origin in (list, tuple) or (origin is not None and "Sequence" in str(origin)):
@@ -77,78 +90,70 @@ def _type(kind: Any) -> str:
 def _default(value: Any) -> str:
     if value is inspect.Parameter.empty:
         return "required"
-    if value is None:
+    if value is None or value == ():
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _keys(rows: Iterator[tuple[str, Any, Any, str]]) -> str:
+def _keys(rows: Iterable[tuple[str, Any, Any, str]]) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     lines += [f"| `{n}` | {_type(t)} | {_default(v)} | {_words(m)} |" for n, t, v, m in rows]
     return "\n".join(lines)
 
 
-def _fields(section: str, cls: Any, hints: Mapping[str, Any]) -> str:
-    """The keys of a section that a dataclass holds."""
-    meanings = _meanings(cls.__doc__ or "")
+def _section(name: str, cls: Any) -> str:
+    """The keys of a section of a recipe."""
+    return _keys((f"{name}.{key}", kind, default, meaning) for key, kind, default, meaning in meanings(cls))
+
+
+def _model() -> str:
+    """The keys of a model's configuration."""
+    explained, hints = _meanings(LagwiseConfig.__doc__ or ""), field_types()
 
     def rows() -> Iterator[tuple[str, Any, Any, str]]:
-        for each in dataclasses.fields(cls):
+        for each in dataclasses.fields(LagwiseConfig):
             if each.name in hints:
                 default = None if each.default is dataclasses.MISSING else each.default
-                yield f"{section}.{each.name}", hints[each.name], default, meanings[each.name]
+                yield f"model.{each.name}", hints[each.name], default, explained[each.name]
 
     return _keys(rows())
 
 
 def _part(name: str, cls: type) -> str:
-    """A block, mixer or kernel: its first sentence, and its options as its docstring explains them."""
+    """A task, block, mixer or kernel: the first paragraph of its docstring, and a table of its options.
+
+    KeyError for an option that the section ``Options`` of the docstring does not explain.
+    """
     text = inspect.getdoc(cls) or ""
-    summary = re.split(r"\n\n", text)[0]
     parameters = [
         p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "causal"
     ]
-    lines = [f"#### `{name}`", "", _prose(summary)]
+    lines = [f"#### `{name}`", "", _prose(re.split(r"\n\n", text)[0])]
     if parameters:
+        explained = re.search(r"^Options[^\n]*:\n(.*?)(?=\n\n|\Z)", text, re.S | re.M)
+        entries = _meanings(explained.group(1)) if explained else {}
         hints = typing.get_type_hints(cls.__init__)
-        options = ", ".join(f"`{p.name}` ({_type(hints[p.name])}{_given(p.default)})" for p in parameters)
-        lines += ["", _prose(f"Options: {options}.")]
-    explained = re.search(r"^Options[^\n]*:(.*?)(?=\n\n|\Z)", text, re.S | re.M)
-    if parameters and explained:
-        lines += ["", _prose(explained.group(1))]
+        lines += ["", _keys((p.name, hints[p.name], p.default, entries[p.name]) for p in parameters)]
     return "\n".join(lines)
-
-
-def _given(default: Any) -> str:
-    value = _default(default)
-    return f", {value}" if value else ""
 
 
 def page() -> str:
     """The text of docs/recipes.md."""
-    from lagwise.blocks import BLOCKS
-    from lagwise.blocks.channel import CHANNEL_MIXERS
-    from lagwise.data.options import DataOptions
-    from lagwise.kernels import KERNELS
-    from lagwise.mixers import MIXERS
-    from lagwise.models.configuration import LagwiseConfig, field_types
-    from lagwise.models.presets import PRESETS
-    from lagwise.tasks import TASKS
-    from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
-
     parts = [_HEAD.rstrip(), "| recipe | what it trains |\n|---|---|"]
     parts[-1] += "".join(f"\n| `{name}` | {_words(load_recipe(name).description)} |" for name in recipe_names())
-    parts += ["## `data`", _fields("data", DataOptions, typing.get_type_hints(DataOptions))]
-    parts += ["## `training`", _fields("training", TrainingOptions, typing.get_type_hints(TrainingOptions))]
+    parts += ["## `data`", _section("data", DataOptions)]
+    parts += ["## `training`", _section("training", TrainingOptions)]
     parts += ["## `task`", "`task.name` is one of the following; [Tasks](tasks.md) says more."]
     parts += [_part(name, cls) for name, cls in TASKS.items()]
     parts += [
         "## `model`",
-        f"`model=WORD` takes the block of a family: {', '.join(f'`{word}`' for word in PRESETS)}. "
-        "`model.init_from=RUN` starts from the weights and the tokenizer of another run. Other keys:",
-        _fields("model", LagwiseConfig, field_types()),
+        _prose(
+            f"`model=WORD` takes the block of a family: {', '.join(f'`{word}`' for word in PRESETS)}. "
+            "`model.init_from=RUN` starts from the weights and the tokenizer of another run. Other keys:"
+        ),
+        _model(),
     ]
     for key, table in (
         ("`model.block`", BLOCKS),

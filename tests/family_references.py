@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.kernels.network import ACTIVATIONS
+
 Toeplitz = Callable[[Any, Tensor], Tensor]
 
 
@@ -214,6 +216,29 @@ def gfnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     return y[: shape[0], : shape[1]]
 
 
+def afno2d(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    """Of a picture ``(height, width, channels)``: the half of the frequencies across that says the other."""
+    height, width, _ = x.shape
+    down, across = fourier(height) / height**0.5, fourier(width) / width**0.5
+    z = torch.einsum("ih,kw,hwc->ikc", down, across[: width // 2 + 1], x.to(down.dtype))
+    act = ACTIVATIONS[mixer.network.activation]
+    for weight, bias in (
+        (mixer.network.first, mixer.network.first_bias),
+        (mixer.network.second, mixer.network.second_bias),
+    ):
+        z = z @ torch.block_diag(*torch.view_as_complex(weight)) + torch.view_as_complex(bias)
+        z = torch.complex(act(z.real), act(z.imag)) if weight is mixer.network.first else z
+    small = mixer.network.threshold
+    z = torch.complex(*(part.sign() * (part.abs() - small).clamp(min=0) for part in (z.real, z.imag)))
+    times = torch.tensor([1.0 if k == 0 or 2 * k == width else 2.0 for k in range(z.shape[1])], dtype=x.dtype)
+    z = torch.einsum("ih,ikc->hkc", down.conj(), z) * times[:, None]
+    return x + torch.einsum("kw,hkc->hwc", across[: width // 2 + 1].conj(), z).real
+
+
+def afno(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
+    return afno2d(mixer, x[None], toeplitz)[0]
+
+
 FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
     "hyena": hyena,
     "short_conv": short_conv,
@@ -228,4 +253,6 @@ FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
     "relative_attention": relative_attention,
     "fnet": fnet,
     "gfnet": gfnet,
+    "afno": afno,
+    "afno2d": afno2d,
 }

@@ -28,6 +28,7 @@ TOP = {
     "outside",
     "process",
     "progress",
+    "schema",
     "tables",
     "text",
 }
@@ -137,6 +138,7 @@ def test_settings_of_the_process_yield_to_the_users_own(environment: dict[str, s
     [
         "import lagwise; from transformers import AutoModelForCausalLM as A",
         "from transformers import AutoModelForCausalLM as A; import lagwise",
+        "import lagwise; from transformers import GPT2LMHeadModel, AutoModelForCausalLM as A",
         "import lagwise.models.modeling; from transformers import AutoModelForCausalLM as A",
         "import lagwise.models.heads; from transformers import AutoModelForCausalLM as A",
         "from lagwise.models import LagwiseModel; from transformers import AutoModelForCausalLM as A",

@@ -1,8 +1,9 @@
 """Make lagwise known to `AutoModelForCausalLM.from_pretrained` after ``import lagwise``, without heavy imports.
 
 transformers takes seconds to import, and ``import lagwise`` must not. Our modules register themselves with the Auto
-classes; this module imports them as soon as the Auto classes are imported. While one of our own model modules is being
-imported, which may be what imports the Auto classes, the others wait until it is complete, because they may need it.
+classes; this module imports them as soon as the Auto classes are imported. While one of our own model modules, or
+transformers' module of layers, is being imported, which may be what imports the Auto classes, the others wait until it
+is complete, because they may need it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ _ON_IMPORT = {
     "transformers.models.auto.configuration_auto": "lagwise.models.configuration",
     "transformers.models.auto.modeling_auto": "lagwise.models.registry",
 }
-_OURS = "lagwise.models."
-_due: list[str] = []  # of our modules, to be imported once no other one is
+# Our modules may need these complete, and importing one of them may import the Auto classes.
+_FIRST = ("lagwise.models.", "transformers.modeling_layers")
+_due: list[str] = []  # of our modules, to be imported once no module of _FIRST is
 _running: list[str] = []
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the Auto modules and our own through the other finders, and imports what is due after them."""
+    """Finds the modules above through the other finders, and imports what is due after them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in _ON_IMPORT and not fullname.startswith(_OURS):
+        if fullname not in _ON_IMPORT and not fullname.startswith(_FIRST):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -36,14 +38,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            ours = fullname.startswith(_OURS)
-            _running.extend([fullname] * ours)
+            first = fullname.startswith(_FIRST)
+            _running.extend([fullname] * first)
             try:
                 run(module)
             finally:
-                if ours:
+                if first:
                     _running.remove(fullname)
-            _due.extend([] if ours else [_ON_IMPORT[fullname]])
+            _due.extend([] if first else [_ON_IMPORT[fullname]])
             while _due and not _running:
                 importlib.import_module(_due.pop(0))
 

@@ -21,6 +21,7 @@ def test_learned_kernels_are_the_mixers_taps() -> None:
     assert (one.origin, two.origin) == (0, 49)
 
 
+@pytest.mark.covers("TNN fig. 3")
 def test_energy_and_matrix() -> None:
     kernel = LayerKernel("0", np.array([[3.0, 0.0, -4.0, 0.0]]))
     assert kernel.energy_within(0.3) == 1
@@ -29,6 +30,7 @@ def test_energy_and_matrix() -> None:
     assert kernel.matrix(6)[5].tolist() == [0, 0, 0, 4, 0, 3]
 
 
+@pytest.mark.covers("TNN fig. 1 and 3")
 def test_curves_show_the_numbers() -> None:
     scores = [{"length": n, "bits_per_byte": b} for n, b in ((512, 2.0), (1024, 1.9))]
     line = length_curve(scores, "bits_per_byte", "bits per byte", trained_at=512).axes[0].lines[0]

@@ -19,6 +19,7 @@ from lagwise.analysis.theory import (
 from lagwise.ops.ski import inducing_grid, interpolation_matrix
 
 
+@pytest.mark.covers("SKI-TNN th. 1")
 @pytest.mark.parametrize("degree", [1, 3])
 @pytest.mark.parametrize("rank", [8, 16, 32])
 def test_theorem_1_holds(degree: int, rank: int) -> None:
@@ -28,6 +29,7 @@ def test_theorem_1_holds(degree: int, rank: int) -> None:
     assert result.nystrom <= result.bound
 
 
+@pytest.mark.covers("SKI-TNN th. 1")
 def test_theorem_1s_error_is_that_of_the_matrices() -> None:
     result = ski_error_bound(length=64, rank=16)
     tokens = torch.arange(64, dtype=torch.float64)
@@ -49,6 +51,7 @@ def test_theorem_1_says_nothing_of_a_smooth_kernel() -> None:
     assert results[0].error > 3 * results[1].error > 9 * results[2].error
 
 
+@pytest.mark.covers("SKI-TNN th. 2 to 4, fig. 4 to 6 and app. E.3")
 @pytest.mark.parametrize("activation", ["gelu", "silu", "relu"])
 def test_of_omega_every_activation_decays_as_one_over_lag_squared(activation: str) -> None:
     """SKI-TNN th. 2, 3 and 4 with the published input: the even extension has kinks, and they decide."""
@@ -57,6 +60,7 @@ def test_of_omega_every_activation_decays_as_one_over_lag_squared(activation: st
     assert np.abs(taps[:, 512]).max() > 1e-7
 
 
+@pytest.mark.covers("SKI-TNN th. 2 and 3")
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_of_cosine_smooth_activations_decay_as_promised(activation: str) -> None:
     """SKI-TNN th. 2 and 3, repaired: below rounding by lag 128."""
@@ -65,12 +69,14 @@ def test_of_cosine_smooth_activations_decay_as_promised(activation: str) -> None
     assert decay_order(taps) > 6
 
 
+@pytest.mark.covers("SKI-TNN th. 4")
 def test_relus_squares_can_be_summed() -> None:
     """SKI-TNN th. 4: with kinks in the response, taps fall as 1 / lag², which is more than it asks."""
     _, taps = random_responses("relu", "cos")
     assert decay_order(taps, 32, 1000) > 1.4
 
 
+@pytest.mark.covers("SKI-TNN prop. 1")
 def test_proposition_1_needs_a_network_without_norm() -> None:
     """SKI-TNN prop. 1: without the norm a finer grid has a smaller share of kinks; with it, it bends everywhere."""
     assert curved_share(normalize=False, points=8192) < 0.3 * curved_share(normalize=False, points=1024)

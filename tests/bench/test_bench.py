@@ -18,6 +18,7 @@ from lagwise.ops import toeplitz_matrix
 from lagwise.ops.toeplitz import receptive_field
 
 
+@pytest.mark.covers("TNN eq. 21 to 26")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_literal_peer_is_our_layer(causal: bool, dtype: torch.dtype) -> None:
@@ -66,6 +67,7 @@ def test_a_wrong_dense_matrix_is_not_timed() -> None:
         check_matrix(layer, matrices, torch.tensor([1, 5]), 6)
 
 
+@pytest.mark.covers("SKI-TNN fig. 1")
 def test_every_operator_is_checked_and_timed(tmp_path: Path) -> None:
     peers = {"another": load_peer("lagwise.bench.toeplitz:literal")}
     rows = ops.time_ops([30, 200], channels=8, tokens=400, repeats=2, peers=peers, memory=False, progress=False)
@@ -117,6 +119,7 @@ def test_unknown_peers(name: str) -> None:
         load_peer(name)
 
 
+@pytest.mark.covers("TCNCA app. I and fig. 6")
 @pytest.mark.parametrize("causal", [True, False])
 def test_megas_literal_average_is_ours(causal: bool) -> None:
     """Same parameters, same function: what TCNCA fig. 2 and 7 are measured on is the same work."""
@@ -135,6 +138,7 @@ def test_megas_literal_average_is_ours(causal: bool) -> None:
     torch.testing.assert_close(ours(x), literal(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.covers("TCNCA app. H, fig. 2 and 7")
 def test_averages_and_convolutions_are_timed_side_by_side() -> None:
     (row,) = ema_tcn.time_ema_tcn([300], channels=4, repeats=2, memory=False, progress=False)
     assert row.forward.keys() == row.step.keys() == row.error.keys()
@@ -153,6 +157,7 @@ def test_a_wrong_stack_is_not_timed() -> None:
         ema_tcn.check(layer, 4, 300, causal=False)
 
 
+@pytest.mark.covers("TCNCA app. D")
 def test_the_cheapest_stack_is_found_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False)
     assert [c.seconds.median for c in choices] == sorted(c.seconds.median for c in choices)

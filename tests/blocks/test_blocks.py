@@ -11,7 +11,7 @@ from poison import check_poisoned_padding
 from torch import Tensor, nn
 
 from lagwise.blocks import BLOCKS, GLU, MLP, ChainBlock, MegaBlock, PreNormBlock, QueryKey
-from lagwise.mixers import GTU, AttentionMixer
+from lagwise.mixers import GTU, AttentionMixer, EMAMixer, TCNMixer
 from lagwise.ops import toeplitz_reference
 from lagwise.tables import build
 
@@ -34,6 +34,7 @@ def affine(layer: nn.Linear, x: Tensor) -> Tensor:
     return x @ layer.weight.t() + layer.bias
 
 
+@pytest.mark.covers("TNN §3.1 and fig. 2", "SKI-TNN app. A")
 def test_gtu_is_its_formula() -> None:
     """W_o (silu(W_u x) * T silu(W_v x)), T the dense Toeplitz matrices."""
     unit = GTU(6, expansion=2, kernel=KERNEL).double()
@@ -43,6 +44,7 @@ def test_gtu_is_its_formula() -> None:
     torch.testing.assert_close(unit(x), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.covers("TNN §3.1 and fig. 2")
 def test_channel_mixers_are_their_formulas() -> None:
     x = torch.randn(3, 6)
     glu, mlp = GLU(6, expansion=2), MLP(6)
@@ -64,6 +66,7 @@ def test_attention_mixer_is_torchs_own() -> None:
     torch.testing.assert_close(mixer(x), theirs(x, x, x, attn_mask=future)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.covers("TNN §3.1 and fig. 2")
 def test_prenorm_block_is_two_residual_layers() -> None:
     block = PreNormBlock(6, **TABLE_7["GTU + GLU"]).double()
     x = torch.randn(2, 20, 6, dtype=torch.float64)
@@ -76,6 +79,7 @@ def test_prenorm_block_is_two_residual_layers() -> None:
     assert not list(block.token_norm.parameters())
 
 
+@pytest.mark.covers("TNN table 7")
 @every_structure
 def test_structures_of_table_7(options: dict) -> None:
     block = PreNormBlock(6, **options)
@@ -124,6 +128,7 @@ def make(spec: dict[str, Any], *, causal: bool = True) -> nn.Module:
     return block
 
 
+@pytest.mark.covers("MEGA §3.2 and 3.3, eq. 6 to 15", "TCNCA app. C and fig. 3")
 def test_mega_is_its_formula() -> None:
     """TCNCA fig. 3, written out with attention over all pairs of one chunk."""
     block: Any = make({"name": "mega", "query_size": 4, "value_size": 5, "chunk": 7, "position": "none"})
@@ -143,6 +148,19 @@ def test_mega_is_its_formula() -> None:
     torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.covers("TCNCA tables 4 and 5")
+@pytest.mark.parametrize(("name", "mixer"), [("EMA-MLP", EMAMixer), ("TCN-MLP", TCNMixer)])
+def test_stacks_without_attention_are_two_residual_layers(name: str, mixer: type[nn.Module]) -> None:
+    block: Any = make(EVERY_BLOCK[name])
+    assert isinstance(block.token_mixer, mixer)
+    assert isinstance(block.channels.mixer, MLP)
+    x = torch.randn(2, 25, 6, dtype=torch.float64)
+    h = x + block.token_mixer(block.token_norm(x))
+    expected = h + block.channels.mixer(block.channels.norm(h))
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.covers("TCNCA fig. 4")
 def test_tcnca_simple_is_three_plain_residuals() -> None:
     """TCNCA fig. 4."""
     block: Any = make(EVERY_BLOCK["TCNCA-simple"])

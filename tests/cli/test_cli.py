@@ -70,7 +70,7 @@ def test_recipes_are_listed_and_shown() -> None:
     assert "tnn-lm" in runner.invoke(app, ["recipes"]).output
     shown = runner.invoke(app, ["recipes", "tnn-lm"]).output
     assert "learning_rate: 0.004" in shown
-    assert "# training.clip: largest gradient norm" in shown
+    assert "# training.clip: Largest gradient norm" in shown
 
 
 def test_from_text_to_report(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ class TestGenerate:
         latin = tmp_path / "latin.txt"
         latin.write_bytes("où".encode("latin-1"))
         for options, message in (
-            (["--prompt", "a", "--prompt-file", latin], "give one"),
+            (["--prompt", "a", "--prompt-file", latin], "not both"),
             (["--prompt-file", latin], "latin.txt is not UTF-8 (byte 1)"),
             (["--prompt-file", tmp_path / "nothing.txt"], "No such file"),
             (["--prompt", "a" * 60], "the prompt has 60, so at most 4 can be added"),

@@ -56,6 +56,27 @@ def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert client.get("/v1/models", headers={"authorization": ""}).status_code == 401
 
 
+def test_a_step_is_compiled_if_asked_and_taken_from_the_cache_if_there(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    asked: list[tuple[Any, bool]] = []
+
+    def compile_step(self: Any, batch_size: Any, *, cached: bool, report: Any) -> bool:
+        asked.append((batch_size, cached))
+        raise ValueError("no compiled step here")
+
+    monkeypatch.setattr(LagwiseForCausalLM, "compile_step", compile_step)
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: None)
+    assert CliRunner().invoke(app, ["serve", str(run), "--no-compile"]).exit_code == 0
+    assert asked == []
+    assert CliRunner().invoke(app, ["serve", str(run)]).exit_code == 0
+    result = CliRunner().invoke(app, ["serve", str(run), "--compile"])
+    assert "no compiled step here" in str(result.exception)
+    assert asked == [(None, True), (None, False)]
+
+
 @pytest.mark.slow
 def test_a_folder_is_served_on_this_machine_alone_and_ctrl_c_ends_it(run: Path) -> None:
     pytest.importorskip("fastapi")

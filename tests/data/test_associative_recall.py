@@ -15,6 +15,7 @@ def rows(examples: RecallExamples, count: int) -> np.ndarray:
     return np.stack([examples[i]["input_ids"].numpy() for i in range(count)])
 
 
+@pytest.mark.covers("TCNCA table 3 and app. G")
 @pytest.mark.parametrize(("length", "vocab_size"), [(4, 4), (6, 10), (64, 10), (50, 400)])
 def test_every_key_keeps_its_value_and_the_query_has_occurred(length: int, vocab_size: int) -> None:
     """The rules of TCNCA app. G, checked row by row with a dictionary."""
@@ -115,6 +116,7 @@ def test_a_split_without_sequences_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         AssociativeRecall(4).validation_examples(4, 100)
 
 
+@pytest.mark.covers("TCNCA app. F")
 class TestScheduledExamples:
     """Lengths that change from step to step (TCNCA app. F)."""
 

@@ -99,6 +99,7 @@ def test_compressors_on_known_text() -> None:
         compressor_bits_per_byte(b"")
 
 
+@pytest.mark.covers("TNN table 15")
 def test_evaluating_a_run(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     result = evaluate_run(run, [32, 64], progress=False)
@@ -189,6 +190,7 @@ class Memory(nn.Module):
         return SimpleNamespace(logits=nn.functional.one_hot(torch.tensor(answers), self.vocab)[:, None].float())
 
 
+@pytest.mark.covers("TCNCA table 3")
 def test_accuracy_of_recall_is_that_of_the_answer_alone() -> None:
     """TCNCA table 3: the model sees all but the last token."""
     task = AssociativeRecall(10)

@@ -70,6 +70,8 @@ class _Draws:
             "relative_attention": lambda: {"heads": self.divisor(), "memory": self.skewed(300)},
             "fnet": dict,
             "gfnet": lambda: {"height": length + rng.randint(0, 3), "width": length + rng.randint(0, 3)},
+            "afno": self.afno,
+            "afno2d": self.afno,
         }
         self.kernels: dict[str, Callable[[], Options]] = {
             "rpe": self.rpe,
@@ -94,6 +96,10 @@ class _Draws:
             },
             "spectral": lambda: {"filters": 3, "span": 2 + self.skewed(300), "alternating": rng.random() < 0.5},
         }
+
+    def afno(self) -> Options:
+        threshold = self.rng.choice((0.0, 0.01)) if self.double else 0.0  # a kink
+        return {"heads": self.divisor(), "threshold": threshold, "activation": self.rng.choice(self.activations)}
 
     def diagonal(self) -> Options:
         return {"modes": self.rng.randint(1, 4), "start": self.rng.choice(("lin", "inv", "legs"))}

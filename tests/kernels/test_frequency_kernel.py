@@ -10,9 +10,10 @@ import torch
 from lagwise.kernels import FrequencyKernel
 
 
+@pytest.mark.covers("SKI-TNN §3.3, alg. 2 and def. 1")
 @pytest.mark.parametrize("inputs", ["cos", "omega"])
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
-def test_causal_frequency_taps_have_the_networks_real_part_and_its_hilbert_transform(inputs, activation) -> None:
+def test_causal_frequency_taps_have_the_networks_real_part(inputs, activation) -> None:
     """SKI-TNN alg. 2 and def. 1, with the Hilbert transform done as the convolution it is defined by."""
     grid = 24
     kernel = FrequencyKernel(3, hidden=8, layers=2, activation=activation, inputs=inputs, grid=grid).double()
@@ -31,6 +32,7 @@ def test_causal_frequency_taps_have_the_networks_real_part_and_its_hilbert_trans
     torch.testing.assert_close(torch.fft.rfft(kernel.taps(99), 2 * grid).real, real, rtol=0, atol=1e-13)
 
 
+@pytest.mark.covers("SKI-TNN §3.3.2")
 def test_two_sided_frequency_taps_have_the_networks_response() -> None:
     """SKI-TNN §3.3.2: real and imaginary halves, real at 0 and pi."""
     grid = 24
@@ -45,6 +47,7 @@ def test_two_sided_frequency_taps_have_the_networks_response() -> None:
     torch.testing.assert_close(kernel.spectrum(), torch.stack([real, imaginary]), rtol=0, atol=1e-13)
 
 
+@pytest.mark.covers("SKI-TNN §1")
 def test_refining_the_grid_of_a_smooth_response_keeps_its_taps() -> None:
     """SKI-TNN §1: a finer grid reaches further back. What aliased in from beyond the old grid leaves."""
     coarse = FrequencyKernel(4, activation="silu", grid=128, hidden=8, layers=1).double()

@@ -108,6 +108,7 @@ def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict) -> None:
     torch.testing.assert_close(low, exact, rtol=0.1, atol=0.1)
 
 
+@pytest.mark.covers("TNN §3.3, eq. 5 and table 10")
 def test_rpe_is_the_published_formula() -> None:
     """TNN §3.3 and eq. 5, written out lag by lag."""
     kernel = RPEKernel(3, hidden=4, layers=2, decay=0.9).double()
@@ -123,6 +124,7 @@ def test_rpe_is_the_published_formula() -> None:
     torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.covers("TNN table 8")
 def test_inputs_of_table_8() -> None:
     integer = RPEKernel(2, inputs="integer", decay=1.0)
     normalized = RPEKernel(2, inputs="normalized", scale=1, decay=1.0)
@@ -133,6 +135,7 @@ def test_inputs_of_table_8() -> None:
     torch.testing.assert_close(waves, torch.tensor(expected))
 
 
+@pytest.mark.covers("TNN table 10")
 def test_learned_decay_starts_where_told_and_moves() -> None:
     fixed, learned = RPEKernel(2, decay=0.8), RPEKernel(2, decay=0.8, learn_decay=True)
     learned.load_state_dict(fixed.state_dict(), strict=False)
@@ -154,6 +157,7 @@ def test_a_slow_decay_of_a_free_kernel_is_the_same_in_every_precision() -> None:
     torch.testing.assert_close(taps, exact, rtol=1e-6, atol=0)
 
 
+@pytest.mark.covers("TNN §3.2 and table 9")
 def test_free_kernel_ends_at_its_table() -> None:
     kernel = FreeKernel(2, max_length=10, decay=1.0)
     assert torch.equal(kernel.taps(4), kernel.weight[:, :4])
@@ -212,6 +216,7 @@ def test_values_at_chosen_lags_are_those_of_the_taps(spec: dict, causal: bool) -
     torch.testing.assert_close(kernel.at(lags), taps[:, inside.clamp(max=taps.shape[1] - 1)], rtol=0, atol=1e-13)
 
 
+@pytest.mark.covers("SKI-TNN §3.2.2 and alg. 1")
 @pytest.mark.parametrize("causal", [True, False])
 def test_warped_is_the_published_formula(causal: bool) -> None:
     """SKI-TNN §3.2.2 and alg. 1, lag by lag: RPE by numpy's interpolation, the filter added."""
@@ -239,6 +244,7 @@ def test_smooth_values_exist_between_tokens() -> None:
         FreeKernel(3).smooth_at(torch.zeros(1))
 
 
+@pytest.mark.covers("MEGA §3.1, app. A and eq. 25", "TCNCA eq. 1")
 @pytest.mark.parametrize("causal", [True, False])
 def test_ema_is_megas_sum_of_exponentials(causal: bool) -> None:
     """TCNCA eq. 1 and MEGA's app. A, written out; two-sided, lag 0 counts in both directions."""

@@ -57,6 +57,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gmlp", {"matrix": "dense", "max_length": 1100}),
     ("synthesizer", {"form": "random", "heads": 1, "max_length": 1100}),
     ("relative_attention", {"heads": 2, "memory": 5}),
+    ("afno", {"heads": 1, "threshold": 0.1, "activation": "tanh"}),
     ("long_short", {"heads": 2, "window": 6, "rank": 2}),
 ]
 

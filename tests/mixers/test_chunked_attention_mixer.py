@@ -135,6 +135,7 @@ def test_a_long_prompt_wastes_less_than_a_chunk(padded: bool, wasted: int, monke
     assert lengths == [20, 300 + wasted]
 
 
+@pytest.mark.covers("TCNCA app. F")
 @every_kind
 @pytest.mark.parametrize("evaluation_chunk", [3, 11])
 def test_evaluation_has_its_own_chunk(options: dict, evaluation_chunk: int) -> None:
@@ -189,6 +190,7 @@ def test_keys_and_values_of_different_sizes() -> None:
     torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covers("MEGA app. D.1")
 @pytest.mark.parametrize("heads", [1, 2])
 def test_positions_are_what_they_say(heads: int) -> None:
     q, k, v = torch.randn(3, 2, heads, 13, 4, dtype=torch.float64)

@@ -62,6 +62,21 @@ def test_a_global_filter_is_its_formula(size: tuple[int, int]) -> None:
         mixer(noise(1, 14), layout=Layout(grid=(7, 2)))
 
 
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 2), (5, 7), (6, 4)])
+def test_an_adaptive_fourier_operator_is_its_formula(size: tuple[int, int]) -> None:
+    """And that of pictures, alone or beside a larger one; most of its outputs are not shrunk to nothing."""
+    mixer = MIXERS["afno2d"](CHANNELS, heads=4).double()
+    picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
+    wanted = FAMILY["afno2d"](mixer, picture[0], dense)
+    y = mixer(picture.flatten(1, 2), layout=Layout(grid=size))
+    torch.testing.assert_close(y[0], wanted.flatten(0, 1), rtol=0, atol=1e-12)
+    batch, mask = noise(2, 100).unflatten(1, (10, 10)), torch.zeros(2, 10, 10, dtype=torch.bool)
+    batch[0, : size[0], : size[1]], mask[0, : size[0], : size[1]], mask[1] = picture[0], True, True
+    y = mixer(batch.flatten(1, 2), layout=Layout(mask.flatten(1), grid=(10, 10))).unflatten(1, (10, 10))
+    torch.testing.assert_close(y[0, : size[0], : size[1]], wanted, rtol=0, atol=1e-12)
+    assert (mixer.network(torch.randn(1000, CHANNELS, dtype=torch.complex128)).real != 0).double().mean() > 0.5
+
+
 @pytest.mark.parametrize("length", [1, 2, 9, 40])
 @pytest.mark.parametrize("left", [0, 3])
 def test_a_circular_stack_is_the_frameworks(length: int, left: int) -> None:
@@ -92,6 +107,30 @@ def test_a_scan_turns_exactly_over_long_texts(dtype: torch.dtype) -> None:
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close(y[0].to(powers.dtype), powers, rtol=0, atol=tolerance)
     assert torch.equal(last, y[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("lru", {"states": 5}, (5,)),
+        ("s5", {"modes": 6}, (6,)),
+        ("toeplitz", {"kernel": {"name": "s4d", "modes": 3}}, (CHANNELS, 3)),
+        ("gss", {"contraction": 1, "kernel": {"name": "dss", "modes": 3}}, (CHANNELS, 3)),
+    ],
+)
+def test_state_spaces_stream_as_what_they_are(name: str, options: dict[str, Any], states: tuple[int, ...]) -> None:
+    """Over a text of any length one complex number a state, and outputs to rounding, not to a tolerance."""
+    mixer = make(name, options)
+    x = noise(1, 3000)
+    y, state = mixer.prefill(x[:, :2990], mixer.init_state(1))
+    rest = []
+    for token in x[:, 2990:].unbind(1):
+        token_y, state = mixer.step(token, state)
+        rest.append(token_y)
+    whole = mixer(x)
+    torch.testing.assert_close(torch.cat([y, torch.stack(rest, 1)], 1), whole, rtol=0, atol=1e-11)
+    held = [t for t in state if isinstance(t, Tensor)] if name in ("toeplitz", "gss") else list(state.parts)
+    assert [(t.shape, t.is_complex()) for t in held] == [((1, *states), True)]
 
 
 def test_favor_is_near_softmax_attention() -> None:
@@ -142,6 +181,9 @@ def test_what_has_one_length_refuses_longer_texts(name: str) -> None:
         ("long_short", {"rank": 0}, "rank must be a whole number of at least 1, got 0"),
         ("relative_attention", {"memory": 0}, "memory must be a whole number of at least 1, got 0"),
         ("relative_attention", {"causal": False}, "RelativeAttentionMixer has no two-sided form"),
+        ("afno", {"heads": 3}, "heads must divide the 16 channels, got 3"),
+        ("afno", {"threshold": -1.0}, "threshold must be at least 0, got -1.0"),
+        ("afno2d", {"activation": "sine"}, "unknown activation: 'sine'"),
         ("s5", {"modes": 0}, "modes must be a whole number of at least 1, got 0"),
     ],
 )

@@ -8,10 +8,11 @@ import pytest
 import torch
 from every_mixer import CHANNELS, OPTIONS, make, noise
 from torch import Tensor
+from torch.export import Dim
 
-from lagwise.mixers import MIXERS
+from lagwise.mixers import MIXERS, Mixer
 from lagwise.mixers.base import StateTuple
-from lagwise.mixers.fixed_forms import fixed_form
+from lagwise.mixers.fixed_forms import fixed_form, real_form
 
 # Mixers whose states grow with the text; the default of `toeplitz` and of `gtu` decays, and so ends.
 _ENDLESS = (
@@ -27,9 +28,8 @@ def grows(name: str, options: dict[str, Any]) -> bool:
 
 
 def has_none(name: str) -> bool:
-    """Those without a state, and those whose state is made of several."""
-    kind = MIXERS[name]
-    return not (kind.streams and True in kind.directions) or isinstance(kind(CHANNELS).init_state(1), StateTuple)
+    """Those without a state."""
+    return not (MIXERS[name].streams and True in MIXERS[name].directions)
 
 
 fixed_mixers = pytest.mark.parametrize(
@@ -86,6 +86,26 @@ def test_streams_pass_to_a_fixed_step_and_back(name: str, options: dict) -> None
     torch.testing.assert_close(mixer.prefill(x[:1, 263:], first)[0], whole[:1, 263:], rtol=0, atol=1e-9)
 
 
+@fixed_mixers
+@torch.no_grad()
+def test_several_tokens_of_a_graph(name: str, options: dict) -> None:
+    """Between single ones, from places within a chunk, a ring or a cell, and rows out of step."""
+    mixer = make(name, options).eval()
+    x, alone = noise(1, 200), noise(1, 193)
+    form, (made,) = fixed_form(mixer, x)
+    states = [mixer.prefill(x[:, :20], mixer.init_state(1))[1], mixer.prefill(alone[:, :13], mixer.init_state(1))[1]]
+    rows = torch.cat([x[:, 20:], alone[:, 13:]])
+    expected = torch.cat([mixer(x)[:, 20:], mixer(alone)[:, 13:]])
+    y, state = stream(form, rows[:, :3], made.take(states[0].join(states)))
+    parts = [y]
+    for start, stop in ((3, 64), (64, 65), (65, 180)):
+        y, state = form.prefill(rows[:, start:stop], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-9)
+    y, _ = form.prefill(x[:, :50], form.init_state(1))
+    torch.testing.assert_close(y, mixer(x)[:, :50], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("name", "options"), [case for case in OPTIONS if grows(*case)])
 def test_a_state_that_grows_is_refused(name: str, options: dict) -> None:
     with pytest.raises(ValueError, match="grows with"):
@@ -94,8 +114,44 @@ def test_a_state_that_grows_is_refused(name: str, options: dict) -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in MIXERS.items() if True in kind.directions and has_none(name)])
 def test_a_mixer_without_a_fixed_step_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"has no step on a state of fixed shapes|does not stream"):
+    with pytest.raises(ValueError, match="does not stream"):
         fixed_form(make(name, {}), noise(1, 1))
+
+
+def test_a_mixer_of_another_package_is_refused() -> None:
+    class Other(MIXERS["short_conv"]):
+        pass
+
+    class Another(Mixer):
+        def init_state(self, batch_size: int) -> StateTuple:
+            return StateTuple((torch.zeros(batch_size, 1),))
+
+    assert fixed_form(Other(CHANNELS), noise(1, 1))
+    with pytest.raises(ValueError, match="Another has no step on a state of fixed shapes"):
+        fixed_form(Another(CHANNELS, True), noise(1, 1))
+
+
+COMPLEX = [
+    ("lru", {}),
+    ("s5", {}),
+    ("toeplitz", {"kernel": {"name": "s4d", "modes": 4}}),
+    ("toeplitz", {"kernel": {"name": "s4", "modes": 4, "span": 100}}),
+    ("gss", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), COMPLEX)
+@torch.no_grad()
+def test_a_real_form_is_one_graph_without_complex_numbers(name: str, options: dict) -> None:
+    mixer = make(name, options).eval()
+    form = real_form(mixer, noise(1, 1))
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    program = torch.export.export(form, (noise(2, 48),), dynamic_shapes=shapes, strict=False)
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    assert not any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+    for batch, length in ((1, 1), (3, 131)):
+        x = noise(batch, length)
+        torch.testing.assert_close(program.module()(x), mixer(x), rtol=0, atol=1e-10)
 
 
 def test_the_form_shares_weights() -> None:

@@ -32,6 +32,8 @@ every_operator = pytest.mark.parametrize("options", OPERATORS, ids=str)
 EVERY: list[tuple[str, dict[str, Any]]] = [
     *(("gtu2d", {"expansion": 2, **options}) for options in OPERATORS),
     ("gfnet", {"height": 13, "width": 12}),
+    ("afno2d", {"heads": 2}),
+    ("afno2d", {"heads": 1, "threshold": 0.0, "activation": "gelu"}),
     ("grid", {}),
     ("grid", {"rows": {"name": "tcn", "circular": True}}),
     *(
@@ -93,6 +95,7 @@ def check_equal(ours: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.covers("SKI-TNN §5.2")
 @every_operator
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_gtu2d_is_its_formula(options: dict, height: int, width: int) -> None:
@@ -104,6 +107,7 @@ def test_gtu2d_is_its_formula(options: dict, height: int, width: int) -> None:
     check_equal(unit(x, layout=Layout(grid=(height, width))), expected, [x, *unit.parameters()])
 
 
+@pytest.mark.covers("SKI-TNN §5.2")
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_axes_have_mixers_of_their_own(height: int, width: int) -> None:
     spec = {"rows": {"name": "toeplitz", **OPERATORS[-1]}, "columns": {"name": "toeplitz", **OPERATORS[2]}}
@@ -199,7 +203,7 @@ def test_wrong_input_is_named(name: str) -> None:
     kind = MIXERS[name]
     with pytest.raises(ValueError, match=f"{kind.__name__} has no causal form: build it with causal=False"):
         kind(CHANNELS, causal=True)
-    mixer, x = kind(CHANNELS), torch.randn(1, 6, CHANNELS)
+    mixer, x = kind(8), torch.randn(1, 6, 8)
     with pytest.raises(ValueError, match=f"{kind.__name__} mixes over a grid.* give pictures"):
         mixer(x)
     with pytest.raises(ValueError, match=r"give pictures .*one in each row"):

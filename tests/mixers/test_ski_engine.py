@@ -19,6 +19,7 @@ def mixer(**engine: Any) -> ToeplitzMixer:
     return ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.999}, engine={"name": "ski", **engine}).double()
 
 
+@pytest.mark.covers("SKI-TNN alg. 1")
 @pytest.mark.parametrize("length", [1, 50, 64, 700])
 @pytest.mark.parametrize("filter_size", [0, 1, 8, 9])
 def test_two_sided_is_algorithm_1(length: int, filter_size: int) -> None:

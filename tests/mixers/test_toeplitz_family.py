@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covers("TNN §3.2, §3.4 and eq. 10 to 12")
 def test_a_causal_convolution() -> None:
     """Equations 10 to 12, by the framework's own layer."""
     width = 7
@@ -32,6 +34,7 @@ def test_a_causal_convolution() -> None:
     same(mixer(x), layer(x.transpose(1, 2))[..., :LENGTH].transpose(1, 2))
 
 
+@pytest.mark.covers("TNN §3.4 and eq. 13 to 16")
 def test_a_state_space() -> None:
     """Equations 13 to 16, token by token: u_i = A u_{i-1} + B x_i, y_i = C u_i, S4D's A, B and C."""
     mixer = ToeplitzMixer(CHANNELS, kernel={"name": "s4d", "modes": 8}).double()
@@ -45,6 +48,7 @@ def test_a_state_space() -> None:
     same(mixer(x), torch.stack(outputs, 1))
 
 
+@pytest.mark.covers("TNN §3.4 and eq. 9")
 def test_biases_alone_are_a_decay() -> None:
     """Equation 9 without queries and keys: attention to ALiBi's biases is a mean weighted by an exponential of the
     lag, so that two Toeplitz products, of the values and of ones, give it exactly."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import FAMILY, tiny
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family")
 
 
 class Eager:
@@ -42,7 +42,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything but the compiler, which takes half a minute a model."""
 
     def use(self: Any, model: Any, step: Any) -> None:
-        self.step, self._weights, self._vocabulary = step, compiled._versions(model), 258
+        self.step, self._weights, self._vocabulary = step, compiled.tensor_versions(model), 258
         self._loader.module = compiled._InPlace(step, list(step.start(1)))
 
     def made(step: Any, batch_size: int, path: Path, report: Any) -> dict[str, Any]:
@@ -55,8 +55,10 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled, "_compile", made)
 
 
-def model_of(kind: str) -> LagwiseForCausalLM:
-    model = tiny("tnn-lm" if kind == "converted" else kind, sharp=True)
+def model_of(kind: str, **fields: Any) -> LagwiseForCausalLM:
+    if kind == "family":
+        fields["block"] = FAMILY
+    model = tiny("tnn-lm" if kind in ("converted", "family") else kind, sharp=True, **fields)
     return model.to_recurrent() if kind == "converted" else model
 
 
@@ -111,6 +113,48 @@ def test_generating_and_sessions_use_it(eager: None) -> None:
     session.step({first: int(plain[0, 20])})
     assert session.logits[0].argmax() == plain[0, 21]
     assert runs(model) == before + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_step_of_any_batch_serves_sequences_that_come_and_go(kind: str, eager: None) -> None:
+    """Each gets what it would get alone, and no token is computed without the compiled step."""
+    model, ids = model_of(kind, position_embedding="sinusoidal"), torch.randint(258, (4, 90))
+    alone = model(ids).logits
+    model.compile_step(None)
+    session, rows, steps = StreamingSession(model), dict[int, tuple[int, int]](), 0
+
+    def step() -> None:
+        nonlocal steps, rows
+        steps += 1
+        session.step({handle: int(ids[row, place]) for handle, (row, place) in rows.items()})
+        rows = {handle: (row, place + 1) for handle, (row, place) in rows.items()}
+        for number, (row, place) in enumerate(rows.values()):
+            torch.testing.assert_close(session.logits[number], alone[row, place - 1], rtol=0, atol=1e-9)
+
+    for row, length in enumerate((20, 3, 31, 12)):
+        rows[session.add(ids[row, :length])] = (row, length)
+        for _ in range(4):
+            step()
+    for handle in list(rows)[::-2]:
+        session.drop(handle)
+        del rows[handle]
+        step()
+    before = session._joined().copy()  # a copy has its states, and goes on alone
+    step()
+    expected = torch.stack([ids[row, place - 1] for row, place in rows.values()])[:, None]
+    torch.testing.assert_close(model.next_logits(expected, before), session.logits, rtol=0, atol=1e-9)
+    assert runs(model) == steps + 1
+
+
+@torch.no_grad()
+def test_beams_change_rows_of_compiled_states(eager: None) -> None:
+    model, ids = model_of("mega-lm"), torch.randint(258, (2, 9))
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "num_beams": 3}
+    expected = model.generate(ids, **options)
+    model.compile_step(None)
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert runs(model) == 19
 
 
 @torch.no_grad()
@@ -190,6 +234,22 @@ def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance
     steps = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 100:].split(1, 1)], 1)
     assert (steps - expected[:, 100:]).abs().max() <= tolerance * expected.abs().max()
     assert cache.stream is not None
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_compiled_code_of_any_batch(kind: str) -> None:
+    model, ids = model_of(kind).float(), torch.randint(258, (9, 90))
+    assert model.compile_step(None)
+    for rows in (1, 2, 9):
+        expected, cache = model(ids[:rows]).logits, StreamingCache(2)
+        model(ids[:rows, :20], past_key_values=cache)
+        steps = torch.cat([model(ids[:rows, i : i + 1], past_key_values=cache).logits for i in range(20, 90)], 1)
+        assert cache.stream is not None
+        assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @needs_compiler

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lagwise.kernels import KERNELS
 from lagwise.kernels.modal import ModalKernel
-from lagwise.mixers import ToeplitzMixer
+from lagwise.mixers import MIXERS, ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, recurrent_form
+from lagwise.models.conversion import KERNEL_MIXERS
 
 _RPE = {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -21,6 +24,16 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "warped", "decay": 0.9}, "engine": "ski"},
     },
     "mega": {"name": "mega", "memory": {"name": "toeplitz", "kernel": _RPE}, "chunk": 16},
+    "hyena": {"name": "prenorm", "token_mixer": {"name": "hyena", "kernel": _RPE}},
+    "gss": {"name": "prenorm", "token_mixer": {"name": "gss", "expansion": 1, "contraction": 1, "kernel": _RPE}},
+    "with a state space": {
+        "name": "chain",
+        "blocks": [
+            {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
+            {"name": "prenorm", "token_mixer": {"name": "gss", "expansion": 1, "contraction": 1}},
+            {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}}},
+        ],
+    },
     "chain": {
         "name": "chain",
         "blocks": [
@@ -41,7 +54,7 @@ def model(block: dict[str, Any] | None, **fields: Any) -> LagwiseForCausalLM:
 def test_a_converted_model_says_the_same_and_streams_exactly(name: str) -> None:
     original = model(BLOCKS[name])
     ids = torch.randint(30, (2, 200))
-    tolerance = 1e-2 if name == "ski" else 1e-5
+    tolerance = {"ski": 1e-2, "hyena": 1e-4, "gss": 1e-4}.get(name, 1e-5)
     converted, reductions = recurrent_form(original, tolerance)
     with torch.no_grad():
         before, after = original(ids).logits, converted(ids).logits
@@ -53,10 +66,21 @@ def test_a_converted_model_says_the_same_and_streams_exactly(name: str) -> None:
             out = converted(token, past_key_values=out.past_key_values, use_cache=True)
             streamed.append(out.logits)
     torch.testing.assert_close(torch.cat(streamed, 1), after, rtol=0, atol=1e-9)
-    assert len(reductions) == 2
+    assert len(reductions) == (4 if name == "hyena" else 2)  # of two filters in a layer
     assert all((r.error <= r.bound).all() for r in reductions.values())
     assert not any(isinstance(m, ToeplitzMixer) and not m.kernel.recurrent for m in converted.modules())
     assert original.config.block == BLOCKS[name]  # the old one is as it was
+
+
+def test_every_mixer_with_a_kernel_is_converted() -> None:
+    """And is known by the kernel that it has without being told one."""
+    causal = {name: mixer for name, mixer in MIXERS.items() if True in mixer.directions}
+    with_kernel = {name: mixer(8) for name, mixer in causal.items() if "kernel" in signature(mixer).parameters}
+    found = {}
+    for name, mixer in with_kernel.items():
+        part = next(m for m in mixer.modules() if isinstance(m, ToeplitzMixer))
+        found[name] = next(key for key, kernel in KERNELS.items() if type(part.kernel) is kernel)
+    assert found == KERNEL_MIXERS
 
 
 def test_it_is_saved_and_read_like_any_model(tmp_path: Path) -> None:
@@ -124,3 +148,22 @@ def test_encoders_and_defaults_are_converted_too() -> None:
     assert model(spec).to_recurrent(1e-2).config.block["token_mixer"]["kernel"]["name"] == "modal"
     with pytest.raises(ValueError, match="lags must be a whole number"):
         recurrent_form(model(BLOCKS["gtu"]), lags=0)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"name": "lru"},
+        {"name": "s5"},
+        *({"name": "gtu", "kernel": {"name": name}} for name in ("modal", "s4d", "dss", "s4")),
+    ],
+    ids=lambda mixer: mixer.get("kernel", mixer)["name"],
+)
+def test_poles_stay_in_float32_in_a_model_that_is_loaded_in_less(mixer: dict[str, Any], tmp_path: Path) -> None:
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, block={"name": "prenorm", "token_mixer": mixer})
+    LagwiseForCausalLM(config).save_pretrained(tmp_path)
+    model = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    kept = [(part, name) for part in model.modules() for name in getattr(part, "kept_in_float32", ())]
+    assert len(kept) >= 3
+    assert all(getattr(part, name).dtype == torch.float32 for part, name in kept)
+    assert sum(p.dtype == torch.bfloat16 for p in model.parameters()) > 5

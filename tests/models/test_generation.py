@@ -134,7 +134,7 @@ def test_streamers_get_every_token(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_caches_of_other_kinds_are_refused() -> None:
-    for name in ("static", "quantized", "offloaded"):
+    for name in ("quantized", "offloaded"):
         with pytest.raises(ValueError, match=f"cache_implementation='{name}' is not supported"):
             tiny("tnn-lm").generate(prompt(1), cache_implementation=name, **GREEDY)
 

@@ -134,6 +134,7 @@ def test_one_position_of_an_answer_is_not_enough() -> None:
         LagwiseForQuestionAnswering(tiny())(IDS, start_positions=torch.tensor([0, 1]))
 
 
+@pytest.mark.covers("TNN §4.1 and table 13")
 def test_the_published_encoder_has_the_published_size() -> None:
     """TNN table 3: 126.40M parameters, with a fixed decay rate for each of 12 layers' 2304 channels."""
     from lagwise.training import load_recipe

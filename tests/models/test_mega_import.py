@@ -43,6 +43,7 @@ def compare(model: Any, folder: Path) -> None:
     torch.testing.assert_close(found[real], logits[real], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.covers("MEGA §3.2, 3.3 and 3.4")
 @every_model
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     result = import_run(SAVED / name, tmp_path / "run")

@@ -80,6 +80,7 @@ def prompt(rows: int = 2, length: int = 40) -> torch.Tensor:
     return torch.randint(0, 256, (rows, length))
 
 
+@pytest.mark.covers("TNN table 13")
 def test_published_size() -> None:
     """TNN table 2's 48.68M: 48,667,136 trained parameters (the final norm's among them), 7 x 1536 fixed decay rates."""
     recipe = load_recipe("tnn-wikitext-103")

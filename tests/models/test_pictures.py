@@ -43,6 +43,7 @@ def stripes(height: int, width: int) -> tuple[Tensor, Tensor]:
     return pictures[:, None], labels
 
 
+@pytest.mark.covers("TNN §4.2")
 @every_mixer
 def test_a_classifier_of_pictures_learns_and_loads(mixer: dict, tmp_path: Path) -> None:
     """Trained on one size, saved, and used at another."""
@@ -110,6 +111,7 @@ def test_other_inputs_are_refused() -> None:
         LagwiseForImageClassification(LagwiseConfig(causal=False))
 
 
+@pytest.mark.covers("TNN §4.2 and table 6")
 @pytest.mark.parametrize(("recipe", "size"), [("tnn-deit-tiny", 6_408_232), ("tnn-deit-small", 23_373_544)])
 def test_the_published_models_have_the_published_sizes(recipe: str, size: int) -> None:
     """TNN table 6: 6.4M and 23.4M parameters."""

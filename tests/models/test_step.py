@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import FAMILY, tiny
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
@@ -16,7 +16,7 @@ def case(name: str) -> LagwiseForCausalLM:
     """A model of each kind that streams by a fixed step."""
     if name not in CASES:
         recipe, _, variant = name.partition("+")
-        fields = {"positions": {"position_embedding": "sinusoidal"}}.get(variant, {})
+        fields = {"positions": {"position_embedding": "sinusoidal"}, "family": {"block": FAMILY}}.get(variant, {})
         model = tiny(recipe, sharp=True, **fields)
         CASES[name] = model.to_recurrent() if variant == "converted" else model
     return CASES[name]
@@ -24,6 +24,7 @@ def case(name: str) -> LagwiseForCausalLM:
 
 _NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
 KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "tnn-lm+converted", "mega-lm+positions")
+KINDS += ("tnn-lm+family",)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

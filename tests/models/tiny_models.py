@@ -20,6 +20,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention-glu": {"token_mixer": {"name": "attention", "heads": 2}},
     "learned-decay": {"token_mixer": {"name": "gtu", "kernel": {**_KERNEL, "learn_decay": True, "inputs": "sincos"}}},
 }
+# A hybrid of mixers whose states have a fixed shape, or get one.
+FAMILY: dict[str, Any] = {
+    "name": "chain",
+    "blocks": [
+        {"name": "prenorm", "token_mixer": {"name": name, **options}, "channel_mixer": {"name": "none"}}
+        for name, options in (
+            *(("lru", {}), ("s5", {}), ("linear_attention", {"heads": 2}), ("short_conv", {}), ("gss", {})),
+            *(("flash", {"chunk": 9, "query_size": 4}), ("relative_attention", {"heads": 2, "memory": 5})),
+            ("hyena", {"order": 1, "kernel": {"name": "s4", "modes": 2, "span": 30}}),
+        )
+    ],
+}
 # Whatever a recipe says of these, wherever in its block.
 _SMALL = {"hidden": 8, "dimension": 4, "query_size": 8, "value_size": 16, "chunk": 11, "filter_size": 4, "depth": 3}
 _SMALL |= {"heads": 2}

@@ -6,6 +6,7 @@ import torch
 from lagwise.ops.attention import alibi_slopes, attention, attention_reference
 
 
+@pytest.mark.covers("TNN eq. 1, 6 and 9")
 @pytest.mark.parametrize("length", [1, 2, 63, 600])
 @pytest.mark.parametrize("total", [0, 5, 600])
 @pytest.mark.parametrize("slopes", [None, alibi_slopes(3)])
@@ -20,6 +21,7 @@ def test_attention_equals_its_formula(length: int, total: int, slopes: torch.Ten
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
+@pytest.mark.covers("TNN eq. 6")
 def test_slopes_are_those_of_the_alibi_paper() -> None:
     assert alibi_slopes(8).tolist() == [2.0**-k for k in range(1, 9)]
     twelve = alibi_slopes(12)

@@ -46,6 +46,7 @@ def same(ours: Tensor, exact: Tensor, *tensors: Tensor, real: Tensor | None = No
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
+@pytest.mark.covers("MEGA §3.4", "TCNCA §2 and fig. 1")
 @every_function
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
@@ -123,6 +124,7 @@ def test_one_wide_chunk_is_full_attention(causal: bool) -> None:
         same(chunked_attention(q, k, v, chunk=chunk, causal=causal), attention_reference(q, k, v, causal=causal), q, k)
 
 
+@pytest.mark.covers("MEGA §2.1, §3.2, eq. 16 and app. C")
 def test_elementwise_functions_are_those_of_mega() -> None:
     """Laplace meets the squared ReLU in value and slope where the squared ReLU is 1/2."""
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
@@ -160,6 +162,7 @@ def test_rotary_products_depend_on_the_lag() -> None:
     assert products[0, 0, 0].std() > 0.01
 
 
+@pytest.mark.covers("TCNCA app. F")
 def test_rotary_turns_pairs_by_its_angles() -> None:
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     positions = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 70]])

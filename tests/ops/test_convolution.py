@@ -31,6 +31,7 @@ def both(engine: str, x: torch.Tensor, taps: torch.Tensor, causal: bool) -> list
     return list(zip(*results, strict=True))
 
 
+@pytest.mark.covers("TNN eq. 4 and app. B")
 @pytest.mark.parametrize("engine", FAST)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", LENGTHS)
@@ -95,6 +96,7 @@ def on_a_circle(taps: torch.Tensor, points: int) -> torch.Tensor:
     return torch.stack([spectrum.real, spectrum.imag])
 
 
+@pytest.mark.covers("SKI-TNN §3.3.2")
 @pytest.mark.parametrize(
     ("length", "reach", "points"),
     [(1, 1, 2), (2, 2, 4), (63, 63, 126), (64, 30, 128), (64, 64, 200), (1021, 700, 2042)],
@@ -179,6 +181,7 @@ def test_half_precision_signals_are_mixed_in_float32(dtype: torch.dtype, engine:
     assert (y.double() - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
 
 
+@pytest.mark.covers("TNN eq. 5")
 def test_truncation_bound_holds_and_is_tight() -> None:
     decay, tolerance = 0.99, 1e-8
     cut = truncation_length(decay, tolerance)
@@ -208,6 +211,7 @@ def test_fast_lengths_are_even_smooth_and_near() -> None:
         assert odd in (1, 3, 5, 9, 15)
 
 
+@pytest.mark.covers("TNN eq. 3")
 def test_matrix_has_the_taps_on_its_diagonals() -> None:
     matrix = toeplitz_matrix(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]), 3, causal=False)[0]
     assert matrix.tolist() == [[3, 2, 1], [4, 3, 2], [5, 4, 3]]

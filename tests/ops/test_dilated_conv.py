@@ -20,6 +20,7 @@ def torchs_own(x: Tensor, taps: Tensor, dilation: int, causal: bool) -> Tensor:
     return F.conv1d(padded, taps.flip(1)[:, None], dilation=dilation, groups=x.shape[2]).transpose(1, 2)
 
 
+@pytest.mark.covers("TCNCA §2")
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kernel_size", [1, 3, 17])
 @pytest.mark.parametrize("dilation", [1, 2, 7, 50, 400])
@@ -38,6 +39,7 @@ def test_values_and_gradients_are_those_of_torchs_conv1d(
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covers("TCNCA app. H")
 def test_a_stack_is_stacked_conv1d() -> None:
     x = torch.randn(2, 200, 3, dtype=torch.float64)
     taps, dilations = list(torch.randn(3, 3, 5, dtype=torch.float64)), [1, 4, 16]
@@ -47,6 +49,7 @@ def test_a_stack_is_stacked_conv1d() -> None:
     torch.testing.assert_close(dilated_stack(x, taps, dilations), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covers("TCNCA app. E")
 @pytest.mark.parametrize("shape", [(3, 2, 4, 1), (5, 3, 3, 2), (17, 8, 2, 1), (2, 1, 3, 4), (1, 5, 2, 1)])
 def test_the_receptive_field_is_what_an_impulse_fills(shape: tuple[int, int, int, int]) -> None:
     kernel_size, dilation, depth, convolutions = shape
@@ -60,6 +63,7 @@ def test_the_receptive_field_is_what_an_impulse_fills(shape: tuple[int, int, int
     assert reached.max() == 5 + size - 1
 
 
+@pytest.mark.covers("TCNCA app. D")
 @pytest.mark.parametrize("length", [2, 100, 1000])
 @pytest.mark.parametrize("causal", [True, False])
 def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
@@ -88,6 +92,7 @@ def test_exactly_causal_in_float32() -> None:
         assert torch.equal(before, after)
 
 
+@pytest.mark.covers("TCNCA app. B")
 @pytest.mark.parametrize("dilation", [1, 3, 40])
 def test_a_stream_is_the_whole_and_keeps_what_it_reaches(dilation: int) -> None:
     x, taps = torch.randn(2, 300, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)

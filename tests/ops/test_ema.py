@@ -24,6 +24,7 @@ def signal(length: int) -> Tensor:
     return torch.randn(2, length, CHANNELS, dtype=torch.float64)
 
 
+@pytest.mark.covers("MEGA §3.1")
 def test_parameters_are_megas() -> None:
     delta, alpha, beta, gamma = torch.randn(4, CHANNELS, DIMENSION, dtype=torch.float64)
     weight, log_decay = ema_parameters(delta, alpha, beta, gamma)
@@ -32,6 +33,7 @@ def test_parameters_are_megas() -> None:
     torch.testing.assert_close(log_decay.exp(), 1 - p / (1 + (-alpha).exp()))
 
 
+@pytest.mark.covers("MEGA app. A and eq. 25", "TCNCA app. I")
 def test_taps_are_the_definition() -> None:
     weight, log_decay = parameters()
     for length in (1, 2, 3, 5, 64, 1000):
@@ -49,6 +51,7 @@ def test_long_taps_keep_float32s_digits() -> None:
     assert error < 1e-6
 
 
+@pytest.mark.covers("MEGA eq. 3 to 5", "TCNCA eq. 1 and app. B")
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("truncation", [None, 1, 7, 40, 2000])
 def test_scan_recurrence_and_taps_agree(length: int, truncation: int | None) -> None:

@@ -17,6 +17,7 @@ GRIDS = [
 ]
 
 
+@pytest.mark.covers("SKI-TNN §3.2.1")
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_fast_forms_are_the_matrix(grid: NodeGrid) -> None:
     """SKI-TNN §3.2.1: W and Wᵀ without the matrix, values and gradients."""

@@ -38,6 +38,7 @@ def smooth(lag: Tensor) -> Tensor:
     return torch.exp(-((lag / 200) ** 2)) * torch.cos(lag / 70 + 0.3)
 
 
+@pytest.mark.covers("SKI-TNN §3.2.1 and alg. 1")
 @pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 100, 1021])
 @pytest.mark.parametrize("rank", [2, 5, 64, 100])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
@@ -54,6 +55,7 @@ def test_ski_is_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covers("SKI-TNN §3.2.1")
 @pytest.mark.parametrize("rank", [2, 5, 64])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
 def test_ragged_rows_are_w_a_w_transposed_each(rank: int, degree: int) -> None:
@@ -100,6 +102,7 @@ def test_error_falls_with_the_spacing(degree: int, order: int) -> None:
         assert abs(math.log2(coarse / fine) - order) < 0.5
 
 
+@pytest.mark.covers("SKI-TNN app. B")
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("length", [1, 3, 63, 64, 100, 333])
 def test_causal_ski_is_its_matrix(plan: SKIPlan, length: int) -> None:
@@ -120,6 +123,7 @@ def test_causal_ski_is_its_matrix(plan: SKIPlan, length: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covers("SKI-TNN app. B")
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_causal_ski_is_strictly_causal(plan: SKIPlan) -> None:
     """The low-rank part alone is strictly lower triangular, exactly: that is why nothing needs a mask."""
@@ -238,6 +242,7 @@ def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> 
         call()
 
 
+@pytest.mark.covers("SKI-TNN §3.2")
 @pytest.mark.parametrize("origin", [0, 3, 8])
 def test_direct_product_is_a_depthwise_convolution(origin: int) -> None:
     """T_sparse of SKI-TNN §3.2."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,35 @@ def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) 
         model = model.to_recurrent()
     with torch.no_grad():
         assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-4
+
+
+_KERNELS = ("s4d", "dss", "s4")
+_MIXERS = ("lru", "s5", "linear_attention", "short_conv", "gss", "hyena", "flash", "relative_attention")
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["step", "forward"])
+@pytest.mark.parametrize("name", [*_KERNELS, *_MIXERS])
+def test_the_family_is_exported_to_onnx(name: str, what: str, tmp_path: Path) -> None:
+    mixer: dict[str, Any] = {"name": name}
+    if name in _KERNELS:
+        mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, "modes": 4}}
+    elif name == "hyena":
+        mixer["kernel"] = {"name": "hyena", "span": 100}
+    block = {"name": "prenorm", "token_mixer": mixer}
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, block=block)).eval()
+    with torch.no_grad():
+        assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-5
+
+
+@pytest.mark.slow
+def test_a_forward_that_serves_one_length_is_refused(tmp_path: Path) -> None:
+    block = {"name": "prenorm", "token_mixer": {"name": "long_short"}}
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, block=block)).eval()
+    with torch.no_grad(), pytest.raises(ValueError, match="the exported file fails for 3 texts of 131 tokens"):
+        export.export_forward(model, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("format", SLOWLY)

@@ -50,6 +50,8 @@ DECAYED: dict[str, set[str]] = {
     "mixer relative_attention": {"weight"},
     "mixer fnet": set(),
     "mixer gfnet": {"filter"},
+    "mixer afno": {"first", "second"},
+    "mixer afno2d": {"first", "second"},
     "block prenorm": {"weight"},
     "block mega": {"weight", "beta", "gamma"},
     "block chain": {"weight"},

@@ -91,8 +91,8 @@ def random_responses(
 def decay_order(taps: np.ndarray, first: int = 8, last: int = 64) -> float:
     """How fast taps decay: p in ``max |k(l)| ~ l^-p`` between two lags, by least squares in the logarithms.
 
-    SKI-TNN th. 2 and 3 state that the taps of GELU and SiLU decay faster than any p, th. 4 for ReLU only that their
-    squares can be summed.
+    SKI-TNN th. 2 and 3 state that the taps of GELU and SiLU decay faster than any p, SKI-TNN th. 4 for ReLU only that
+    their squares can be summed.
     """
     lags = np.arange(first, last)
     size = np.abs(taps[:, first:last]).max(axis=0)

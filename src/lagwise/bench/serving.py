@@ -140,13 +140,25 @@ def make_transformer(like: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBas
 
 
 @contextmanager
-def started(run: Path, clients: int, threads: int, *, peer: LlamaForCausalLM | None, tokenizer: Any, batched: bool):
-    """`lagwise serve` of a run, and of ``peer`` `transformers serve`, one request at a time and, if ``batched``, with
-    its continuous batching."""
+def started(
+    run: Path,
+    clients: int,
+    threads: int,
+    *,
+    peer: LlamaForCausalLM | None,
+    tokenizer: Any,
+    batched: bool,
+    compiled: bool,
+):
+    """`lagwise serve` of a run, also with a compiled step if ``compiled``, and of ``peer`` `transformers serve`, one
+    request at a time and, if ``batched``, with its continuous batching."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         own = ("lagwise", "serve", str(run), "--queue", str(clients), "--rows", str(min(clients, 64)))
-        servers = [stack.enter_context(_running("lagwise", own, run.resolve().name, threads))]
+        ways = {"lagwise": "--no-compile", **({"lagwise, compiled": "--compile"} if compiled else {})}
+        servers = [
+            stack.enter_context(_running(name, (*own, way), run.resolve().name, threads)) for name, way in ways.items()
+        ]
         if peer is not None:
             peer.save_pretrained(folder)
             tokenizer.save_pretrained(folder)

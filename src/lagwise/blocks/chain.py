@@ -33,8 +33,10 @@ class ChainState(NamedTuple):
 class ChainBlock(Block):
     """A sequence of blocks, for hybrids of any mixers.
 
-    Options: blocks, a list of specs. TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each
-    with a plain residual, is::
+    Options:
+        blocks: list of specs.
+
+    TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each with a plain residual, is::
 
         {"name": "chain", "blocks": [
             {"name": "prenorm", "token_mixer": {"name": "tcn"}, "channel_mixer": {"name": "none"}},

@@ -19,7 +19,8 @@ class GLU(nn.Module):
 
     Shapes: ``(..., channels)`` to the same.
 
-    Options: expansion, the inner width relative to the channels (table 13: 1).
+    Options:
+        expansion: inner width relative to the channels (table 13: 1).
     """
 
     def __init__(self, channels: int, *, expansion: float = 1):
@@ -38,7 +39,9 @@ class MLP(nn.Module):
 
     Shapes: ``(..., channels)`` to the same.
 
-    Options: expansion, the inner width relative to the channels; activation, ``gelu``, ``silu`` (MEGA's) or ``relu``.
+    Options:
+        expansion: inner width relative to the channels.
+        activation: ``gelu``, ``silu`` (MEGA's) or ``relu``.
     """
 
     def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu"):

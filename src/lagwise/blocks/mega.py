@@ -50,16 +50,20 @@ class MegaBlock(Block):
     Options:
         memory: spec of a token mixer. ``{"name": "ema"}`` is MEGA (the default), ``{"name": "tcn", ...}`` TCNCA; any
             other works too.
-        query_size, value_size: width of queries and keys (MEGA: 128), and of values (twice the channels).
-        chunk, evaluation_chunk, function, position: of the attention, as in `ChunkedAttention`.
-        channel_mixer: spec from its table (MEGA: an MLP of twice the width with SiLU).
+        query_size: width of queries and keys (MEGA: 128).
+        value_size: width of values; by default twice the channels.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
+        position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
+        channel_mixer: spec of a channel mixer; by default MEGA's, an MLP of twice the width with SiLU.
         activation: of values and of the gated candidate: ``silu`` (the default, as above), ``gelu`` or ``relu``.
         norm: ``layer``, ``scale``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
         dropout: rate for values, gated candidates and channel mixer outputs in training.
 
     ValueError for options out of range. Streams as its two parts do: in constant memory with either of these memories.
 
-    Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3.
+    Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3, eq. 6 to 15.
     """
 
     def __init__(
@@ -147,7 +151,10 @@ class MegaBlock(Block):
 
 
 class QueryKey(nn.Module):
-    """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β (TCNCA fig. 3)."""
+    """Queries and keys from one shared vector: ``z * γ + β``, each with its own γ and β.
+
+    Source: TCNCA fig. 3; MEGA eq. 8 and 9.
+    """
 
     undecayed = ("scale", "shift")
 

@@ -20,7 +20,8 @@ class PreNormBlock(Block):
     """``x + mix_tokens(norm x)``, then ``x + mix_channels(norm x)`` (TNN §3.1 and fig. 2).
 
     Options:
-        token_mixer, channel_mixer: specs from their tables.
+        token_mixer: spec of a token mixer; by default ``gtu``.
+        channel_mixer: spec of a channel mixer; by default ``glu``, ``none`` for none.
         norm: by name or by name and options: ``rms`` (no parameters, as TNN's published size requires), ``layer``,
             ``batch`` or ``none``.
         dropout: rate for both mixers' outputs in training.

@@ -22,6 +22,7 @@ def serve(
     threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads of each.")] = 1,
     peer: Annotated[bool, typer.Option(help="Beside `transformers serve`, with a Transformer of equal size.")] = True,
     batched: Annotated[bool, typer.Option(help="Beside its continuous batching too.")] = True,
+    compile: Annotated[bool, typer.Option(help="Beside `lagwise serve --compile`, which compiles first.")] = False,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
     """Tokens a second and waiting times of `lagwise serve` with many clients, beside `transformers serve`.
@@ -41,7 +42,10 @@ def serve(
     model, tokenizer = load_language_model(run)
     chosen = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]
     transformer = make_transformer(model, tokenizer) if peer else None
-    with started(run, max(counts), threads, peer=transformer, tokenizer=tokenizer, batched=batched) as servers:
+    if compile:  # once, and not by a server that is waited for
+        model.compile_step(None, report=lambda line: typer.echo(line, err=True))
+    options = {"peer": transformer, "tokenizer": tokenizer, "batched": batched, "compiled": compile}
+    with started(run, max(counts), threads, **options) as servers:
         rows = measure(servers, chosen, clients=counts, new_tokens=tokens, repeats=repeats)
     sizes = {
         each.__class__.__name__: sum(p.numel() for p in each.parameters())

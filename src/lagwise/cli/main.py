@@ -101,6 +101,7 @@ def train(
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
     """List the recipes, or show one with every key that can be overridden and what the keys mean."""
     from lagwise.data.options import DataOptions
+    from lagwise.schema import meanings
     from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:
@@ -114,8 +115,8 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
     task = inspect.getdoc(TASKS[recipe.task["name"]]) or ""
     typer.echo("\n".join(f"# task: {line}" for line in task.splitlines() if line))
     for section, options in (("data", DataOptions), ("training", TrainingOptions)):
-        lines = (line.strip() for line in (options.__doc__ or "").splitlines())
-        typer.echo("\n".join(f"# {section}.{line}" if ":" in line else f"#     {line}" for line in lines))
+        for key, _, _, meaning in meanings(options):
+            typer.echo(f"# {section}.{key}: {' '.join(meaning.split())}")
     typer.echo("# model: one word is a kind of model (model=tnn); model.init_from=RUN starts from another run")
     typer.echo("# model.block: options of the blocks, mixers and kernels named there; an unknown name lists them all")
 

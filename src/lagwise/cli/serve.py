@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,15 @@ def serve(
         str | None,
         typer.Option(callback=not_empty, envvar="LAGWISE_API_KEY", help="Key that clients must send, if any."),
     ] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the model's step first, once for a model: minutes. Without either, what is in the cache "
+            "folder is used.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve a language model to OpenAI's clients: completions, chat and streams, many clients in one batch.
 
@@ -37,6 +47,10 @@ def serve(
     "def "}'
 
     The model's name is that of its folder. Ctrl-C stops the server.
+
+    To compute each token several times as fast, compile the model's step first, which takes a minute or two:
+
+    lagwise serve runs/tnn-lm --compile
     """
     try:
         import uvicorn
@@ -48,6 +62,9 @@ def serve(
     from lagwise.serving.scheduler import Scheduler
 
     model, tokenizer = load_language_model(run)
+    if compile is not False:
+        with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):
+            model.compile_step(None, cached=not compile, report=lambda line: typer.echo(line, err=True))
     scheduler = Scheduler(model, tokenizer, rows=rows, queue=queue, max_tokens=max_tokens, timeout=timeout)
     name = run.resolve().name
     shown = f"[{host}]" if ":" in host else host

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from lagwise.schema import Count, Whole, options
+from lagwise.tables import LARGEST_VOCABULARY
 
 
-@dataclass
+@options
 class DataOptions:
-    """source: text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source.
-    format: the layout of the rows, for published data whose files differ: a task of GLUE, or of
-        Long Range Arena (`listops`, `aan`).
-    tokenizer: `bytes`, `bpe` (trained on the data), `words` (those between spaces), or a tokenizer folder.
-    vocab_size: tokens of a `bpe` tokenizer, at most of `words`; of associative recall, half keys and half values.
-    length: tokens in a training sequence (of `lengths`, the largest); labelled rows are cut to it.
-    lengths: each step draws the length of its sequences from these; for language modelling.
-    evaluate_length: tokens in a validation sequence; by default `length`."""
+    """What to train and evaluate on."""
 
     source: str | None = None
+    """Text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source."""
     format: str | None = None
+    """The layout of the rows, for published data whose files differ: a task of GLUE, or of Long Range Arena
+    (`listops`, `aan`)."""
     tokenizer: str = "bytes"
-    vocab_size: int = 8192
-    length: int = 512
-    lengths: list[int] | None = None
-    evaluate_length: int | None = None
+    """`bytes`, `bpe` (trained on the data), `words` (those between spaces), or a tokenizer folder."""
+    vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
+    """Tokens of a `bpe` tokenizer, at most of `words`; of associative recall, half keys and half values."""
+    length: Annotated[Whole, Field(ge=2)] = 512
+    """Tokens in a training sequence (of `lengths`, the largest); labelled rows are cut to it."""
+    lengths: list[Annotated[Whole, Field(ge=2)]] | None = None
+    """Each step draws the length of its sequences from these; for language modelling."""
+    evaluate_length: Annotated[Whole, Field(ge=2)] | None = None
+    """Tokens in a validation sequence; by default `length`."""
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:

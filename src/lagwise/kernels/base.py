@@ -24,6 +24,9 @@ class LagKernel(nn.Module):
 
     #: parameters with two or more axes that weight decay must skip, such as decay rates; any module may name some
     undecayed: ClassVar[tuple[str, ...]] = ()
+    #: parameters that stay in float32 when a model is loaded in less, because a small error in a pole grows with the
+    #: text; any module may name some
+    kept_in_float32: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous = False
     #: whether `recurrence` gives the kernel as a state space, to stream by

@@ -19,7 +19,8 @@ class DSSKernel(S4DKernel):
         softmax: ``s_i(l) = exp(A_i dt l) / sum_{m < span} exp(A_i dt m)``.
 
     Options:
-        modes, start: as in `S4DKernel`.
+        modes: pairs of conjugate poles.
+        start: initial eigenvalues, as in `S4DKernel`.
         normalization: ``exp`` or ``softmax``.
         span: number of lags in the softmax's sum. The published span is the length of each input, so that the kernel
             depends on it; here it is fixed, and the kernel is the same for every length.

@@ -20,7 +20,7 @@ class FreeKernel(LagKernel):
 
     Options:
         max_length: number of lags on each side.
-        decay: as in `RPEKernel`.
+        decay: decay per token, in (0, 1]; 1 disables it.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, max_length: int = 512, decay: float = 0.99):

@@ -26,7 +26,9 @@ class FrequencyKernel(LagKernel):
         the inverse transform, with its value at lag grid shared with lag -grid.
 
     Options:
-        hidden, layers, activation: the network, as in `RPEKernel`.
+        hidden: width of the network.
+        layers: its depth.
+        activation: its non-linearity; the smoother, the faster taps decay.
         inputs: ``cos`` (of the frequency) or ``omega`` (the frequency, as published). The response of a real kernel is
             even and periodic. A smooth function of cos w is smooth with these symmetries, and its taps decay as SKI-TNN
             th. 2 and 3 state. A function of w has kinks at 0 and pi, and its taps decay as 1 / lag², whatever the

@@ -26,7 +26,9 @@ class HyenaKernel(LagKernel):
     Options:
         span: number of lags to which t and s are scaled. The published code takes the training length; longer lags
             follow the same formula.
-        hidden, layers, bands: as above.
+        hidden: width of the network.
+        layers: its depth.
+        bands: number of frequencies in z.
 
     A two-sided kernel reads lags with their sign. ValueError for options out of range.
     """

@@ -22,13 +22,15 @@ class ModalKernel(DiagonalKernel):
     imaginary; direct is added at lag 0. A two-sided kernel has a second set of oscillations for lags below 0, and lag 0
     is the sum of both and of direct. The poles are those of S4D (Gu et al. 2022), in discrete time: always |p| < 1.
 
-    Options: modes, the number of oscillations per direction. ValueError if less than 1.
+    Options:
+        modes: number of oscillations per direction. ValueError if less than 1.
 
     `recurrence` gives the same kernel for streaming in constant memory. `load_modes` takes the result of
     `lagwise.ops.reduce_taps` for another kernel, which can then be trained further.
     """
 
     undecayed = ("rate", "angle")
+    kept_in_float32 = ("rate", "angle", "amplitude", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
         super().__init__(channels, causal)

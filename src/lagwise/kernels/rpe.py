@@ -23,7 +23,9 @@ class RPEKernel(LagKernel):
     features, then ``layers`` times (norm, activation, linear), then (norm, activation, linear to channels).
 
     Options (TNN tables 8 to 10):
-        hidden, layers, activation: width, depth and non-linearity (table 13: 64, 6, relu).
+        hidden: width of the network (table 13: 64).
+        layers: its depth (table 13: 6).
+        activation: its non-linearity (table 13: relu).
         inputs: phi(l) is ``integer`` (l itself), ``normalized`` (l / scale) or ``sincos`` (``hidden`` sines and cosines
             of l at the wavelengths of Vaswani et al. 2017).
         scale: the length that ``normalized`` divides by. The paper divides by the current length, so that the kernel

@@ -38,6 +38,7 @@ class S4DKernel(DiagonalKernel):
     """
 
     undecayed = ("rate", "angle")
+    kept_in_float32 = ("log_step", "rate", "angle", "amplitude", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, start: str = "legs", rule: str = "zoh"):
         super().__init__(channels, causal)

@@ -1,5 +1,6 @@
 """Token mixers, one per file, with one contract (`lagwise.mixers.base.Mixer`)."""
 
+from lagwise.mixers.afno import AFNO2d, AFNOMixer
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
@@ -45,6 +46,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "relative_attention": RelativeAttentionMixer,
     "fnet": FNetMixer,
     "gfnet": GFNetMixer,
+    "afno": AFNOMixer,
+    "afno2d": AFNO2d,
 }
 
 _OWN = frozenset(MIXERS)
@@ -72,6 +75,8 @@ add_installed("lagwise.mixers", "mixer", register_mixer)
 __all__ = [
     "GTU",
     "MIXERS",
+    "AFNO2d",
+    "AFNOMixer",
     "AttentionMixer",
     "ChunkedAttention",
     "ChunkedAttentionMixer",

@@ -14,14 +14,7 @@ from lagwise.kernels import LagKernel
 from lagwise.mixers.two_sided_ski import check_length
 from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.ski import (
-    SAMPLED_LAGS,
-    best_plan,
-    prolong,
-    restrict,
-    ski_error,
-    split_kernel,
-)
+from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import direct_product
 from lagwise.ops.window import join_rows

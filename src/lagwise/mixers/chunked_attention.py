@@ -73,9 +73,9 @@ class ChunkedAttention(nn.Module):
             4096).
         function: as in `pair_attention`.
         position: ``none``; ``rope``: queries and keys are rotated by their position in the chunk (TCNCA app. F);
-            ``simple``: MEGA's table of biases, one per lag and head, for windows up to the larger of chunk and
-            evaluation_chunk, where lags that training never meets keep their initial values; ``rotary``: MEGA's bias
-            ``<R_i a, R_j b>`` with learned a and b for each head, for windows of any width.
+            ``simple``: a table of biases (MEGA app. D.1), one per lag and head, for windows up to the larger of chunk
+            and evaluation_chunk, where lags that training never meets keep their initial values; ``rotary``: MEGA's
+            bias ``<R_i a, R_j b>`` with learned a and b for each head, for windows of any width.
 
     A stream keeps the window that it started with. ValueError for widths below 1, unknown names, or an odd query_size
     with ``rope`` or ``rotary``.
@@ -244,7 +244,10 @@ class ChunkedAttentionMixer(Mixer):
 
     Options:
         heads: must divide the channels (the papers have one).
-        chunk, evaluation_chunk, function, position: as in `ChunkedAttention`.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
+        position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
 
     Streaming state: at most one chunk of keys and values.
     """

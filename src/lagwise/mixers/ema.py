@@ -50,7 +50,8 @@ class EMAMixer(Mixer):
     """Damped multi-dimensional moving average: ``silu(k * x + omega x)`` with k an `EMAKernel`.
 
     Options:
-        dimension, truncation: as in `EMAKernel`.
+        dimension: number of exponentials per channel and direction (MEGA: 16).
+        truncation: number of lags to keep on each side; by default all.
         engine: ``scan`` (linear time, exactly causal, the fastest at every length measured) or an engine for the
             kernel's taps, as in `toeplitz_product`.
 

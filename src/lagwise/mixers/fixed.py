@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from lagwise.mixers.ema import EMAMixer, EMAState
 from lagwise.mixers.tcn import TCNMixer, TCNState
 from lagwise.mixers.toeplitz import ModalState, ToeplitzMixer
-from lagwise.ops.streaming import OnlineState, OnlineTaps, ring_of, ring_product, ring_read, ring_tokens, ring_write
+from lagwise.ops.streaming import ring_convolve, ring_of, ring_read, ring_tokens, ring_write
+from lagwise.ops.symbolic import symbolic_product
 from lagwise.ops.window import Window
+
+_LEAST_RADIUS = 1e-30  # of a pole: its logarithm is finite, and its first power nothing
 
 
 class FixedMixer(nn.Module):
@@ -44,11 +47,21 @@ class FixedMixer(nn.Module):
         raise NotImplementedError
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """`step` as blocks call it, for x ``(batch, 1, channels)``."""
-        assert x.shape[1] == 1
+        """The next tokens, ``(batch, length, channels)``, without a mask: `step` for one, `run` for more."""
         assert mask is None
+        if x.shape[1] != 1:
+            return self.run(x, state)
         y, state = self.step(x[:, 0], state)
         return y[:, None], state
+
+    def run(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Several tokens in a graph, in real arithmetic and without loops over a length that is left open; here, where
+        a mixer has no better, one after the other."""
+        parts = []
+        for token in x.unbind(1):
+            y, state = self.step(token, state)
+            parts.append(y)
+        return torch.stack(parts, 1), state
 
 
 class FixedModalState(NamedTuple):
@@ -71,6 +84,9 @@ class FixedModal(FixedMixer):
         self.register_buffer("poles", torch.view_as_real(modes.poles.detach()).permute(2, 1, 0).contiguous())
         self.register_buffer("weights", torch.view_as_real(modes.weights.detach()).permute(2, 1, 0).contiguous())
         self.register_buffer("direct", modes.direct.detach().clone())
+        poles = modes.poles.detach().t().to(torch.complex128)
+        self.register_buffer("log_radius", poles.abs().clamp(min=_LEAST_RADIUS).log())
+        self.register_buffer("angle", poles.angle())
 
     def init_state(self, batch_size: int) -> FixedModalState:
         zeros = self.poles.new_zeros(batch_size, *self.poles.shape[1:])
@@ -82,6 +98,20 @@ class FixedModal(FixedMixer):
         real, imaginary = a * real - b * imaginary + token[:, None], a * imaginary + b * real
         y = (u * real - v * imaginary).sum(1) + self.direct * token
         return y.to(x.dtype), FixedModalState(real, imaginary)
+
+    def run(self, x: Tensor, state: FixedModalState) -> tuple[Tensor, FixedModalState]:
+        n, signal, dtype = x.shape[1], x.to(self.direct.dtype), self.direct.dtype
+        lags = torch.arange(n + 1, dtype=torch.float64, device=x.device)
+        size, turn = (self.log_radius[..., None] * lags).exp(), self.angle[..., None] * lags
+        cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (modes, channels, n + 1)
+        (u, v), (a, b) = self.weights, state
+        taps = (u[..., None] * cos - v[..., None] * sin).sum(0)[:, :n] + self.direct[:, None] * (lags[:n] == 0)
+        old = torch.einsum("bmc,mcn->bnc", u * a - v * b, cos[..., 1:])
+        old = old - torch.einsum("bmc,mcn->bnc", u * b + v * a, sin[..., 1:])
+        real, imaginary = (torch.einsum("bnc,mcn->bmc", signal, each[..., :n].flip(2)) for each in (cos, sin))
+        last, turned = cos[..., -1], sin[..., -1]
+        state = FixedModalState(last * a - turned * b + real, last * b + turned * a + imaginary)
+        return (symbolic_product(signal, taps, 0) + old).to(x.dtype), state
 
     def take(self, state: ModalState) -> FixedModalState:
         parts = torch.view_as_real(state.memory).permute(3, 0, 2, 1).to(self.poles.dtype)
@@ -107,6 +137,7 @@ class FixedEMA(FixedMixer):
     weight: Tensor
     decay: Tensor
     omega: Tensor
+    log_decay: Tensor
     late: Tensor
 
     def __init__(self, mixer: EMAMixer):
@@ -115,6 +146,7 @@ class FixedEMA(FixedMixer):
         self.truncation = mixer.kernel.truncation
         self.register_buffer("weight", weight.contiguous())
         self.register_buffer("decay", log_decay.exp().contiguous())
+        self.register_buffer("log_decay", log_decay.contiguous())
         self.register_buffer("omega", mixer.omega.detach().to(weight.dtype))
         if self.truncation is not None:
             self.register_buffer("late", (weight * (log_decay * self.truncation).exp()).contiguous())
@@ -136,6 +168,25 @@ class FixedEMA(FixedMixer):
             y = y - (self.late * left).sum(1)
             after = FixedEMAState(average, left, ring_write(state.ring, token, state.seen), state.seen + 1)
         return F.silu(y + self.omega * token).to(x.dtype), after
+
+    def run(self, x: Tensor, state: FixedEMAState) -> tuple[Tensor, FixedEMAState]:
+        n, signal = x.shape[1], x.to(self.weight.dtype)
+        powers = (self.log_decay[..., None] * torch.arange(n + 1, device=x.device)).exp()  # (dimension, channels, n+1)
+
+        def after(average: Tensor, tokens: Tensor) -> Tensor:
+            return powers[..., -1] * average + torch.einsum("bnc,dcn->bdc", tokens, powers[..., :n].flip(2))
+
+        average = after(state.average, signal)
+        if state.left is None or state.ring is None or state.seen is None:
+            old = torch.einsum("bdc,dcn->bnc", self.weight * state.average, powers[..., 1:])
+            y, end = symbolic_product(signal, (self.weight[..., None] * powers).sum(0)[:, :n], 0) + old, (None,) * 3
+        else:  # as many taps as it covers
+            lags = torch.arange(state.ring.shape[1], device=x.device)
+            taps = (self.weight[..., None] * (self.log_decay[..., None] * lags).exp()).sum(0)
+            y, ring = ring_convolve(state.ring, signal, taps.t(), state.seen)
+            leaving = torch.cat([ring_tokens(state.ring, state.seen), signal], 1)[:, :n]
+            end = (after(state.left, leaving), ring, state.seen + n)
+        return F.silu(y + self.omega * signal).to(x.dtype), FixedEMAState(average, *end)
 
     def take(self, state: EMAState) -> FixedEMAState:
         average = state.average.transpose(1, 2).contiguous()
@@ -187,59 +238,21 @@ class FixedTCN(FixedMixer):
         y = self.blocks(x[:, None], None, convolve)
         return y[:, 0], FixedTCNState(tuple(rings), state.seen + 1)
 
+    def run(self, x: Tensor, state: FixedTCNState) -> tuple[Tensor, FixedTCNState]:
+        rings = list(state.rings)
+
+        def convolve(index: int, h: Tensor) -> Tensor:
+            y, rings[index] = ring_convolve(rings[index], h, self.taps[index], state.seen, self.dilations[index])
+            return y.to(h.dtype)
+
+        return self.blocks(x, None, convolve), FixedTCNState(tuple(rings), state.seen + x.shape[1])
+
     def take(self, state: TCNState) -> FixedTCNState:
         seen, windows = counter(state.windows[0].tokens), zip(state.windows, self.reaches, strict=True)
         return FixedTCNState(tuple(ring_of(window.tokens, reach, seen) for window, reach in windows), seen)
 
     def give(self, state: FixedTCNState) -> TCNState:
         return TCNState(tuple(Window(ring_tokens(ring, state.seen), ring.shape[1]) for ring in state.rings))
-
-
-class FixedRingState(NamedTuple):
-    """The tokens that a kernel reaches, ``(batch, reach, channels)``, and the tokens so far, ``(batch,)``."""
-
-    ring: Tensor
-    seen: Tensor
-
-
-class FixedRing(FixedMixer):
-    """A kernel with an end, lag by lag: O(reach) a token.
-
-    ValueError for a kernel without an end, whose state grows with the text.
-    """
-
-    taps: Tensor
-
-    def __init__(self, mixer: ToeplitzMixer):
-        super().__init__()
-        self.online = OnlineTaps(mixer.kernel.taps, mixer.kernel.reach)
-        self.reach = mixer.kernel.reach
-        if self.reach is None:
-            raise endless(mixer)
-        self.register_buffer("taps", self.online.upto(self.reach).detach().t().contiguous())
-
-    def init_state(self, batch_size: int) -> FixedRingState:
-        ring = self.taps.new_zeros(batch_size, *self.taps.shape)
-        return FixedRingState(ring, counter(ring))
-
-    def step(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
-        ring = ring_write(state.ring, x, state.seen)
-        return ring_product(ring, self.taps, state.seen).to(x.dtype), FixedRingState(ring, state.seen + 1)
-
-    def take(self, state: OnlineState) -> FixedRingState:
-        seen = (state.seen - state.behind).to(self.taps.device)
-        return FixedRingState(ring_of(state.window.tokens, len(self.taps), seen), seen)
-
-    def give(self, state: FixedRingState) -> OnlineState:
-        return OnlineState.of(self.online, ring_tokens(state.ring, state.seen), state.seen)
-
-
-def endless(mixer: ToeplitzMixer) -> ValueError:
-    """The error for a kernel whose streaming state grows with the text."""
-    return ValueError(
-        f"kernel {type(mixer.kernel).__name__} has no end, so its streaming state grows with the text; convert it to a "
-        "state space first: 'lagwise convert RUN', or model.to_recurrent()"
-    )
 
 
 def counter(like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkState
 from lagwise.ops.attention import pair_attention, rotary_factors, rotate
-from lagwise.ops.streaming import ring_of, ring_tokens, ring_write
+from lagwise.ops.streaming import ring_extend, ring_of, ring_tokens, ring_write
 from lagwise.ops.window import Window
 
 
@@ -23,8 +23,8 @@ class FixedChunkState(NamedTuple):
 
 
 class FixedAttention(nn.Module):
-    """`ChunkedAttention` for one token, between queries, keys and values ``(batch, heads, 1, size)``. like: a tensor of
-    the model's dtype and device."""
+    """`ChunkedAttention` between queries, keys and values ``(batch, heads, n, size)``, for one token or in a graph.
+    like: a tensor of the model's dtype and device."""
 
     cos: Tensor
     sin: Tensor
@@ -56,15 +56,18 @@ class FixedAttention(nn.Module):
     def prefill(
         self, query: Tensor, key: Tensor, value: Tensor, state: FixedChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, FixedChunkState]:
-        """As `ChunkedAttention.prefill`, for one token."""
+        """As `ChunkedAttention.prefill`, without a mask. Several tokens meet all of them and the last chunk."""
         assert mask is None
+        if query.shape[2] != 1:
+            return self._run(query, key, value, state)
         places = torch.arange(self.chunk, device=query.device)
         place = state.seen % self.chunk
         if self.position == "rope":
             factors = self.cos[place][:, None], self.sin[place][:, None]
             query, key = rotate(query, factors), rotate(key, factors)
-        keys = ring_write(state.key, key.flatten(1), state.seen)
-        values = ring_write(state.value, value.flatten(1), state.seen)
+        # Heads side by side, without asking whether there is one row.
+        key, value = (torch.cat(t[:, :, 0].unbind(1), 1) for t in (key, value))
+        keys, values = ring_write(state.key, key, state.seen), ring_write(state.value, value, state.seen)
         bias = None
         if self.has_bias:
             lags = place[:, None] - places + self.chunk - 1
@@ -75,6 +78,25 @@ class FixedAttention(nn.Module):
         )
         y = pair_attention(query, keys_by_head, values_by_head, function=self.function, bias=bias, allowed=allowed)
         return y, FixedChunkState(keys, values, state.seen + 1)
+
+    def _run(self, query: Tensor, key: Tensor, value: Tensor, state: FixedChunkState) -> tuple[Tensor, FixedChunkState]:
+        n = query.shape[2]
+        number = state.seen[:, None] + torch.arange(n, device=query.device)  # (batch, n), from 0 in every row
+        if self.position == "rope":
+            factors = self.cos[number % self.chunk], self.sin[number % self.chunk]
+            query, key = rotate(query, factors), rotate(key, factors)
+        keys, after_key = ring_extend(state.key, key.transpose(1, 2).flatten(2), state.seen)
+        values, after_value = ring_extend(state.value, value.transpose(1, 2).flatten(2), state.seen)
+        before = state.seen[:, None] + torch.arange(-self.chunk, 0, device=query.device)
+        met = torch.cat([before, number], 1)[:, None]
+        lags = number[..., None] - met
+        allowed = (lags >= 0) & (lags <= (number % self.chunk)[..., None])
+        bias = None
+        if self.has_bias:
+            bias = self.bias[:, lags.clamp(1 - self.chunk, self.chunk - 1) + self.chunk - 1].transpose(0, 1)
+        keys, values = (t.to(query.dtype).unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (keys, values))
+        y = pair_attention(query, keys, values, function=self.function, bias=bias, allowed=allowed[:, None])
+        return y, FixedChunkState(after_key, after_value, state.seen + n)
 
     def take(self, state: ChunkState) -> FixedChunkState:
         """A streaming state as one of fixed shapes."""

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.kernels.modal import ModalKernel
+from lagwise.kernels.s4 import S4Kernel
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer, StateTuple
 from lagwise.mixers.chunked_attention import ChunkedAttention
 from lagwise.mixers.ema import EMAMixer
-from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedRing, FixedTCN
+from lagwise.mixers.fixed import FixedEMA, FixedMixer, FixedModal, FixedTCN
 from lagwise.mixers.fixed_attention import FixedAttention
+from lagwise.mixers.fixed_gates import FixedHyena, FixedLinearAttention, FixedRecurrence, FixedShortConv
 from lagwise.mixers.fixed_online import FixedOnline
+from lagwise.mixers.fixed_ring import FixedRing
 from lagwise.mixers.fixed_ski import FixedSKI
+from lagwise.mixers.fixed_windows import FixedFlash, FixedRelativeAttention
+from lagwise.mixers.flash import FlashMixer
+from lagwise.mixers.hyena import HyenaMixer
+from lagwise.mixers.linear_attention import LinearAttentionMixer
+from lagwise.mixers.recurrence import RecurrentMixer
+from lagwise.mixers.relative_attention import RelativeAttentionMixer
+from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 
@@ -31,15 +44,50 @@ def fixed_form(module: nn.Module, like: Tensor, *, online: bool = False) -> tupl
     buffer of all that they reach. ValueError if the state of a mixer grows with the text, or
     if there is no such step for it.
     """
+    return _replaced(module, lambda part: _fixed(part, like, online))
+
+
+@torch.no_grad()
+def real_form(module: nn.Module, like: Tensor) -> nn.Module:
+    """A copy of a causal model in evaluation mode whose forward over whole texts, without masks, has no complex numbers
+    and no loops over the length, where those of its recurrences and state spaces have. Weights are shared."""
+
+    def real(part: nn.Module) -> nn.Module | None:
+        complex_kernel = isinstance(part, ToeplitzMixer) and isinstance(part.kernel, DiagonalKernel | S4Kernel)
+        if isinstance(part, RecurrentMixer) or (complex_kernel and not isinstance(part.kernel, ModalKernel)):
+            return _FromStart(_fixed(part, like, online=False))
+        return None
+
+    return _replaced(module, real)[0]
+
+
+class _FromStart(nn.Module):
+    """A mixer's forward over whole texts by its fixed form."""
+
+    def __init__(self, fixed: Any):
+        super().__init__()
+        self.fixed = fixed
+
+    def forward(self, x: Tensor, *, layout: Any = None) -> Tensor:
+        return self.fixed.run(x, self.fixed.init_state(x.shape[0]))[0]
+
+
+def _replaced(module: nn.Module, make: Callable[[nn.Module], Any]) -> tuple[Any, list[Any]]:
+    """A copy of a module in evaluation mode with what ``make`` gives in place of parts, from the outside inwards, and
+    what it gave. Weights are shared."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     form, made = copy.deepcopy(module, shared).eval(), []
-    for name, part in list(form.named_modules()):
-        fixed = _fixed(part, like, online)
+    parts = dict(form.named_modules())
+    while parts:
+        name, part = next(iter(parts.items()))
+        del parts[name]
+        fixed = make(part)
         if fixed is not None:
             made.append(fixed)
             if not name:
                 return fixed, made
             form.set_submodule(name, fixed)
+            parts = {other: each for other, each in parts.items() if not other.startswith(f"{name}.")}
     return form, made
 
 
@@ -57,10 +105,22 @@ def _fixed(module: nn.Module, like: Tensor, online: bool) -> FixedMixer | FixedA
         return FixedTCN(module)
     if isinstance(module, ChunkedAttention):
         return FixedAttention(module, like)
+    if isinstance(module, RecurrentMixer):
+        return FixedRecurrence(module)
+    if isinstance(module, LinearAttentionMixer):
+        return FixedLinearAttention(module)
+    if isinstance(module, ShortConvMixer):
+        return FixedShortConv(module)
+    if isinstance(module, FlashMixer):
+        return FixedFlash(module)
+    if isinstance(module, RelativeAttentionMixer):
+        return FixedRelativeAttention(module)
+    if isinstance(module, HyenaMixer):  # its long convolutions have no followers: they are parts of one state
+        return FixedHyena(module, lambda long: _fixed(long, like, online=False))
     if isinstance(module, AttentionMixer):
         raise ValueError("attention over the whole text has a streaming state that grows with it: it has no such step")
     if isinstance(module, Mixer) and not module.streams:
         module.require_causal()  # says why not
-    if isinstance(module, Mixer) and isinstance(module.init_state(1), StateTuple):
+    if isinstance(module, Mixer) and isinstance(module.init_state(1), StateTuple):  # one of another package
         raise ValueError(f"{type(module).__name__} has no step on a state of fixed shapes; stream it by `prefill`")
     return None

@@ -45,7 +45,7 @@ class FixedOnline(FixedMixer):
         lags = ring_lags(recent, state.seen)
         # What lies before the block before this one is in `due`.
         met = self.near[lags] * (lags <= place[:, None] + ONLINE_BLOCK)[..., None]
-        y = (recent * met).sum(1) + state.due[torch.arange(len(x), device=x.device), place]
+        y = (recent * met).sum(1) + state.due[torch.arange(x.shape[0], device=x.device), place]
         return y.to(x.dtype), FixedOnlineState(recent, state.due, state.seen + 1)
 
     def take(self, state: OnlineState) -> FixedOnlineState:

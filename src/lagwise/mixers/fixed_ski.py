@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.mixers.causal_ski import CausalSKI, SKIState
-from lagwise.mixers.fixed import FixedMixer, counter, endless
+from lagwise.mixers.fixed import FixedMixer, counter
+from lagwise.mixers.fixed_ring import endless
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops.streaming import ring_of, ring_product, ring_tokens, ring_write
 

@@ -11,6 +11,7 @@ from lagwise.mixers.gtu import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
 from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -59,7 +60,7 @@ class FlashMixer(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         gate, inner = self._project(x, layout.mask)
-        start = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
         end = start + x.shape[1]
         if layout.mask is not None:
             start, lengths = row_extents(layout.mask)
@@ -105,7 +106,8 @@ class FlashMixer(Mixer):
         over earlier chunks, and their numbers of tokens.
         """
         batch, length, _ = inner.shape
-        size, chunks = self.chunk, -(-length // self.chunk)
+        size = self.chunk
+        chunks = pieces(length, size) if symbolic(length) else -(-length // size)
         place = torch.arange(chunks * size, device=inner.device)
         real = (place < (end - start)[:, None]).unflatten(1, (chunks, size))
         moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]

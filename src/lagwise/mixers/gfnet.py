@@ -14,9 +14,12 @@ from lagwise.tables import whole_number
 class GFNetMixer(Mixer):
     """A filter over a grid, learned in the frequency domain: ``irfft2(K * rfft2(x))`` in every channel, circular.
 
-    Options: height and width of the filter's grid (published: 14 by 14 patches). The published filter is for one grid.
-    Here smaller pictures are filtered on that grid too, with zeros beyond their edges, so that padding has no effect.
-    ValueError for a larger picture, and as in `GridMixer`. Two-sided only.
+    Options:
+        height: rows of the filter's grid (published: 14 patches).
+        width: columns of the filter's grid.
+
+    The published filter is for one grid. Here smaller pictures are filtered on that grid too, with zeros beyond their
+    edges, so that padding has no effect. ValueError for a larger picture, and as in `GridMixer`. Two-sided only.
 
     Source: Rao et al. 2021, "Global Filter Networks for Image Classification", §3.2 and code 1.
     """

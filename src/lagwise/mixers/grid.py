@@ -21,10 +21,12 @@ class GridMixer(Mixer):
     Formula: ``y[i, j] = rows(x[i, :])[j] + columns(x[:, j])[i]``: rows are a batch for one mixer, and columns for the
     other.
 
-    Options: rows and columns, specs of token mixers (default ``toeplitz``). The grid comes with the layout
-    (`lagwise.ops.Layout.grid`). A mask may be true at any positions, such as those of smaller pictures in a batch of
-    several sizes. ValueError for causal=True, because a grid has no causal order, and in the forward pass for tokens
-    without a grid.
+    Options:
+        rows, columns: specs of token mixers (default ``toeplitz``).
+
+    The grid comes with the layout (`lagwise.ops.Layout.grid`). A mask may be true at any positions, such as those of
+    smaller pictures in a batch of several sizes. ValueError for causal=True, because a grid has no causal order, and in
+    the forward pass for tokens without a grid.
 
     Source: SKI-TNN §5.2 (pictures as sequences in each dimension).
     """
@@ -51,8 +53,12 @@ class GridMixer(Mixer):
 class GTU2d(Mixer):
     """Gated Toeplitz unit over a grid: ``W_o (silu(W_u x) * (TNO_rows(v) + TNO_columns(v)))``, ``v = silu(W_v x)``.
 
-    Options: expansion, kernel and engine, as in `GTU`; each axis has its own kernel, built from the same spec. Grid,
-    masks and errors as in `GridMixer`.
+    Options:
+        expansion: width of the gate relative to the channels.
+        kernel: spec of a lag kernel.
+        engine: as in `ToeplitzMixer`.
+
+    Each axis has its own kernel, built from the same spec. Grid, masks and errors as in `GridMixer`.
 
     Source: TNN §3.1 and fig. 2; SKI-TNN §5.2 (pictures as sequences in each dimension).
     """

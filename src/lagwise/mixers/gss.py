@@ -20,7 +20,8 @@ class GSSMixer(Mixer):
     Options:
         expansion: width of the gate relative to the channels (published: 4).
         contraction: width of the kernel relative to the channels (published: 1/4).
-        kernel, engine: as in `ToeplitzMixer`; the default kernel is ``dss``.
+        kernel: spec of a lag kernel; by default ``dss``.
+        engine: as in `ToeplitzMixer`.
 
     ValueError for widths below 1. Streams as its kernel does.
 

@@ -18,7 +18,8 @@ class GTU(Mixer):
 
     Options:
         expansion: width of the gate relative to the channels (table 13: 3).
-        kernel, engine: as in `ToeplitzMixer`.
+        kernel: spec of a lag kernel.
+        engine: as in `ToeplitzMixer`.
 
     ValueError if expansion times channels is less than 1.
     """

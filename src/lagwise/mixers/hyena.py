@@ -22,9 +22,10 @@ class HyenaMixer(Mixer):
     convolution.
 
     Options:
-        order: N.
+        order: number N of gates and long convolutions.
         short: taps of the short convolutions (odd if two-sided).
-        kernel, engine: as in `ToeplitzMixer`; the default kernel is ``hyena``.
+        kernel: spec of a lag kernel; by default ``hyena``.
+        engine: as in `ToeplitzMixer`.
 
     The published code, unlike the paper, has one filter fewer: its last gate follows no convolution. ValueError for
     options out of range.

@@ -17,7 +17,9 @@ class LRUMixer(RecurrentMixer):
 
     Options:
         states: number of poles (default: as many as channels).
-        least_radius, most_radius, most_angle: the ring from which poles are drawn, uniformly by area, as published.
+        least_radius: inner radius of the ring from which poles are drawn, uniformly by area, as published.
+        most_radius: outer radius of this ring.
+        most_angle: largest angle of a pole, in radians per token.
 
     log_gain starts at ``log sqrt(1 - |p|^2)``. A two-sided one has a second C. ValueError for options out of range.
 
@@ -26,6 +28,8 @@ class LRUMixer(RecurrentMixer):
 
     Source: Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences", §3 and app. A.
     """
+
+    kept_in_float32 = ("rate", "log_angle", "log_gain")
 
     def __init__(
         self,

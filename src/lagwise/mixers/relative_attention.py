@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, check_heads
 from lagwise.ops import Layout
+from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -77,8 +78,9 @@ class RelativeAttentionMixer(Mixer):
         """From queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens before
         them."""
         n, memory = query.shape[1], self.memory
-        size = min(n, memory)  # queries are processed in blocks, which see a window of memory + size keys
-        rest = -n % size
+        # Queries are processed in blocks, which see a window of memory + size keys.
+        size = memory if symbolic(n) else min(n, memory)
+        rest = pieces(n, size) * size - n if symbolic(n) else -n % size
         front = memory - (pairs.shape[1] - n)
         query = F.pad(query, (0, 0, 0, rest)).unflatten(1, (-1, size)).unflatten(3, (self.heads, -1)).transpose(2, 3)
         pairs = F.pad(pairs, (0, 0, front, rest)).unfold(1, memory + size, size)  # (batch, blocks, 2 channels, keys)

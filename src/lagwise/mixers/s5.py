@@ -19,16 +19,20 @@ class S5Mixer(RecurrentMixer):
     """A state space ``h' = A h + B x``, ``y = 2 Re C h + D x`` with A diagonal, B and C dense, shared by all channels
     and sampled by zero-order hold: ``p = exp(A dt)`` and ``B dt (p - 1) / (A dt)``, with a dt for each state.
 
-    Options: modes, pairs of conjugate states (the paper's P / 2; default: half the channels, at least 1). A starts as
-    the diagonal part of HiPPO-LegS, dt evenly in the logarithm from 0.001 to 0.1. There is one block of states: the
-    paper's number J of blocks only changes the initial values. A two-sided one has a second C, as published. ValueError
-    for modes below 1.
+    Options:
+        modes: pairs of conjugate states (the paper's P / 2; default: half the channels, at least 1).
+
+    A starts as the diagonal part of HiPPO-LegS, dt evenly in the logarithm from 0.001 to 0.1. There is one block of
+    states: the paper's number J of blocks only changes the initial values. A two-sided one has a second C, as
+    published. ValueError for modes below 1.
 
     This is the state space alone; in the published layer an activation and a gate follow it. Streams exactly, as
     described in `RecurrentMixer`.
 
     Source: Smith, Warrington and Linderman 2023, "Simplified State Space Layers for Sequence Modeling", §3 and app. B.
     """
+
+    kept_in_float32 = ("log_step", "rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):
         n = max(1, channels // 2) if modes is None else whole_number("modes", modes)

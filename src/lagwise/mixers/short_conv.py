@@ -16,9 +16,11 @@ class ShortConvMixer(Mixer):
     """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where w is
     a depthwise convolution and the other products are elementwise.
 
-    Options: kernel_size, taps of the convolution: lags 0 to kernel_size - 1, or centred ones, then an odd number, if
-    the mixer is two-sided (the published one is causal). There is no bias, as published. ValueError for an even centred
-    size.
+    Options:
+        kernel_size: taps of the convolution, for lags 0 to kernel_size - 1; in a two-sided mixer centred ones, an odd
+            number (the published one is causal).
+
+    There is no bias, as published. ValueError for an even centred size.
 
     Streams in constant memory, the last kernel_size tokens.
 

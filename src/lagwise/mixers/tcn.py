@@ -41,8 +41,10 @@ class TCNMixer(Mixer):
     """Residual blocks of depthwise dilated convolutions: ``h + act(w_i * h)``, with dilation ``f**i``.
 
     Options:
-        kernel_size, dilation, depth: K, f and D of the stack, which sees `receptive_field` tokens (the default 485;
-            `covering_shapes` lists stacks for a length and ``lagwise bench tcn`` times them).
+        kernel_size: taps K of a convolution.
+        dilation: factor f by which the dilation grows from block to block.
+        depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); `covering_shapes` lists
+            stacks for a length, and ``lagwise bench tcn`` times them.
         convolutions: number B of convolutions per block, each with its activation.
         activation: ``silu``, ``gelu``, ``relu`` or ``none``.
         norm: ``rms`` over the channels before each convolution, or ``none``.

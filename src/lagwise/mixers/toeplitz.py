@@ -37,8 +37,10 @@ class ModalState(NamedTuple):
 class ToeplitzMixer(Mixer):
     """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
 
+    Causal convolutions and linear state spaces are such mixers (TNN §3.4, eq. 10 to 16).
+
     Options:
-        kernel: spec from the table of kernels.
+        kernel: spec of a lag kernel.
         engine: as in `toeplitz_product`, or ``ski``: SKI-TNN's approximation, with options as ``{"name": "ski", ...}``
             (`CausalSKI` or `TwoSidedSKI`).
 

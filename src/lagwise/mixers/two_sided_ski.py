@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
+from lagwise.ops import ski_product
 from lagwise.ops.packing import row_extents
-from lagwise.ops.ski import ragged_ski_product, row_spacing, ski_product
+from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import whole_number
 

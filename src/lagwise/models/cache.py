@@ -40,7 +40,7 @@ class StateLayer(CacheLayerMixin):
         self.state, self.is_initialized = state, True
         self.seen += tokens
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
             self.state = self.state.map_batch(change)
 
@@ -64,15 +64,6 @@ class StateLayer(CacheLayerMixin):
     def reset(self) -> None:
         self.stop = None
         self.state, self.seen, self.is_initialized = None, 0, False
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._map(lambda t: t[indices.to(t.device)])
 
 
 class StreamingCache(Cache):
@@ -123,9 +114,12 @@ class StreamingCache(Cache):
         for cache in caches:
             cache.require_no_right_padding()
         joined = StreamingCache(len(first.layers))
-        for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
-            states = [part.state for part in parts]  # type: ignore[attr-defined]
-            layer.advance(states[0].join(states), seen)  # type: ignore[attr-defined]
+        if not _join_streams(caches, joined):
+            for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
+                states = [part.state for part in parts]  # type: ignore[attr-defined]
+                layer.state = states[0].join(states)  # type: ignore[attr-defined]
+        for layer in joined.layers:
+            vars(layer).update(seen=seen, is_initialized=True)
         joined.model, joined.rows = first.model, sum(cache.rows or 0 for cache in caches)
         joined.behind = torch.cat([cache._of_rows(cache.behind, 0) + (seen - cache.seen) for cache in caches])
         if first.real is not None:
@@ -207,15 +201,12 @@ class StreamingCache(Cache):
         return positions.clamp(min=0)
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        super().reorder_cache(beam_idx)
         self._map_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
         self._map_rows(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
         self._map_rows(lambda t: t[indices.to(t.device)])
 
     def reset(self) -> None:
@@ -224,6 +215,9 @@ class StreamingCache(Cache):
         self.real = self.began = self.right_padded = self.rows = self.model = self.behind = self.past = None
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.stream is None or not self.stream.map_batch(change):
+            for layer in self.layers:
+                layer.map_batch(change)  # type: ignore[attr-defined]
         self.rows = None if self.rows is None else len(change(torch.arange(self.rows)))
         self.real = None if self.real is None else change(self.real)
         self.began = None if self.began is None else change(self.began)
@@ -236,8 +230,18 @@ class StreamingCache(Cache):
                 layer.seen -= least  # type: ignore[attr-defined]
 
 
+def _join_streams(caches: Sequence[StreamingCache], joined: StreamingCache) -> bool:
+    """Whether compiled code that carries on one of the caches goes on with all of them."""
+    number = next((n for n, cache in enumerate(caches) if cache.stream is not None), None)
+    return number is not None and caches[number].stream.join(caches[:number], caches[number + 1 :], joined)
+
+
 def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
     states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
+    if torch.compiler.is_exporting():
+        plain = (Tensor, torch.SymInt, int, type(None))
+        if not all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(states)):
+            _refuse_context()
     return [states, cache.seen, *(getattr(cache, name) for name in _KNOWN)], None
 
 
@@ -255,12 +259,21 @@ def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
     return cache
 
 
+def _refuse_context(context: None = None) -> Any:
+    raise ValueError(
+        "a StreamingCache, whose states grow with the first tokens, cannot be part of an exported file; generate with "
+        "fixed shapes: generation_config=GenerationConfig(cache_implementation='static')"
+    )
+
+
 _KNOWN = ("real", "began", "right_padded", "rows", "model", "behind")  # of a cache's rows
 pytree.register_pytree_node(
     StreamingCache,
     _flatten,
     _unflatten,
     serialized_type_name="lagwise.StreamingCache",
+    to_dumpable_context=_refuse_context,
+    from_dumpable_context=lambda context: None,
     flatten_with_keys_fn=_flatten_with_keys,
 )
 

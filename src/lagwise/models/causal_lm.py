@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.fixed_cache import FixedCache
 from lagwise.models.heads import VocabularyHead, head_forward
 from lagwise.models.inputs import check_prompt_length, check_prompts
 from lagwise.models.modeling import LagwiseModelOutput
@@ -38,12 +40,12 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if config.input_name != "tokens":
             raise ValueError(f"a language model reads tokens, got inputs={config.inputs!r}; that is for classifiers")
         super().__init__(config, transform="none", bias=False)
-        self._steps = _CompiledSteps()
+        self._steps, self._fixed = _Steps(), _Steps()
 
     def compile_step(
-        self, batch_size: int = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
+        self, batch_size: int | None = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
     ) -> bool:
-        """Compile the forward pass of one token for every row of a batch of this size.
+        """Compile the forward pass of one token for every row of a batch.
 
         `generate`, `StreamingSession` and all other code that continues a `StreamingCache` token by token, without
         gradients, then use it. It gives the same logits, up to rounding, several times as fast. A stream keeps the
@@ -51,7 +53,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         since.
 
         Args:
-            batch_size: Rows of the batch.
+            batch_size: Rows of the batch; None: any number of them.
             cached: Only load the step from the cache folder, where models of the same configuration share it.
             report: Receives a line before and after the compilation, which takes half a minute to two minutes.
 
@@ -65,27 +67,45 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """
         from lagwise.models.compiled import compiled_step
 
-        step = compiled_step(self, whole_number("batch_size", batch_size), cached=cached, report=report)
+        rows = None if batch_size is None else whole_number("batch_size", batch_size)
+        step = compiled_step(self, rows, cached=cached, report=report)
         if step is not None:
             self._steps[batch_size] = step
         return step is not None
 
+    def _compiled(self, rows: int) -> Any:
+        """The compiled step for so many rows, made for them or for any; None if there is none."""
+        return self._steps.get(rows, self._steps.get(None))
+
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
         """Logits ``(batch, vocab_size)`` of the next token after input_ids ``(batch, length)``, which follow the tokens
         that a cache has seen. Uses the compiled step if there is one, with less overhead than `forward`."""
-        step = self._steps.get(len(input_ids))
+        step = self._compiled(len(input_ids))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:
             logits = self(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits
 
     def shortcut(self, inputs: dict[str, Any]) -> CausalLMOutputWithPast | None:
+        if isinstance(cache := inputs.get("past_key_values"), FixedCache):
+            return CausalLMOutputWithPast(logits=cache.advance(self, self._fixed_step(), inputs), past_key_values=cache)
         ids = inputs.get("input_ids")
-        step = None if ids is None or not self._steps else self._steps.get(len(ids))
+        step = None if ids is None or not self._steps else self._compiled(len(ids))
         logits = None if step is None else step.answer(self, inputs)
         return (
             None if logits is None else CausalLMOutputWithPast(logits=logits, past_key_values=inputs["past_key_values"])
         )
+
+    def _fixed_step(self) -> Any:
+        """The model as a `StreamingStep`, of its present weights. ValueError if its state grows with the text."""
+        from lagwise.models.step import StreamingStep, tensor_versions
+
+        if torch.compiler.is_exporting() and self._fixed:  # whose weights are symbols of the graph
+            return self._fixed["step"]
+        versions = tensor_versions(self)
+        if self._fixed.get("versions") != versions:
+            self._fixed.update(step=StreamingStep(self), versions=versions)
+        return self._fixed["step"]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -98,12 +118,15 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
         # transformers before 5.10 requests "dynamic_full" for drafts.
-        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
+        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full", "static"):
             raise ValueError(
                 f"cache_implementation={generation_config.cache_implementation!r} is not supported: a lagwise model "
-                "generates with a StreamingCache, which is made for it"
+                "generates with a cache of its own, 'dynamic' or 'static'"
             )
         check_prompts(self.length_limit, generation_config, model_kwargs)
+        if generation_config.cache_implementation == "static":
+            self._fixed_step()  # raises the error if there is none
+            model_kwargs.setdefault("past_key_values", FixedCache())
         if not self.model.has_state:  # every token is computed with all tokens before it
             generation_config.use_cache = model_kwargs["use_cache"] = False
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
@@ -181,14 +204,14 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         )
 
 
-class _CompiledSteps(dict[int, Any]):
-    """Compiled steps of one model by batch size. Copies of the model have none."""
+class _Steps(dict[Any, Any]):
+    """Steps of one model, such as the compiled ones by batch size. Copies of the model have none."""
 
-    def __deepcopy__(self, memo: Any) -> _CompiledSteps:
-        return _CompiledSteps()
+    def __deepcopy__(self, memo: Any) -> _Steps:
+        return _Steps()
 
     def __reduce__(self) -> Any:
-        return _CompiledSteps, ()
+        return _Steps, ()
 
 
 def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tensor, Any]:

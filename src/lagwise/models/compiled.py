@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.experimental._config
 from torch import Tensor, nn
 
 import lagwise
 from lagwise.cache import cached_folder, default_cache, require_private
 from lagwise.compiler import processor
 from lagwise.files import one_line
+from lagwise.mixers.fixed_online import OnlineFollower
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.step import StreamingStep
+from lagwise.models.step import StreamingStep, tensor_versions
 
 _FILE = "step.pt2"
 # Weights are given at run time, so that code serves a model that is trained further. Loops of one thread: those of a
 # token are too short to share; libraries' matrix products still are.
 _OPTIONS = {"aot_inductor.package_constants_in_so": False, "cpp.threads": 1}
+_ANY = 4  # rows of the example that code for any number of them is compiled with
 _SOURCES = ("ops", "kernels", "mixers", "blocks", "models")
 # Arguments of the model that change nothing in what a step computes, whatever they are.
 _FREE = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
@@ -35,9 +39,10 @@ _FREE |= {"position_ids", "cache_position"}
 
 
 class CompiledStep:
-    """A language model's `StreamingStep` for batches of one size, by AOTInductor, loaded from a folder."""
+    """A language model's `StreamingStep` for batches of one size, or of any (None), by AOTInductor, loaded from a
+    folder."""
 
-    def __init__(self, model: LagwiseForCausalLM, batch_size: int, digest: str, step: StreamingStep):
+    def __init__(self, model: LagwiseForCausalLM, batch_size: int | None, digest: str, step: StreamingStep):
         self.batch_size, self.digest = batch_size, digest
         file = _folder(digest) / _FILE
         require_private(file, default_cache().resolve())
@@ -58,9 +63,10 @@ class CompiledStep:
     def follow(self, model: LagwiseForCausalLM, ids: Tensor, cache: Any) -> Tensor | None:
         """Logits ``(batch, vocab_size)`` of ids, if they are one token of every row that follows what a
         `StreamingCache` has seen, which then goes on; else None, and the model says what is wrong."""
-        if ids.shape != (self.batch_size, 1) or ids.device.type != "cpu" or not isinstance(cache, StreamingCache):
+        rows = len(ids) if self.batch_size is None else self.batch_size
+        if ids.shape != (rows, 1) or ids.device.type != "cpu" or not isinstance(cache, StreamingCache):
             return None
-        if torch.is_grad_enabled() or model.training or cache.rows != self.batch_size or cache.seen == 0:
+        if torch.is_grad_enabled() or model.training or cache.rows != rows or cache.seen == 0:
             return None
         if cache.model != model.model.number or cache.seen == model.model.length_limit or cache.past is not None:
             return None
@@ -81,7 +87,7 @@ class CompiledStep:
 
     def _current(self, model: LagwiseForCausalLM) -> bool:
         """Take up the model's weights if they have changed; whether this code still fits the model."""
-        if self._weights == _versions(model):
+        if self._weights == tensor_versions(model):
             return True
         digest, step = described(model, self.batch_size)
         if digest != self.digest:
@@ -91,7 +97,7 @@ class CompiledStep:
         return True
 
     def _use(self, model: LagwiseForCausalLM, step: StreamingStep) -> None:
-        self.step, self._weights, self._vocabulary = step, _versions(model), model.config.vocab_size
+        self.step, self._weights, self._vocabulary = step, tensor_versions(model), model.config.vocab_size
         given = _constants(_InPlace(step, []))
         # User-managed: the code reads the model's own tensors, and this object keeps the others.
         self._held = {name: given[name] for name in self._loader.get_constant_fqns()}
@@ -103,10 +109,8 @@ class CompiledStream:
 
     def __init__(self, compiled: CompiledStep, cache: StreamingCache):
         self.compiled, self.cache, self.maker = compiled, cache, compiled.step
-        with torch.inference_mode(False):  # the tensors outlive the mode they are made in
-            state, self.followers = self.maker.take(cache)
+        state, self.followers = self._taken(cache)
         self.state = list(state.values())
-        assert all(tensor.is_contiguous() for tensor in self.state)
         self.names = list(state)
         cache.carry_on(self)
 
@@ -118,6 +122,34 @@ class CompiledStream:
         for follower in self.followers:
             follower.advance()
         return logits
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> bool:
+        """Change the rows, where they are; whether that is possible, or else `stop` and the cache's states are."""
+        if self.followers or self.compiled.batch_size is not None:
+            return False
+        with torch.inference_mode(False), torch.no_grad():
+            self.state = [change(tensor).contiguous() for tensor in self.state]
+        return True
+
+    def join(self, before: Sequence[StreamingCache], after: Sequence[StreamingCache], cache: StreamingCache) -> bool:
+        """Carry on, in another cache, the rows of caches before this one's, its own and of those after; whether that
+        is possible. The old caches stay valid."""
+        if self.followers or self.compiled.batch_size is not None:
+            return False
+        states = [[*self._taken(each)[0].values()] for each in (*before, *after)]
+        states.insert(len(before), self.state)
+        stream = copy.copy(self)
+        with torch.inference_mode(False), torch.no_grad():
+            stream.state = [torch.cat(each) for each in zip(*states, strict=True)]
+        stream.cache = cache
+        cache.carry_on(stream)
+        return True
+
+    def _taken(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
+        with torch.inference_mode(False):  # the tensors outlive the mode they are made in
+            state, followers = self.maker.take(cache)
+        assert all(tensor.is_contiguous() for tensor in state.values())
+        return state, followers
 
     def stop(self) -> None:
         """Give the cache its states back."""
@@ -141,10 +173,14 @@ class _InPlace(nn.Module):
 
 
 def compiled_step(
-    model: LagwiseForCausalLM, batch_size: int, *, cached: bool = False, report: Callable[[str], None] | None = None
+    model: LagwiseForCausalLM,
+    batch_size: int | None,
+    *,
+    cached: bool = False,
+    report: Callable[[str], None] | None = None,
 ) -> CompiledStep | None:
-    """The compiled step of a model, from the cache folder or else compiled now; with ``cached``, None if it is not
-    there.
+    """The compiled step of a model for batches of a size, or of any (None), from the cache folder or else compiled now;
+    with ``cached``, None if it is not there.
 
     The folder is named by a digest of all that the code is made of but the values of weights. ``report`` receives a
     line before the step is compiled, and one after. ValueError for a model that is not on the CPU, or whose state
@@ -159,12 +195,12 @@ def compiled_step(
 
 
 @torch.no_grad()
-def described(model: LagwiseForCausalLM, batch_size: int) -> tuple[str, StreamingStep]:
+def described(model: LagwiseForCausalLM, batch_size: int | None) -> tuple[str, StreamingStep]:
     """A digest of all that the compiled code depends on, and the step."""
     if model.device.type != "cpu":
         raise ValueError(f"a step is compiled for models on the CPU, got one on {model.device}")
     step = StreamingStep(model, online=True)
-    tensors = {**_constants(step), **step.start(batch_size)}
+    tensors = {**_constants(step), **step.start(batch_size or _ANY)}
     made_of = {
         "config": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         "tensors": {name: [str(t.dtype), list(t.shape), list(t.stride())] for name, t in tensors.items()},
@@ -177,19 +213,28 @@ def described(model: LagwiseForCausalLM, batch_size: int) -> tuple[str, Streamin
     return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:32], step
 
 
-def _compile(step: StreamingStep, batch_size: int, path: Path, report: Callable[[str], None] | None) -> dict[str, Any]:
+def _compile(
+    step: StreamingStep, batch_size: int | None, path: Path, report: Callable[[str], None] | None
+) -> dict[str, Any]:
     say = report or (lambda line: None)
     if _compiler() is None:
         raise FileNotFoundError(
             "compiling a step needs a C++ compiler, and there is none; install g++ or name one in the variable CXX"
         )
     say("compiling the model's step, once; it is kept in the cache")
-    began, state = time.monotonic(), step.start(batch_size)
-    example = (torch.zeros(batch_size, dtype=torch.long), *state.values())
-    with torch.no_grad(), warnings.catch_warnings():
+    began, rows = time.monotonic(), batch_size or _ANY
+    state = step.start(rows)
+    example = (torch.zeros(rows, dtype=torch.long), *state.values())
+    shapes = None
+    if batch_size is None:
+        open_batch = {0: torch.export.Dim("batch", min=1)}
+        shapes = {"tokens": open_batch, "state": (open_batch,) * len(state)}
+    config: Any = torch.fx.experimental._config
+    oblivious = config.patch(backed_size_oblivious=batch_size is None)  # or it may assume more rows than one
+    with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
-        program = torch.export.export(_InPlace(step, list(state)), example, strict=False)
         try:
+            program = torch.export.export(_InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(_OPTIONS))
         except Exception as error:
             raise RuntimeError(f"the model's step could not be compiled: {one_line(error, 500)}") from error
@@ -205,12 +250,6 @@ def _folder(digest: str) -> Path:
 def _constants(module: nn.Module) -> dict[str, Tensor]:
     named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for each in named for name, tensor in each}
-
-
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Changes when a weight does, unless it is changed behind PyTorch's back (through ``.data``)."""
-    tensors = (*model.parameters(), *model.buffers())
-    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
 
 def _sources() -> str:

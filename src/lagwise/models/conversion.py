@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.models.offload import require_loaded
@@ -18,7 +19,8 @@ from lagwise.tables import whole_number
 
 CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
 _ENDLESS_LAGS = 4096  # for a kernel without a horizon
-_TOEPLITZ = ("toeplitz", "gtu")  # mixers whose spec has a kernel
+# Causal mixers whose spec has a kernel, and which it is by default.
+KERNEL_MIXERS = {"toeplitz": "rpe", "gtu": "rpe", "hyena": "hyena", "gss": "dss"}
 
 
 def recurrent_form(
@@ -103,9 +105,9 @@ def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
 
 
 def _with_kernel(spec: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str, Any]:
-    """A block's spec with this kernel in every Toeplitz mixer."""
-    if spec.get("name") in _TOEPLITZ:
-        if (spec.get("kernel") or {}).get("name") == kernel["name"]:
+    """A block's spec with this kernel in every mixer whose kernel is no state space yet."""
+    if default := KERNEL_MIXERS.get(spec.get("name", "")):
+        if KERNELS[(spec.get("kernel") or {}).get("name", default)].recurrent:
             return dict(spec)
         return {**{key: value for key, value in spec.items() if key != "engine"}, "kernel": dict(kernel)}
     spec = dict(spec)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lagwise.files import one_line
+from lagwise.mixers.fixed_forms import real_form
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
@@ -71,13 +73,26 @@ def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     """
     forward = _Logits(model)
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
-    program = torch.export.export(forward, (_random_ids(model, 48, 2),), dynamic_shapes=shapes, strict=False)
+    try:
+        program = torch.export.export(forward, (_random_ids(model, 48, 2),), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # of many types
+        raise ValueError(
+            f"the forward of this model cannot be exported at an open length ({one_line(error, 200)}); its step may "
+            "be: --what step"
+        ) from error
     _write(program, path, ["input_ids"], ["logits"])
     run = _onnx_forward(path) if path.suffix == ".onnx" else torch.export.load(path).module()
     figures: list[dict[str, Any]] = []
     for batch, length in _FORWARD_SIZES:
         ids = _random_ids(model, length, batch)
-        figures.append(_compared(path, run(ids).flatten(0, 1), forward(ids).flatten(0, 1)))
+        try:
+            found = run(ids)
+        except Exception as error:  # of another library, or of a guard
+            path.unlink()
+            raise ValueError(
+                f"the exported file fails for {batch} texts of {length} tokens ({one_line(error, 200)}); it was removed"
+            ) from error
+        figures.append(_compared(path, found.flatten(0, 1), model(ids, use_cache=False).logits.flatten(0, 1)))
     return {
         "checked_tokens": sum(each["checked_tokens"] for each in figures),
         "difference": max(each["difference"] for each in figures),
@@ -89,7 +104,7 @@ class _Logits(nn.Module):
 
     def __init__(self, model: LagwiseForCausalLM):
         super().__init__()
-        self.model = model
+        self.model = real_form(model, model.lm_head.weight)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.model(input_ids, use_cache=False).logits
@@ -101,7 +116,11 @@ def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str],
         return
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")
-        made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+        try:
+            made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+        except torch.onnx.OnnxExporterError as error:
+            cause = one_line(error.__cause__ or error, 200)
+            raise ValueError(f"this model cannot be written as ONNX ({cause}); --format pt2 may hold it") from error
     assert made is not None
     made.save(path)
 

@@ -89,7 +89,11 @@ class LagwisePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = ["past_key_values"]
-    _keep_in_fp32_modules_strict = ["rate", "angle", "amplitude", "direct"]  # of `ModalKernel`
+
+    def post_init(self) -> None:
+        """Collect what the parts keep in float32, as transformers does for models that contain models."""
+        self._keep_in_fp32_modules_strict = {n for part in self.modules() for n in getattr(part, "kept_in_float32", ())}
+        super().post_init()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

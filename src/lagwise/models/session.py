@@ -156,7 +156,8 @@ class StreamingSession:
         caches = []
         if kept:
             rows = torch.tensor(kept, device=self._logits.device)
-            caches = [self._joined().copy()]
+            cache = self._joined()
+            caches = [cache if cache.stream is not None else cache.copy()]  # as in `step`
             caches[0].batch_select_indices(rows)
             self._logits = self._logits[rows]
         else:

@@ -25,7 +25,8 @@ class StreamingStep(nn.Module):
 
     It is the model itself in evaluation mode, with a `FixedMixer` in place of every mixer that keeps a state: its
     weights are shared, but what mixers derive from weights is computed now. So after these have changed, make another.
-    A model's limit of length is not looked at.
+    A model's limit of length is not looked at. In a graph that is being exported it also takes several tokens of every
+    row, ``(batch, length)``, for logits ``(batch, length, vocab_size)``.
 
     online: for code that runs beside the graph. Exact kernels, with or without an end, then cost O(log² n) a token and
     need the followers that `take` makes, whose ``advance`` is to be called after every step; and what a step returns
@@ -37,6 +38,10 @@ class StreamingStep(nn.Module):
     def __init__(self, model: LagwiseForCausalLM, *, online: bool = False):
         super().__init__()
         self.model, self.fixed = fixed_form(model, model.lm_head.weight, online=online)
+        vars(self.model).pop("forward", None)  # a wrapper that somebody put there would run the old one
+        own = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
+        self.shared = {name: other for name, other in names if other is not None}  # by their names in the model
         self.numbered = model.config.position_embedding != "none"
         self._tree = self._states(1)
 
@@ -48,8 +53,10 @@ class StreamingStep(nn.Module):
     def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         cache = StreamingCache(len(self.model.model.layers))
         self._fill(cache, state, lambda held: held)
-        logits = self.model(tokens[:, None], past_key_values=cache, use_cache=True).logits
-        return logits[:, -1], self._read(cache, lambda held: held)
+        several = tokens.dim() == 2
+        ids = tokens if several else tokens[:, None]
+        logits = self.model(ids, past_key_values=cache, use_cache=True).logits
+        return logits if several else logits[:, -1], self._read(cache, lambda held: held)
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
@@ -102,6 +109,12 @@ class StreamingStep(nn.Module):
         if self.numbered:
             states.append((cache.real,))
         return dict(_leaves(states))
+
+
+def tensor_versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Changes when a weight does, unless it is changed behind PyTorch's back (through ``.data``)."""
+    tensors = (*model.parameters(), *model.buffers())
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
 
 def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -28,8 +28,10 @@ DEFAULT_SEQUENCES = 1000
 class AssociativeRecallTask(Task):
     """Sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
 
-    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused. Options: loss, whether
-    training counts ``every`` value whose key has occurred before it, or the ``last`` alone.
+    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused.
+
+    Options:
+        loss: whether training counts ``every`` value whose key has occurred before it, or only the ``last``.
     """
 
     headline: ClassVar[str] = "accuracy"

@@ -35,7 +35,9 @@ class Forecasting(Task):
 
     Data: a table as in `lagwise.forecasting.read_series`; its first 70 percent of rows are for training, the next 10
     for validation, the rest for testing. The latter two begin ``data.length`` rows earlier, so that each of their rows
-    is forecast. Options:
+    is forecast.
+
+    Options:
         horizon: rows to forecast.
         patch: rows per token of the model.
         time: the column of times, by default the first.

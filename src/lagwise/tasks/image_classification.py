@@ -44,7 +44,9 @@ _MISTAKES, _SIDE = 24, 96  # of a report: pictures, and their longer side in pix
 class ImageClassification(Task):
     """A class for each picture.
 
-    Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`. Options:
+    Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`.
+
+    Options:
         image: the column of the pictures, where the data have columns.
         label: the column of the labels.
         size: the side, or [height, width], to which pictures are resized; by default that of the first picture.

@@ -31,7 +31,9 @@ class MaskedLanguageModelling(RunningText):
     """Masked language modelling (BERT; TNN §4.1): hidden tokens of running text, from the text on both sides.
 
     Data: text as in `lagwise.data.open_source`, by default Python's standard library. A sequence may contain the end of
-    one document and the beginning of another; the model does not mix them. Options, as in `lagwise.data.Masking`:
+    one document and the beginning of another; the model does not mix them.
+
+    Options (as in `lagwise.data.Masking`):
         rate: the share of tokens that are hidden.
         whole_words: hide all tokens of a word or none.
         span: mean length, in words, of a hidden span; 1 hides single words.

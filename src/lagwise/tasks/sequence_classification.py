@@ -53,7 +53,9 @@ class SequenceClassification(Task):
     """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
 
     Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a name of
-    `lagwise.data.FORMATS`: tasks of GLUE and of Long Range Arena. Options:
+    `lagwise.data.FORMATS`: tasks of GLUE and of Long Range Arena.
+
+    Options:
         text: the column of the inputs, or two names for pairs of texts.
         label: the column of the labels.
         kind: ``classification``, ``regression``, or ``auto``: text and few different whole numbers are classes.

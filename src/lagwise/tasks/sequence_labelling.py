@@ -46,7 +46,9 @@ class SequenceLabelling(Task):
     """A class for every step of a series of real vectors, or for the events in it, as the series arrives.
 
     Data: rows as in `lagwise.data.open_rows`, one series per row (a .csv or .tsv file is one series, one line per
-    sample). Training uses random windows of ``data.length`` samples, evaluation whole series. Options:
+    sample). Training uses random windows of ``data.length`` samples, evaluation whole series.
+
+    Options:
         values: the column of the series.
         label: the column of the labels: a class for each sample, or for each event.
         events: the column of the positions of events, in samples; without one, every sample has a label.

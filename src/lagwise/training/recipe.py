@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
-import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from lagwise.data.options import DataOptions, upgraded
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
-from lagwise.tables import LARGEST_VOCABULARY, known, shown, typed
+from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
+from lagwise.tables import known, shown
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -26,65 +26,74 @@ MOST_STEPS = 10**8  # the length of each step is drawn beforehand
 _LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels of nesting
 
 
-@dataclass
+@options
 class TrainingOptions:
-    """steps: optimiser steps.
-    epochs: passes over the training data, instead of steps; may be a fraction.
-    batch_size: sequences per step, over all processes.
-    accumulate: micro-batches per step, to save memory.
-    learning_rate: its peak.
-    schedule: after the warm-up: inverse_sqrt, polynomial, cosine, linear or constant_with_warmup.
-    warmup_steps: steps from zero to the peak; with `epochs`, at most a tenth of their steps.
-    weight_decay: decoupled, on matrices only.
-    beta1, beta2, epsilon: of AdamW.
-    clip: largest gradient norm; 0 for none.
-    precision: auto (bfloat16 where the hardware has it), float32 or bfloat16.
-    gradient_checkpointing: recompute blocks in the backward pass, to save memory.
-    average: decay of a moving average of the weights, which is then evaluated and kept; 0 for none.
-    workers: processes that prepare batches, such as augmented pictures; 0 prepares them between the steps.
-    seed: of weights and of the order of the data.
-    log_every, evaluate_every, save_every: in steps.
-    evaluate_tokens: tokens of the validation text to use.
-    keep_checkpoints: number of newest checkpoints to keep.
-    select: the model that a run ends with: the `last`, or the `best` on validation data by the task's own metric.
-    patience: stop after this many evaluations without a better one; 0 never does."""
+    """How to train."""
 
-    steps: int = 1000
-    epochs: float | None = None
-    batch_size: int = 8
-    accumulate: int = 1
-    learning_rate: float = 4e-3
+    steps: Annotated[Count, Field(le=MOST_STEPS)] = 1000
+    """Optimiser steps."""
+    epochs: Annotated[Number, Field(gt=0)] | None = None
+    """Passes over the training data, instead of steps; may be a fraction."""
+    batch_size: Count = 8
+    """Sequences per step, over all processes."""
+    accumulate: Count = 1
+    """Micro-batches per step, to save memory."""
+    learning_rate: Annotated[Number, Field(gt=0)] = 4e-3
+    """Peak learning rate."""
     schedule: str = "cosine"
-    warmup_steps: int = 50
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.98
-    epsilon: float = 1e-8
-    clip: float = 1.0
+    """After the warm-up: `inverse_sqrt`, `polynomial`, `cosine`, `linear` or `constant_with_warmup`."""
+    warmup_steps: Annotated[Whole, Field(ge=0)] = 50
+    """Steps from zero to the peak; with `epochs`, at most a tenth of their steps."""
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.1
+    """Decoupled, on matrices only."""
+    beta1: Share = 0.9
+    """Decay of AdamW's first moment."""
+    beta2: Share = 0.98
+    """Decay of AdamW's second moment."""
+    epsilon: Number = 1e-8
+    """Of AdamW."""
+    clip: Annotated[Number, Field(ge=0)] = 1.0
+    """Largest gradient norm; 0 for none."""
     precision: str = "auto"
-    gradient_checkpointing: bool = False
-    average: float = 0.0
-    workers: int = 0
-    seed: int = 0
-    log_every: int = 10
-    evaluate_every: int = 200
-    save_every: int = 200
-    evaluate_tokens: int = 65536
-    keep_checkpoints: int = 2
+    """`auto` (bfloat16 where the hardware has it), `float32` or `bfloat16`."""
+    gradient_checkpointing: Switch = False
+    """Recompute blocks in the backward pass, to save memory."""
+    average: Share = 0.0
+    """Decay of a moving average of the weights, which is then evaluated and kept; 0 for none."""
+    workers: Annotated[Whole, Field(ge=0)] = 0
+    """Processes that prepare batches, such as augmented pictures; 0 prepares them between the steps."""
+    seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
+    """Of weights and of the order of the data."""
+    log_every: Count = 10
+    """Steps between lines of the log."""
+    evaluate_every: Count = 200
+    """Steps between evaluations."""
+    save_every: Count = 200
+    """Steps between checkpoints."""
+    evaluate_tokens: Count = 65536
+    """Tokens of the validation text to use."""
+    keep_checkpoints: Count = 2
+    """Number of newest checkpoints to keep."""
     select: str = "last"
-    patience: int = 0
+    """The model that a run ends with: the `last`, or the `best` on validation data by the task's own metric."""
+    patience: Annotated[Whole, Field(ge=0)] = 0
+    """Stop after this many evaluations without a better one; 0 never does."""
 
 
-@dataclass
+@options
 class Recipe:
-    """description: one line. task: a name from `lagwise.tasks.TASKS`, and its options. model: fields of
-    `LagwiseConfig`, and optionally init_from. data, training: see their options."""
+    """What to train, on what and how."""
 
     description: str = ""
+    """One line."""
     task: dict[str, Any] = field(default_factory=lambda: {"name": "language_modelling"})
+    """A name from `lagwise.tasks.TASKS`, and its options."""
     model: dict[str, Any] = field(default_factory=dict)
+    """Fields of `LagwiseConfig`, and perhaps init_from."""
     data: DataOptions = field(default_factory=DataOptions)
+    """What to train and evaluate on."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
+    """How to train."""
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
@@ -130,7 +139,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     _check_overrides(overrides)
     for override in sorted(overrides, key=lambda each: not each.startswith(("model=", "model.init_from="))):
         _apply(values, override)
-    recipe = _fill(Recipe, values, "")
+    recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
 
@@ -223,60 +232,16 @@ def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _fill(cls: type, values: Any, where: str) -> Any:
-    """Build a dataclass from a mapping, and refuse unknown keys and wrong types."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where or 'a recipe'} must be a mapping, got {shown(values)}")
-    hints = typing.get_type_hints(cls)
-    filled = {}
-    for key, value in values.items():
-        known(key, hints, f"key in {where}" if where else "section of a recipe")
-        place = f"{where}.{key}" if where else key
-        filled[key] = (
-            _fill(hints[key], value, place) if dataclasses.is_dataclass(hints[key]) else typed(hints[key], value, place)
-        )
-    return cls(**filled)
-
-
 def _check(recipe: Recipe) -> None:
     data, training = recipe.data, recipe.training
     if recipe.task.get("name") is None:
         raise ValueError(f"task must be a mapping with a 'name', got {recipe.task!r}")
-    if training.epochs is not None and not 0 < training.epochs < math.inf:
-        raise ValueError(f"training.epochs must be a positive number, got {training.epochs}")
     known(training.schedule, SCHEDULES, "schedule")
     known(training.select, SELECTIONS, "training.select")
     known(training.precision, PRECISIONS, "precision")
     for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
-    positive = {
-        "data.length": data.length,
-        "data.vocab_size": data.vocab_size,
-        **{
-            f"training.{k}": getattr(training, k)
-            for k in (
-                *("steps", "batch_size", "accumulate", "learning_rate", "log_every", "evaluate_every"),
-                *("save_every", "evaluate_tokens", "keep_checkpoints"),
-            )
-        },
-    }
-    for key, value in positive.items():
-        if value <= 0:
-            raise ValueError(f"{key} must be greater than 0, got {value}")
-    for key in ("warmup_steps", "weight_decay", "clip", "patience", "workers", "seed"):
-        if getattr(training, key) < 0:
-            raise ValueError(f"training.{key} must be at least 0, got {getattr(training, key)}")
-    for key, value, most in (
-        ("data.vocab_size", data.vocab_size, LARGEST_VOCABULARY),
-        ("training.steps", training.steps, MOST_STEPS),
-        ("training.seed", training.seed, 2**32 - 1),
-    ):
-        if value > most:
-            raise ValueError(f"{key} must be at most {most}, got {value}")
-    for key in ("beta1", "beta2", "average"):
-        if not 0 <= getattr(training, key) < 1:
-            raise ValueError(f"training.{key} must be in [0, 1), got {getattr(training, key)}")
     _check_lengths(data)
     if training.batch_size % training.accumulate:
         raise ValueError(
@@ -285,13 +250,10 @@ def _check(recipe: Recipe) -> None:
 
 
 def _check_lengths(data: DataOptions) -> None:
-    for key, value in (("length", data.length), ("evaluate_length", data.evaluate_length)):
-        if value is not None and value < 2:
-            raise ValueError(f"data.{key} must be at least 2 (there is nothing to predict in one token), got {value}")
     if data.lengths is None:
         return
-    if not data.lengths or not all(type(n) is int and n >= 2 for n in data.lengths):
-        raise ValueError(f"data.lengths must be whole numbers of at least 2, got {data.lengths}")
+    if not data.lengths:
+        raise ValueError("data.lengths must be whole numbers of at least 2, got []")
     if data.length != max(data.lengths):
         raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
 

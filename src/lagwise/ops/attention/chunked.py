@@ -42,7 +42,8 @@ def chunked_attention(
     Preconditions: ValueError for an unknown function, a chunk below 1, an empty sequence, or shapes that do not match.
     Outputs at padding are finite and have no meaning.
 
-    Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), which counts chunks from the row's start, padding included.
+    Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), §3.4, which counts chunks from the row's start, padding
+    included.
     """
     _check(query, key, value, chunk, function, bias, mask)
     shift = None
@@ -87,7 +88,8 @@ def pair_attention(
     Preconditions: ValueError for an unknown function. With softmax, at least one key must be allowed for every query.
     Elementwise weights are computed in float32 or better.
 
-    Source: TCNCA §2; MEGA (Ma et al. 2023) for Laplace, which approximates the squared ReLU of Primer, and for n_i.
+    Source: TCNCA §2; MEGA (Ma et al. 2023), §3.2, eq. 16 and app. C for Laplace, which approximates the squared ReLU
+    of Primer, and MEGA §2.1 for n_i.
     """
     known(function, ATTENTION_FUNCTIONS, "function")
     if function == "softmax":

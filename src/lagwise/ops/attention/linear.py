@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.symbolic import symbolic
+
 _CHUNK = 64
 
 
@@ -15,7 +17,8 @@ def linear_attention(
     """Sums of values weighted by products of queries and keys, not normalised; a value of ones gives the normaliser.
 
     Formula: ``y_i = q_i (S + sum_j k_jᵀ v_j)``, over ``j <= i`` when causal. The new state is ``S`` plus the sum over
-    all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across.
+    all tokens. Causal sums are taken in chunks: quadratic inside, by a running sum of ``kᵀ v`` across; at a length
+    that an exported graph leaves open they are quadratic.
 
     Args:
         query: ``(batch, heads, length >= 1, d)``.
@@ -38,6 +41,8 @@ def linear_attention(
         if not causal or length == 1:
             state = state + key.mT @ value
             return query @ state, state
+        if symbolic(length):  # a graph has no loops: all pairs
+            return (query @ key.mT).tril() @ value + query @ state, state + key.mT @ value
         size = min(_CHUNK, length)
         chunks = -(-length // size)
         query, key, value = (

@@ -38,9 +38,9 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     Raises:
         ValueError: If length or truncation is less than 1.
 
-    Source: TCNCA eq. 1 and app. I (kernel generation); MEGA (Ma et al. 2023), app. A. Evaluated directly, it takes
-    channels · dimension · length exponentials. With ``q**(a s + b) = q**(a s) q**b`` it is a small matrix product, a
-    hundred times faster at 131072 lags.
+    Source: TCNCA eq. 1 and app. I (kernel generation); MEGA (Ma et al. 2023), app. A and eq. 25. Evaluated directly, it
+    takes channels · dimension · length exponentials. With ``q**(a s + b) = q**(a s) q**b`` it is a small matrix
+    product, a hundred times faster at 131072 lags.
     """
     length = _cut(length, truncation)
     if symbolic(length):
@@ -73,8 +73,8 @@ def ema_scan(
 
     Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, otherwise float32.
 
-    Source: TCNCA eq. 1; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the whole average
-    minus a second one that starts ``truncation`` tokens later with weights ``w q**truncation``.
+    Source: TCNCA eq. 1; MEGA eq. 3 to 5; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the
+    whole average minus a second one that starts ``truncation`` tokens later with weights ``w q**truncation``.
     """
     kept, x = x.dtype, x.to(compute_dtype(x, weight))  # the two averages nearly cancel: round only afterwards
     y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
@@ -140,7 +140,7 @@ def ema_prefill(
 def ema_recurrence(x: Tensor, weight: Tensor, log_decay: Tensor, *, truncation: int | None = None) -> Tensor:
     """The causal `ema_scan` token by token, for tests: ``h_i = q h_{i-1} + x_i - q**truncation x_{i - truncation}``.
 
-    Shapes, units and source as in `ema_scan` (TCNCA eq. 1).
+    Shapes, units and source as in `ema_scan` (TCNCA eq. 1; MEGA eq. 3 to 5).
     """
     decay, state, outputs = log_decay.exp(), x.new_zeros(x.shape[0], *weight.shape), []
     for i in range(x.shape[1]):

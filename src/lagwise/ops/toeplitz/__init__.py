@@ -13,7 +13,7 @@ from lagwise.ops.toeplitz.dilated import (
     smallest_dilation,
 )
 from lagwise.ops.toeplitz.direct import block_lag_products, direct_product
-from lagwise.ops.toeplitz.ragged_dft import ragged_dft
+from lagwise.ops.toeplitz.ragged_dft import ragged_dft, ragged_irdft
 from lagwise.ops.toeplitz.spectral import fast_length, spectral_product
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "direct_product",
     "fast_length",
     "ragged_dft",
+    "ragged_irdft",
     "receptive_field",
     "smallest_dilation",
     "spectral_product",

@@ -31,3 +31,18 @@ def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:
     spectrum = torch.fft.fft(x * chirp, points, dim=1) * torch.fft.fft(kernel, dim=1)
     y = torch.fft.ifft(spectrum, dim=1)[:, :length] * chirp
     return y * (place < lengths[:, None])[..., None]
+
+
+def ragged_irdft(z: Tensor, lengths: Tensor) -> Tensor:
+    """The real rows that have these transforms, each given by the half that says the other.
+
+    Formula: ``y[b, j] = sum_{0 <= k <= n/2} c_k Re(exp(2 pi i j k / n) z[b, k]) / n`` for j < n = lengths[b], zero from
+    n on, with c_k = 1 at 0 and n / 2, and 2 elsewhere: `torch.fft.irfft` of every row to its own length.
+
+    Shapes: z ``(batch, length, channels)`` complex, places beyond a row's half without effect; lengths ``(batch,)``, at
+    least 1; result like z, but real.
+    """
+    n = lengths[:, None]
+    place = torch.arange(z.shape[1], device=z.device)
+    times = (1 + ((place > 0) & (2 * place < n)).to(z.real.dtype)) * (2 * place <= n) / n
+    return ragged_dft((z * times[..., None]).conj(), lengths).real

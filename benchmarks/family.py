@@ -1,0 +1,250 @@
+"""Training steps of every mixer, every kernel and other packages' attention, each beside TNN's.
+
+    python benchmarks/family.py OUT.json [--channels 256] [--lengths 512,4096] [--tokens 4096] [--direction causal]
+        [--names lru,s5,...] [--repeats 7] [--no-memory]
+
+A method is a stack of pre-norm blocks (`--layers`, 2) with a token mixer and a GLU as wide as the model, as in the
+recipe tnn-lm; kernels are in its gated Toeplitz unit; MEGA and TCNCA are blocks of their own, as in their recipes.
+Steps are forward and backward in float32 on one thread, of batches of ``tokens / length`` sequences, in turn with those
+of TNN: ratios are of the same minutes. Mixers without the wanted direction take the other, as does the TNN beside them.
+
+Before it is timed, every mixer is compared with the dense reference that the tests have for it, every stack with itself
+in float64, and a causal one must not see later tokens; of other packages only finite outputs and gradients are asked.
+Each result is kept in the file as soon as it is there, and found there it is not measured again. The setting of TNN
+table 5, single sequences through two layers of 64 channels, is
+
+    --channels 64 --lengths 1024,2048,3072,4096,5120 --tokens 1 --direction two-sided
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.bench.attention_peers import ATTENTION_PEERS
+from lagwise.bench.harness import interleaved, memory_of, save_results, training_step
+from lagwise.blocks import BLOCKS, PreNormBlock
+from lagwise.kernels import KERNELS
+from lagwise.mixers import MIXERS, Mixer
+from lagwise.ops import Layout
+from lagwise.process import keep_freed_memory
+from lagwise.tables import build, known
+from lagwise.training import load_recipe
+
+TESTS = Path(__file__).parent.parent / "tests"
+BASE = "tnn"
+NETWORK = {"hidden": 32, "layers": 3}
+TOLERANCE = 1e-3  # of the largest value
+_REFERENCE, _EXACT = 10, 1024  # most rows and columns of what the references are given, and tokens in float64
+
+
+def token_mixers(length: int) -> dict[str, dict[str, Any]]:
+    """Specs by name, for texts of a length."""
+
+    def unit(kernel: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return {"name": "gtu", "expansion": 1, "kernel": kernel, **options}
+
+    kernels: dict[str, dict[str, Any]] = {
+        "rpe": NETWORK,
+        "frequency": NETWORK,
+        "free": {"max_length": length},
+    }
+    height, width = grid(length)
+    options: dict[str, dict[str, Any]] = {
+        "gmlp": {"max_length": length},
+        "gfnet": {"height": height, "width": width},
+        "gtu2d": {"expansion": 1, "kernel": {"name": "rpe", **NETWORK}},
+    }
+    return {
+        BASE: unit({"name": "rpe", **NETWORK}),
+        **{f"kernel {name}": unit({"name": name, **kernels.get(name, {})}) for name in KERNELS if name != "rpe"},
+        "ski-tnn": unit({"name": "warped"}, engine="ski"),
+        **{name: {"name": name, **options.get(name, {})} for name in MIXERS if name not in ("gtu", *_SEVERAL)},
+        **{
+            f"linear_attention {kind}": {"name": "linear_attention", "feature_map": kind, **more}
+            for kind, more in (("elu", {}), ("cosformer", {"span": length}), ("favor", {}))
+        },
+        **{
+            f"synthesizer {form}": {"name": "synthesizer", "form": form, "max_length": length}
+            for form in ("dense", "random")
+        },
+        "cdil-cnn": {"name": "tcn", "circular": True},
+    }
+
+
+_SEVERAL = ("linear_attention", "synthesizer")
+_BLOCKS = ("mega", "tcnca")
+
+
+def names() -> list[str]:
+    return [*token_mixers(512), *_BLOCKS, *ATTENTION_PEERS]
+
+
+def grid(length: int) -> tuple[int, int]:
+    """The height and width, of those that make the length, that are nearest."""
+    height = next(n for n in range(int(length**0.5), 0, -1) if length % n == 0)
+    return height, length // height
+
+
+class Stack(nn.Module):
+    """Blocks over sequences, or over the pictures of as many places."""
+
+    def __init__(self, blocks: list[nn.Module], *, needs_grid: bool):
+        super().__init__()
+        self.blocks, self.needs_grid = nn.ModuleList(blocks), needs_grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        layout = Layout(grid=grid(x.shape[1]) if self.needs_grid else None)
+        for block in self.blocks:
+            x = block(x, layout=layout)
+        return x
+
+
+def directions(name: str) -> tuple[bool, ...]:
+    if name in _BLOCKS:
+        return (True, False)
+    if name == "cdil-cnn" or name in ATTENTION_PEERS:
+        return (False,)
+    return MIXERS[token_mixers(512)[name]["name"]].directions
+
+
+def stack(name: str, causal: bool, layers: int, channels: int, length: int) -> Stack:
+    """ImportError for a package that is not installed."""
+    if name in _BLOCKS:
+        spec = {**load_recipe(f"{name}-lm").model["block"], "value_size": max(1, 3 * channels // 4)}
+        return Stack(
+            [build(BLOCKS, spec, channels, what="block", causal=causal) for _ in range(layers)], needs_grid=False
+        )
+    mixer = token_mixers(length).get(name, {"name": "fnet"})
+    block = {"token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
+    blocks = [PreNormBlock(channels, causal=causal, **block) for _ in range(layers)]
+    if name in ATTENTION_PEERS:
+        for each in blocks:
+            each.token_mixer = ATTENTION_PEERS[name](channels, length)
+    return Stack([*blocks], needs_grid=MIXERS[mixer["name"]].needs_grid)
+
+
+def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> float:
+    """The largest error, of the largest value. ValueError if it is too large, or a causal stack sees what follows."""
+    error = 0.0
+    x = torch.randn(1, length, channels)
+    if name in ATTENTION_PEERS:
+        if not all(t.isfinite().all() for t in outputs(model, x, torch.ones_like(x))):
+            raise ValueError("outputs or gradients are not finite")
+        return error
+    for mixer in [m for m in model.modules() if isinstance(m, Mixer)]:
+        places = min(grid(length)[0], _REFERENCE), min(grid(length)[1], _REFERENCE)
+        signal = torch.randn(1, places[0] * places[1], mixer.channels)
+        with torch.no_grad():
+            ours = mixer(signal, layout=Layout(grid=places if mixer.needs_grid else None))[0]
+            exact = signal[0].double().unflatten(0, places) if mixer.needs_grid else signal[0].double()
+            error = max(error, relative(ours, reference(copy.deepcopy(mixer).double(), exact).reshape(ours.shape)))
+    short = x[:, : min(length, _EXACT)]
+    weight = torch.randn_like(short)
+    wanted = outputs(copy.deepcopy(model).double(), short.double(), weight.double())
+    error = max(error, *map(relative, outputs(model, short, weight), wanted))
+    if causal:
+        later = x.clone()
+        later[:, length // 2 :] += 1
+        with torch.no_grad():
+            error = max(error, relative(model(later)[:, : length // 2], model(x)[:, : length // 2]))
+    if not error <= TOLERANCE:
+        raise ValueError(f"off by {error:.1e} of the largest value")
+    return error
+
+
+def outputs(model: Stack, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What a stack gives, and the gradient to x of its weighted sum."""
+    x = x.detach().requires_grad_()
+    y = model(x)
+    return y, torch.autograd.grad(y, x, weight)[0]
+
+
+def reference(mixer: Mixer, x: Tensor) -> Tensor:
+    """Of the tests."""
+    sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "fuzz")) if path not in sys.path]
+    from references import reference as of_the_tests
+
+    return of_the_tests(mixer, x)
+
+
+def relative(ours: Tensor, exact: Tensor) -> float:
+    error = (ours.detach() - exact.detach()).abs().max() / exact.detach().abs().max().clamp(min=1e-30)
+    return float(error) if error.isfinite() else float("inf")
+
+
+def steps(name: str, causal: bool, layers: int, channels: int, length: int, batch: int) -> Iterator[Any]:
+    """For `memory_of`: a small step and the one of interest."""
+    few, small = 16, 512 if name in ATTENTION_PEERS else 64
+    yield training_step(stack(name, causal, 1, few, small), torch.randn(1, small, few))
+    yield training_step(stack(name, causal, layers, channels, length), torch.randn(batch, length, channels))
+
+
+def measured(name: str, causal: bool, given: argparse.Namespace, length: int, batch: int) -> dict[str, Any]:
+    """A row's figures. ValueError if the result is wrong."""
+    torch.manual_seed(0)
+    model = stack(name, causal, given.layers, given.channels, length)
+    error = check(name, model, given.channels, length, causal)
+    x = torch.randn(batch, length, given.channels)
+    each = {BASE: stack(BASE, causal, given.layers, given.channels, length), name: model}
+    seconds = interleaved({n: training_step(m, x) for n, m in each.items()}, repeats=given.repeats, warmup=1)
+    row = {"parameters": sum(p.numel() for p in model.parameters()), "error": error}
+    row |= {"step": seconds[name], "tnn": seconds[BASE]}
+    if given.memory:
+        arguments = (name, causal, given.layers, given.channels, length, batch)
+        row["memory"] = memory_of(steps, *arguments, threads=given.threads)
+    return row
+
+
+def main(given: argparse.Namespace) -> None:
+    torch.set_num_threads(given.threads)
+    rows = json.loads(given.out.read_text())["results"]["rows"] if given.out.is_file() else []
+    wanted = [known(name, names(), "name") for name in given.names.split(",")] if given.names else names()
+    print("| method | direction | length | steps/s | of TNN's | MB |\n|---|---|---|---|---|---|")
+    for length in map(int, given.lengths.split(",")):
+        batch = max(1, given.tokens // length)
+        for name in wanted:
+            causal = given.direction == "causal" if len(directions(name)) == 2 else directions(name)[0]
+            key = {"name": name, "direction": "causal" if causal else "two-sided", "length": length, "batch": batch}
+            key |= {"channels": given.channels, "layers": given.layers, "threads": given.threads}
+            if any(key.items() <= row.items() for row in rows):
+                continue
+            try:
+                row = {**key, **measured(name, causal, given, length, batch)}
+            except ImportError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
+            except ValueError as error:
+                row = {**key, "refused": str(error)}
+                print(f"| {name} | {key['direction']} | {length} | refused: {error} |||", flush=True)
+            else:
+                seconds, ratio = row["step"].median, row["tnn"].median / row["step"].median
+                cells = (name, key["direction"], length, f"{1 / seconds:.2f}", f"{ratio:.2f}×")
+                memory = f"{row['memory'] / 2**20:,.0f}" if given.memory else ""
+                print(f"| {' | '.join(map(str, cells))} | {memory} |", flush=True)
+            rows.append(row)
+            save_results(given.out, " ".join(["python", *sys.argv]), {"rows": rows})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path, help="the results file, which is added to")
+    parser.add_argument("--channels", type=int, default=256, help="of the model (256)")
+    parser.add_argument("--layers", type=int, default=2, help="blocks of the stack (2)")
+    parser.add_argument("--lengths", default="512,4096", help="tokens of a sequence (512,4096)")
+    parser.add_argument("--tokens", type=int, default=4096, help="in a batch, of at least one sequence (4096)")
+    parser.add_argument("--direction", choices=("causal", "two-sided"), default="causal", help="where there are both")
+    parser.add_argument("--names", help="of methods, separated by commas; without it, all")
+    parser.add_argument("--repeats", type=int, default=7, help="timed steps (7)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time alone")
+    keep_freed_memory()
+    main(parser.parse_args())

@@ -1,0 +1,206 @@
+"""Steps on states of fixed shapes of mixers with projections of their own: recurrences, linear attention, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.mixers.base import StateTuple
+from lagwise.mixers.fixed import FixedMixer, counter
+from lagwise.mixers.fixed_ring import FixedRingState
+from lagwise.mixers.hyena import HyenaMixer
+from lagwise.mixers.linear_attention import LinearAttentionMixer
+from lagwise.mixers.recurrence import RecurrentMixer
+from lagwise.mixers.short_conv import ShortConvMixer
+from lagwise.ops.streaming import ring_convolve, ring_of, ring_product, ring_tokens, ring_write
+from lagwise.ops.symbolic import symbolic_product
+from lagwise.ops.window import Window
+
+
+class FixedRecurrenceState(NamedTuple):
+    """Real and imaginary parts of the states, ``(batch, states)``."""
+
+    real: Tensor
+    imaginary: Tensor
+
+
+class FixedRecurrence(FixedMixer):
+    """A diagonal recurrence with many inputs and outputs (see `RecurrentMixer`), in real arithmetic."""
+
+    log_decay: Tensor
+    angle: Tensor
+    input: Tensor
+    output: Tensor
+    direct: Tensor
+
+    def __init__(self, mixer: RecurrentMixer):
+        super().__init__()
+        log_decay, angle, into, (out, *_), direct = mixer.recurrence()
+        self.register_buffer("log_decay", log_decay.detach().double())
+        self.register_buffer("angle", angle.detach().double())
+        self.register_buffer("input", torch.cat([into.real, into.imag]).detach())
+        self.register_buffer("output", torch.cat([out.real, -out.imag], 1).detach())
+        self.register_buffer("direct", direct.detach().clone())
+
+    def init_state(self, batch_size: int) -> FixedRecurrenceState:
+        zeros = self.input.new_zeros(batch_size, len(self.angle))
+        return FixedRecurrenceState(zeros, zeros.clone())
+
+    def step(self, x: Tensor, state: FixedRecurrenceState) -> tuple[Tensor, FixedRecurrenceState]:
+        y, state = self.run(x[:, None], state)
+        return y[:, 0], state
+
+    def run(self, x: Tensor, state: FixedRecurrenceState) -> tuple[Tensor, FixedRecurrenceState]:
+        n, dtype, signal = x.shape[1], self.direct.dtype, x.to(self.direct.dtype)
+        lags = torch.arange(n + 1, dtype=torch.float64, device=x.device)[:, None]
+        size, turn = (self.log_decay * lags).exp(), self.angle * lags
+        cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (n + 1, states)
+        u, v = F.linear(signal, self.input).chunk(2, 2)
+        a, b = state.real[:, None], state.imaginary[:, None]
+        if n != 1:
+            c, s = cos[:n].t(), sin[:n].t()
+            u, v = (
+                symbolic_product(u, c, 0) - symbolic_product(v, s, 0),
+                symbolic_product(u, s, 0) + symbolic_product(v, c, 0),
+            )
+        real, imaginary = u + cos[1:] * a - sin[1:] * b, v + cos[1:] * b + sin[1:] * a
+        y = self.direct * signal + F.linear(torch.cat([real, imaginary], 2), self.output)
+        return y.to(x.dtype), FixedRecurrenceState(real[:, -1], imaginary[:, -1])
+
+    def take(self, state: StateTuple) -> FixedRecurrenceState:
+        (memory,) = state.parts
+        return FixedRecurrenceState(memory.real.clone(), memory.imag.clone())
+
+    def give(self, state: FixedRecurrenceState) -> StateTuple:
+        return StateTuple((torch.complex(*state),))
+
+
+class FixedSums(NamedTuple):
+    """Sums of products of keys and values, and the tokens of each row, as the mixer's own state."""
+
+    sums: Tensor
+    seen: Tensor
+
+
+class FixedLinearAttention(FixedMixer):
+    """`LinearAttentionMixer`, whose state has a fixed shape as it is."""
+
+    def __init__(self, mixer: LinearAttentionMixer):
+        super().__init__()
+        self.mixer = mixer
+
+    def init_state(self, batch_size: int) -> FixedSums:
+        return self.take(self.mixer.init_state(batch_size))
+
+    def step(self, x: Tensor, state: FixedSums) -> tuple[Tensor, FixedSums]:
+        y, state = self.run(x[:, None], state)
+        return y[:, 0], state
+
+    def run(self, x: Tensor, state: FixedSums) -> tuple[Tensor, FixedSums]:
+        y, after = self.mixer.mix_next(x, StateTuple(tuple(state)), None)
+        return y, self.take(after)
+
+    def take(self, state: StateTuple) -> FixedSums:
+        return FixedSums(*state.parts)
+
+    def give(self, state: FixedSums) -> StateTuple:
+        return StateTuple(tuple(state))
+
+
+class _ShortTaps(FixedMixer):
+    """A depthwise convolution of a few tokens. Abstract."""
+
+    taps: Tensor
+
+    def __init__(self, mixer: ShortConvMixer | HyenaMixer):
+        super().__init__()
+        self.mixer = mixer
+        self.register_buffer("taps", mixer.taps.detach().t().contiguous())
+
+    def start(self, batch_size: int) -> FixedRingState:
+        ring = self.taps.new_zeros(batch_size, *self.taps.shape)
+        return FixedRingState(ring, counter(ring))
+
+    def convolved(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
+        if x.shape[1] == 1:
+            ring = ring_write(state.ring, x[:, 0], state.seen)
+            y = ring_product(ring, self.taps, state.seen)[:, None]
+        else:
+            y, ring = ring_convolve(state.ring, x, self.taps, state.seen)
+        return y.to(x.dtype), FixedRingState(ring, state.seen + x.shape[1])
+
+    def taken(self, window: Window) -> FixedRingState:
+        seen = counter(window.tokens)
+        return FixedRingState(ring_of(window.tokens, len(self.taps), seen), seen)
+
+    def given(self, state: FixedRingState) -> Window:
+        return Window(ring_tokens(state.ring, state.seen), len(self.taps))
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = self.run(x[:, None], state)
+        return y[:, 0], state
+
+
+class FixedShortConv(_ShortTaps):
+    """`ShortConvMixer`."""
+
+    mixer: ShortConvMixer
+
+    def init_state(self, batch_size: int) -> FixedRingState:
+        return self.start(batch_size)
+
+    def run(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
+        before, after, value = self.mixer.input(x).chunk(3, 2)
+        y, state = self.convolved(before * value, state)
+        return self.mixer.out(after * y), state
+
+    def take(self, state: StateTuple) -> FixedRingState:
+        return self.taken(state.parts[0])
+
+    def give(self, state: FixedRingState) -> StateTuple:
+        return StateTuple((self.given(state),))
+
+
+class FixedHyenaState(NamedTuple):
+    """Of the short convolution and of each long one."""
+
+    short: FixedRingState
+    filters: tuple[Any, ...]
+
+
+class FixedHyena(_ShortTaps):
+    """`HyenaMixer`. make: the fixed form of each of its long convolutions, which says why if there is none."""
+
+    mixer: HyenaMixer
+
+    def __init__(self, mixer: HyenaMixer, make: Callable[[nn.Module], Any]):
+        super().__init__(mixer)
+        self.filters = nn.ModuleList(make(long) for long in mixer.filters)
+
+    def init_state(self, batch_size: int) -> FixedHyenaState:
+        filters: Any = self.filters
+        return FixedHyenaState(self.start(batch_size), tuple(long.init_state(batch_size) for long in filters))
+
+    def run(self, x: Tensor, state: FixedHyenaState) -> tuple[Tensor, FixedHyenaState]:
+        short, window = self.convolved(self.mixer.input(x), state.short)
+        value, *gates = short.chunk(len(self.filters) + 1, 2)
+        states, filters = [], self.filters
+        for gate, long, held in zip(gates, filters, state.filters, strict=True):
+            value, after = long.prefill(value, held)  # type: ignore[operator]
+            value, states = gate * value, [*states, after]
+        return self.mixer.out(value), FixedHyenaState(window, tuple(states))
+
+    def take(self, state: StateTuple) -> FixedHyenaState:
+        window, *states = state.parts
+        filters: Any = self.filters
+        taken = tuple(long.take(held) for long, held in zip(filters, states, strict=True))
+        return FixedHyenaState(self.taken(window), taken)
+
+    def give(self, state: FixedHyenaState) -> StateTuple:
+        filters: Any = self.filters
+        given = (long.give(held) for long, held in zip(filters, state.filters, strict=True))
+        return StateTuple((self.given(state.short), *given))

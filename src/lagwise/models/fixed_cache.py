@@ -1,0 +1,136 @@
+"""A cache of fixed shapes: what graphs can hold that others make of `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from transformers.cache_utils import Cache
+
+from lagwise.models.cache import StreamingCache
+
+if TYPE_CHECKING:
+    from lagwise.models.step import StreamingStep
+
+# Arguments of the model that change nothing in what a step computes, or that only a prompt has.
+_FREE = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
+_FREE |= {"position_ids", "cache_position"}
+
+
+class FixedCache(Cache):
+    """The state of a `StreamingStep`, for ``generate(cache_implementation="static")``: real tensors by names, of shapes
+    that never change, and no other. None before the first token. As a tree it is those tensors.
+
+    ``seen`` counts the tokens of an eager stream; a cache that comes out of a graph does not know it.
+    """
+
+    def __init__(self, state: dict[str, Tensor] | None = None):
+        super().__init__(layers=[])
+        self.state, self.seen = state, 0
+
+    def advance(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
+        """Logits ``(batch, length, vocab_size)`` for arguments of the model's forward. A text that begins is processed
+        as a whole, and what follows token by token.
+
+        ValueError for padding after the beginning (in a graph: for any), and for arguments that a step has not.
+        """
+        if torch.compiler.is_exporting():
+            return self._traced(model, step, inputs)
+        if self.state is None:
+            cache = StreamingCache(len(model.model.layers))
+            given = {**inputs, "past_key_values": cache, "use_cache": True, "return_dict": True}
+            logits = type(model).forward(model, **given).logits  # exporters note what the model's own is called with
+            self.state, self.seen = step.take(cache)[0], cache.seen
+            return logits
+        _require_free(inputs)
+        ids, mask, limit = inputs["input_ids"], inputs.get("attention_mask"), model.length_limit
+        if mask is not None and not mask[:, -ids.shape[1] :].all():
+            raise ValueError("with cache_implementation='static' only prompts may be padded")
+        if limit is not None and self.seen + ids.shape[1] > limit:
+            raise ValueError(f"this model takes at most {limit} tokens, got {self.seen + ids.shape[1]}")
+        rows = []
+        for tokens in ids.unbind(1):
+            logits, self.state = step(tokens, self.state)
+            rows.append(logits)
+        self.seen += len(rows)
+        return torch.stack(rows, 1)
+
+    def _traced(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
+        """`advance` in a graph that is being exported: from the beginning or not, by the step alone."""
+        _require_free(inputs)
+        if inputs.get("attention_mask") is not None:
+            raise ValueError("padding (attention_mask) cannot be exported: give prompts of one length, without a mask")
+        ids = inputs["input_ids"]
+        state = start = step.start(ids.shape[0])
+        if self.state is not None:
+            state = self.state
+            # Also says that these sizes are fixed, which exporters of open shapes do not know.
+            if {name: t.shape[1:] for name, t in state.items()} != {name: t.shape[1:] for name, t in start.items()}:
+                raise ValueError("past_key_values is the state of another model")
+        own = dict(model.named_parameters())  # the graph's weights are those of the model that is exported
+        weights = {name: own[other] for name, other in step.shared.items()}
+        logits, self.state = functional_call(step, weights, (ids, state))
+        return logits
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        return self.seen + (query_length if isinstance(query_length, int) else len(query_length)), 0
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.state, self.seen = None, 0
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("a streaming state cannot be rolled back: drafts need cache_implementation='dynamic'")
+
+    activate_past_recording = crop
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda t: t[indices.to(t.device)])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.state is not None:
+            self.state = {name: change(tensor) for name, tensor in self.state.items()}
+
+
+def _require_free(inputs: Mapping[str, Any]) -> None:
+    for name, value in inputs.items():
+        if name not in _FREE and value is not None and value is not False:
+            raise ValueError(f"{name} is not supported in a step with cache_implementation='static'")
+
+
+def _flatten(cache: FixedCache) -> tuple[list[Tensor], list[str] | None]:
+    return list((cache.state or {}).values()), None if cache.state is None else list(cache.state)
+
+
+def _flatten_with_keys(cache: FixedCache) -> tuple[list[tuple[Any, Tensor]], list[str] | None]:
+    tensors, names = _flatten(cache)
+    return [(pytree.MappingKey(name), tensor) for name, tensor in zip(names or (), tensors, strict=True)], names
+
+
+def _unflatten(tensors: Iterable[Any], names: list[str] | None) -> FixedCache:
+    return FixedCache(None if names is None else dict(zip(names, tensors, strict=True)))
+
+
+pytree.register_pytree_node(
+    FixedCache,
+    _flatten,
+    _unflatten,
+    serialized_type_name="lagwise.FixedCache",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

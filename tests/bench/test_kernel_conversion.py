@@ -1,0 +1,59 @@
+"""What the benchmark of conversion says of kernels that reduce, that do not, and that are state spaces."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lagwise.data import load_tokenizer
+from lagwise.kernels import KERNELS
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("kernel_conversion")
+    monkeypatch.delitem(sys.modules, "kernel_conversion")
+    return module
+
+
+def test_every_kernel_is_converted(script: ModuleType) -> None:
+    kernels = {spec["kernel"]["name"] for spec in script.mixers().values() if "kernel" in spec}
+    assert kernels == set(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "key"),
+    [
+        ({"name": "toeplitz", "kernel": {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}}, "bound"),
+        ({"name": "toeplitz", "kernel": {"name": "free", "max_length": 700, "decay": 1.0}}, "refused"),
+        ({"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}}, "state_space"),
+        ({"name": "lru"}, "state_space"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_kernel_is_converted_refused_or_streamed_as_it_is(
+    script: ModuleType, tmp_path: Path, mixer: dict[str, Any], key: str
+) -> None:
+    block = {"name": "prenorm", "token_mixer": mixer}
+    config = LagwiseConfig(vocab_size=256, hidden_size=4, num_hidden_layers=1, block=block)
+    LagwiseForCausalLM(config).save_pretrained(tmp_path)
+    load_tokenizer("bytes").save_pretrained(tmp_path)
+    row = script.found(tmp_path, 1e-3)
+    assert row["streaming_error"] < 1e-4
+    assert row["tokens_per_second"]["before"] > 0
+    (layer,) = row.get("layers", [{}])
+    if key == "bound":
+        assert 0 < layer["error"] < 1e-3
+        assert layer["error"] <= layer["bound"]
+    else:
+        assert row[key]
+        assert "after" not in row["tokens_per_second"]
