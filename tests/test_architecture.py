@@ -138,11 +138,16 @@ def test_settings_of_the_process_yield_to_the_users_own(environment: dict[str, s
     [
         "import lagwise; from transformers import AutoModelForCausalLM as A",
         "from transformers import AutoModelForCausalLM as A; import lagwise",
-        "import lagwise; from transformers import GPT2LMHeadModel, AutoModelForCausalLM as A",
-        "import lagwise.models.modeling; from transformers import AutoModelForCausalLM as A",
-        "import lagwise.models.heads; from transformers import AutoModelForCausalLM as A",
-        "from lagwise.models import LagwiseModel; from transformers import AutoModelForCausalLM as A",
-        "import lagwise; lagwise.LagwiseConfig; from transformers import AutoModelForCausalLM as A",
+        *(
+            pytest.param(f"{first}; from transformers import {names}AutoModelForCausalLM as A", marks=pytest.mark.slow)
+            for first, names in (
+                ("import lagwise", "GPT2LMHeadModel, "),
+                ("import lagwise.models.modeling", ""),
+                ("import lagwise.models.heads", ""),
+                ("from lagwise.models import LagwiseModel", ""),
+                ("import lagwise; lagwise.LagwiseConfig", ""),
+            )
+        ),
     ],
 )
 def test_auto_classes_know_us_in_any_order_of_imports(statement: str) -> None:

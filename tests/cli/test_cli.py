@@ -203,7 +203,6 @@ def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         (["train", "--data", empty, "--out", tmp_path / "run"], f"error: {empty} is empty"),
         (["train", "training.step=3"], "did you mean 'steps'"),
-        (["generate", tmp_path / "nowhere"], "there is no folder"),
     ):
         result = lagwise(*arguments)
         assert result.returncode == 2

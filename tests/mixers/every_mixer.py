@@ -72,9 +72,14 @@ def _id(value: Any) -> str:
 
 
 every_mixer = _among(lambda mixer: True)
-every_entry = pytest.mark.parametrize(  # for what takes long
+_COMPILED = ("toeplitz", "gtu", "attention", "ema", "tcn", "chunked_attention", "linear_attention", "lru")
+every_entry = pytest.mark.parametrize(  # for what takes long: a few kinds, and all of them among the slow tests
     ("name", "options"),
-    [(name, options) for name, options in OPTIONS if not options or options.get("engine") == "ski"],
+    [
+        pytest.param(name, options, marks=() if name in _COMPILED else pytest.mark.slow)
+        for name, options in OPTIONS
+        if not options or options.get("engine") == "ski"
+    ],
     ids=_id,
 )
 every_causal_mixer = _among(lambda mixer: True in mixer.directions)
