@@ -65,7 +65,7 @@ class Page(HTMLParser):
         assert "#000000" not in self.html  # would not be seen on a dark ground
 
 
-@pytest.mark.parametrize("transformer", [False, True])
+@pytest.mark.parametrize("transformer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, transformer: bool) -> None:
     if transformer:
         tiny_recipe.model = {

@@ -83,6 +83,7 @@ def test_proposition_1_needs_a_network_without_norm() -> None:
     assert curved_share(normalize=True, points=8192) > 0.99
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     written = plot_theory(tmp_path / "theory")
     assert [path.name for path in written] == ["theorem-1.png", "theorems-2-to-4.png", "proposition-1.png"]

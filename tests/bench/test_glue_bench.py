@@ -82,6 +82,7 @@ def test_the_table_has_means_and_spreads(whole: dict[str, Any]) -> None:
     assert table_rows(results) == [("a", "37.5 ± 17.7", "25.0 ± 0.0", "31.2 ± 8.8"), ("b", "50.0", "-", "-")]
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_ends_with_the_same_scores(
     folder: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

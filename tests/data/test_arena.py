@@ -193,6 +193,7 @@ def test_passages_of_one_split_are_in_no_pair_of_another(tmp_path: Path) -> None
         generate("lra-retrieval", tmp_path / "other", rows=20, seed=0, texts=None, progress=False)
 
 
+@pytest.mark.slow
 def test_a_generated_folder_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     folder = generated_source("lra-pathfinder:10", progress=False)

@@ -72,7 +72,7 @@ def _id(value: Any) -> str:
 
 
 every_mixer = _among(lambda mixer: True)
-_COMPILED = ("toeplitz", "gtu", "attention", "ema", "tcn", "chunked_attention", "linear_attention", "lru")
+_COMPILED = ("toeplitz", "gtu", "attention", "ema", "tcn", "chunked_attention")
 every_entry = pytest.mark.parametrize(  # for what takes long: a few kinds, and all of them among the slow tests
     ("name", "options"),
     [
@@ -86,9 +86,13 @@ every_causal_mixer = _among(lambda mixer: True in mixer.directions)
 every_stream = _among(lambda mixer: True in mixer.directions and mixer.streams)
 _DIRECTIONS = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]
 every_direction = pytest.mark.parametrize(("name", "options", "causal"), _DIRECTIONS, ids=_id)
-every_trained_direction = pytest.mark.parametrize(  # of those that have parameters
+every_trained_direction = pytest.mark.parametrize(  # of those that have parameters; with options among the slow tests
     ("name", "options", "causal"),
-    [case for case in _DIRECTIONS if list(MIXERS[case[0]](CHANNELS, causal=case[2]).parameters())],
+    [
+        pytest.param(*case, marks=pytest.mark.slow if case[1] and case[1].get("engine") != "ski" else ())
+        for case in _DIRECTIONS
+        if list(MIXERS[case[0]](CHANNELS, causal=case[2]).parameters())
+    ],
     ids=_id,
 )
 

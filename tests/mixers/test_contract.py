@@ -56,7 +56,7 @@ def test_state_dict_round_trip(name: str, options: dict) -> None:
     testing.check_weights(factory(name, options), CHANNELS, MIXERS[name].directions[0])
 
 
-@every_mixer
+@every_entry
 def test_export_runs(name: str, options: dict) -> None:
     mixer = make(name, options, dtype=torch.float32).eval()
     x = noise(1, 48, torch.float32)

@@ -48,6 +48,7 @@ def test_the_text_is_that_of_greedy_decoding(recipe: str) -> None:
     assert torch.equal(found[:, : expected.shape[1]], expected)  # earlier versions of transformers go beyond the length
 
 
+@pytest.mark.slow
 @every_recipe
 def test_after_padding_on_the_left(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()

@@ -103,7 +103,7 @@ def test_what_tokenizers_and_pipelines_pass_is_accepted() -> None:
         model(ids, output_attentions=True)
 
 
-@both_ways
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_learns_where_a_token_stands(causal: bool) -> None:
     """Whether the one 7 of a text is in its first half: nothing that a bag of tokens could tell."""
     torch.manual_seed(0)

@@ -92,9 +92,7 @@ def streamed(exporter: Any, config: Any, kind: str) -> None:
             logits = torch.as_tensor(out.logits)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "converted" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
 def test_the_dynamo_exporters_graphs_give_the_models_tokens(kind: str) -> None:
     """SKI's prompts are processed token by token, so its graph is of one length."""
     streamed(exporters.DynamoExporter(), exporters.DynamoConfig(dynamic=kind != "ski-tnn-lm"), kind)

@@ -141,7 +141,7 @@ def rpe_taps(decay: float, length: int = 1500) -> Tensor:
         return RPEKernel(6, decay=decay).double().taps(length)
 
 
-@pytest.mark.parametrize("decay", [0.99, 0.999, 1.0])
+@pytest.mark.parametrize("decay", [0.99, pytest.param(0.999, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-4])
 def test_a_tolerance_is_met_in_the_maximum_norm(decay: float, tolerance: float) -> None:
     taps = rpe_taps(decay)

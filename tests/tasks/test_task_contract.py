@@ -16,6 +16,7 @@ from lagwise.tasks import TASKS
 from lagwise.training import load_recipe, make_task, read_metrics, resume, train
 
 every_case = pytest.mark.parametrize("name", CASES)
+_DRAWN = ("language modelling", "classes of text", "classes of pictures")
 
 
 def losses(run: Path) -> dict[float, float]:
@@ -87,7 +88,7 @@ def test_it_predicts_without_the_data_it_was_trained_on(name: str, runs: dict[st
         predict_run(place, [{"other": "good"}], progress=False)
 
 
-@every_case
+@pytest.mark.parametrize("name", [n if n in _DRAWN else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_its_report_has_its_pictures_and_tables(name: str, runs: dict[str, Path]) -> None:
     evaluate_run(runs[name], progress=False)
     *pictures, report = plot_run(runs[name])

@@ -61,6 +61,7 @@ def test_a_run_is_evaluated_with_its_averages_and_resumes_exactly(tiny_recipe: R
         resume(half, progress=False)
 
 
+@pytest.mark.slow
 def test_other_processes_prepare_the_same_batches(tiny_recipe: Recipe, tmp_path: Path) -> None:
     alone = train(tiny_recipe, tmp_path / "alone", progress=False)
     tiny_recipe.training.workers = 2

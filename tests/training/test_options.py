@@ -211,6 +211,7 @@ def test_a_start_that_reads_other_inputs_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_training_that_has_stopped_early_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = recipe("classes of text", tmp_path / "data", "training.patience=2", "training.learning_rate=1.0e-12")
     made.training.steps, made.training.evaluate_every = 60, 3

@@ -16,6 +16,7 @@ def losses(run: Path) -> dict[float, float]:
     return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
 
 
+@pytest.mark.slow
 def test_it_is_learnt(recall_recipe: Recipe, tmp_path: Path) -> None:
     run = train(recall_recipe, tmp_path / "run", progress=False)
     found = [line["eval_accuracy"] for line in read_metrics(run) if "eval_accuracy" in line]

@@ -205,6 +205,7 @@ def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> Non
     assert resumed[-1]["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_dying_after_the_last_step(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The summary is logged, the model not yet at the top of the folder: it is put there, and nothing logged twice."""
 

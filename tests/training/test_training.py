@@ -64,6 +64,7 @@ def test_resuming_gives_the_same_losses_and_weights(tiny_recipe: Recipe, tmp_pat
         assert torch.equal(weight, weights(half)[name]), name
 
 
+@pytest.mark.slow
 def test_resuming_with_lengths_that_change_is_exact(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Two micro-batches a step, so that they must agree on its length (TCNCA app. F)."""
     tiny_recipe.data.lengths, tiny_recipe.data.evaluate_length = [8, 16, 32], 64
@@ -137,6 +138,7 @@ def test_killed_in_the_middle_of_saving(tiny_recipe: Recipe, tmp_path: Path, mon
     assert losses(run) == losses(whole)
 
 
+@pytest.mark.slow
 def test_stopped_before_the_first_checkpoint(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
