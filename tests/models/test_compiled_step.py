@@ -221,7 +221,8 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+# In float32 the whole sequence is itself up to 2.6e-5 off float64 (kind "family"), and its plain steps 1.5e-5 off it.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 5e-5)])
 @torch.inference_mode()
 def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     model, ids = model_of(kind).to(dtype), torch.randint(258, (1, 400))
