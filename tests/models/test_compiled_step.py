@@ -217,6 +217,18 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
         tiny("mega-lm").compile_step()
 
 
+@pytest.mark.parametrize("source", ["ops/precision.py", "ops/toeplitz/spectral.py", "models/step.py"])
+def test_code_is_not_used_after_a_change_of_its_sources(
+    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = shutil.copytree(Path(compiled.lagwise.__file__).parent, tmp_path / "lagwise")
+    monkeypatch.setattr(compiled.lagwise, "__file__", str(package / "__init__.py"))
+    before = compiled._sources()
+    with open(package / source, "a") as file:
+        file.write("# changed")
+    assert compiled._sources() != before
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.timeout(600)

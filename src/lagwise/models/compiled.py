@@ -254,7 +254,7 @@ def _constants(module: nn.Module) -> dict[str, Tensor]:
 
 def _sources() -> str:
     root, digest = Path(lagwise.__file__).parent, hashlib.sha256()
-    for path in sorted(path for name in _SOURCES for path in (root / name).glob("*.py")):
+    for path in sorted(path for name in _SOURCES for path in (root / name).rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
