@@ -27,7 +27,8 @@ class FixedMixer(nn.Module):
     """One token of a mixer, ``(batch, channels)``, from and to a state of tensors. Abstract.
 
     What a mixer derives from its parameters, such as taps, is computed once and kept in buffers: after the weights have
-    changed, make another. Subclasses give the four methods below.
+    changed, make another. Subclasses give `init_state`, `take`, `give`, and `step` or `run`, or both if one token has a
+    faster way.
     """
 
     def init_state(self, batch_size: int) -> Any:
@@ -35,8 +36,9 @@ class FixedMixer(nn.Module):
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """As `Mixer.step`, without a change in place."""
-        raise NotImplementedError
+        """As `Mixer.step`, without a change in place; here by `run`."""
+        y, state = self.run(x[:, None], state)
+        return y[:, 0], state
 
     def take(self, state: Any) -> Any:
         """A streaming state of the mixer as one of fixed shapes."""
@@ -55,8 +57,8 @@ class FixedMixer(nn.Module):
         return y[:, None], state
 
     def run(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Several tokens in a graph, in real arithmetic and without loops over a length that is left open; here, where
-        a mixer has no better, one after the other."""
+        """Several tokens in a graph, in real arithmetic and without loops over a length that is left open; here, for
+        mixers that have only `step`, one after the other."""
         parts = []
         for token in x.unbind(1):
             y, state = self.step(token, state)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import StateTuple
 from lagwise.mixers.fixed import FixedMixer, counter
-from lagwise.mixers.fixed_ring import FixedRingState
+from lagwise.mixers.fixed_ring import FixedRingState, RingTaps
 from lagwise.mixers.hyena import HyenaMixer
 from lagwise.mixers.linear_attention import LinearAttentionMixer
 from lagwise.mixers.recurrence import RecurrentMixer
 from lagwise.mixers.short_conv import ShortConvMixer
-from lagwise.ops.streaming import ring_convolve, ring_of, ring_product, ring_tokens, ring_write
+from lagwise.ops.streaming import ring_tokens
 from lagwise.ops.symbolic import symbolic_product
 from lagwise.ops.window import Window
 
@@ -49,10 +49,6 @@ class FixedRecurrence(FixedMixer):
     def init_state(self, batch_size: int) -> FixedRecurrenceState:
         zeros = self.input.new_zeros(batch_size, len(self.angle))
         return FixedRecurrenceState(zeros, zeros.clone())
-
-    def step(self, x: Tensor, state: FixedRecurrenceState) -> tuple[Tensor, FixedRecurrenceState]:
-        y, state = self.run(x[:, None], state)
-        return y[:, 0], state
 
     def run(self, x: Tensor, state: FixedRecurrenceState) -> tuple[Tensor, FixedRecurrenceState]:
         n, dtype, signal = x.shape[1], self.direct.dtype, x.to(self.direct.dtype)
@@ -96,10 +92,6 @@ class FixedLinearAttention(FixedMixer):
     def init_state(self, batch_size: int) -> FixedSums:
         return self.take(self.mixer.init_state(batch_size))
 
-    def step(self, x: Tensor, state: FixedSums) -> tuple[Tensor, FixedSums]:
-        y, state = self.run(x[:, None], state)
-        return y[:, 0], state
-
     def run(self, x: Tensor, state: FixedSums) -> tuple[Tensor, FixedSums]:
         y, after = self.mixer.mix_next(x, StateTuple(tuple(state)), None)
         return y, self.take(after)
@@ -111,58 +103,26 @@ class FixedLinearAttention(FixedMixer):
         return StateTuple(tuple(state))
 
 
-class _ShortTaps(FixedMixer):
-    """A depthwise convolution of a few tokens. Abstract."""
-
-    taps: Tensor
-
-    def __init__(self, mixer: ShortConvMixer | HyenaMixer):
-        super().__init__()
-        self.mixer = mixer
-        self.register_buffer("taps", mixer.taps.detach().t().contiguous())
-
-    def start(self, batch_size: int) -> FixedRingState:
-        ring = self.taps.new_zeros(batch_size, *self.taps.shape)
-        return FixedRingState(ring, counter(ring))
-
-    def convolved(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
-        if x.shape[1] == 1:
-            ring = ring_write(state.ring, x[:, 0], state.seen)
-            y = ring_product(ring, self.taps, state.seen)[:, None]
-        else:
-            y, ring = ring_convolve(state.ring, x, self.taps, state.seen)
-        return y.to(x.dtype), FixedRingState(ring, state.seen + x.shape[1])
-
-    def taken(self, window: Window) -> FixedRingState:
-        seen = counter(window.tokens)
-        return FixedRingState(ring_of(window.tokens, len(self.taps), seen), seen)
-
-    def given(self, state: FixedRingState) -> Window:
-        return Window(ring_tokens(state.ring, state.seen), len(self.taps))
-
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = self.run(x[:, None], state)
-        return y[:, 0], state
-
-
-class FixedShortConv(_ShortTaps):
+class FixedShortConv(FixedMixer):
     """`ShortConvMixer`."""
 
-    mixer: ShortConvMixer
+    def __init__(self, mixer: ShortConvMixer):
+        super().__init__()
+        self.mixer, self.short = mixer, RingTaps(mixer.taps.t())
 
     def init_state(self, batch_size: int) -> FixedRingState:
-        return self.start(batch_size)
+        return self.short.init_state(batch_size)
 
     def run(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
         before, after, value = self.mixer.input(x).chunk(3, 2)
-        y, state = self.convolved(before * value, state)
+        y, state = self.short(before * value, state)
         return self.mixer.out(after * y), state
 
     def take(self, state: StateTuple) -> FixedRingState:
-        return self.taken(state.parts[0])
+        return _taken(self.short, state.parts[0])
 
     def give(self, state: FixedRingState) -> StateTuple:
-        return StateTuple((self.given(state),))
+        return StateTuple((_given(state),))
 
 
 class FixedHyenaState(NamedTuple):
@@ -172,35 +132,42 @@ class FixedHyenaState(NamedTuple):
     filters: tuple[Any, ...]
 
 
-class FixedHyena(_ShortTaps):
+class FixedHyena(FixedMixer):
     """`HyenaMixer`. make: the fixed form of each of its long convolutions, which says why if there is none."""
 
-    mixer: HyenaMixer
+    filters: Any
 
     def __init__(self, mixer: HyenaMixer, make: Callable[[nn.Module], Any]):
-        super().__init__(mixer)
+        super().__init__()
+        self.mixer, self.short = mixer, RingTaps(mixer.taps.t())
         self.filters = nn.ModuleList(make(long) for long in mixer.filters)
 
     def init_state(self, batch_size: int) -> FixedHyenaState:
-        filters: Any = self.filters
-        return FixedHyenaState(self.start(batch_size), tuple(long.init_state(batch_size) for long in filters))
+        filters = tuple(long.init_state(batch_size) for long in self.filters)
+        return FixedHyenaState(self.short.init_state(batch_size), filters)
 
     def run(self, x: Tensor, state: FixedHyenaState) -> tuple[Tensor, FixedHyenaState]:
-        short, window = self.convolved(self.mixer.input(x), state.short)
+        short, window = self.short(self.mixer.input(x), state.short)
         value, *gates = short.chunk(len(self.filters) + 1, 2)
-        states, filters = [], self.filters
-        for gate, long, held in zip(gates, filters, state.filters, strict=True):
-            value, after = long.prefill(value, held)  # type: ignore[operator]
+        states = []
+        for gate, long, held in zip(gates, self.filters, state.filters, strict=True):
+            value, after = long.prefill(value, held)
             value, states = gate * value, [*states, after]
         return self.mixer.out(value), FixedHyenaState(window, tuple(states))
 
     def take(self, state: StateTuple) -> FixedHyenaState:
         window, *states = state.parts
-        filters: Any = self.filters
-        taken = tuple(long.take(held) for long, held in zip(filters, states, strict=True))
-        return FixedHyenaState(self.taken(window), taken)
+        taken = tuple(long.take(held) for long, held in zip(self.filters, states, strict=True))
+        return FixedHyenaState(_taken(self.short, window), taken)
 
     def give(self, state: FixedHyenaState) -> StateTuple:
-        filters: Any = self.filters
-        given = (long.give(held) for long, held in zip(filters, state.filters, strict=True))
-        return StateTuple((self.given(state.short), *given))
+        given = (long.give(held) for long, held in zip(self.filters, state.filters, strict=True))
+        return StateTuple((_given(state.short), *given))
+
+
+def _taken(short: RingTaps, window: Window) -> FixedRingState:
+    return short.take(window.tokens, counter(window.tokens))
+
+
+def _given(state: FixedRingState) -> Window:
+    return Window(ring_tokens(state.ring, state.seen), state.ring.shape[1])

@@ -1,10 +1,10 @@
-"""The step of a kernel with an end on a ring of all the tokens that it reaches."""
+"""Steps of convolutions with an end on a ring of all the tokens that they reach."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.toeplitz import ToeplitzMixer
@@ -18,37 +18,55 @@ class FixedRingState(NamedTuple):
     seen: Tensor
 
 
+class RingTaps(nn.Module):
+    """Taps ``(reach, channels)``, lag 0 first, and the causal convolution by them on a ring of as many tokens."""
+
+    taps: Tensor
+
+    def __init__(self, taps: Tensor):
+        super().__init__()
+        self.register_buffer("taps", taps.detach().contiguous())
+
+    def init_state(self, batch_size: int) -> FixedRingState:
+        ring = self.taps.new_zeros(batch_size, *self.taps.shape)
+        return FixedRingState(ring, counter(ring))
+
+    def forward(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
+        """The convolution of the next tokens, ``(batch, length, channels)``, and the state after them."""
+        if x.shape[1] == 1:
+            ring = ring_write(state.ring, x[:, 0], state.seen)
+            y = ring_product(ring, self.taps, state.seen)[:, None]
+        else:
+            y, ring = ring_convolve(state.ring, x, self.taps, state.seen)
+        return y.to(x.dtype), FixedRingState(ring, state.seen + x.shape[1])
+
+    def take(self, tokens: Tensor, seen: Tensor) -> FixedRingState:
+        """The state of rows that end with these tokens."""
+        return FixedRingState(ring_of(tokens, len(self.taps), seen), seen)
+
+
 class FixedRing(FixedMixer):
     """A kernel with an end, lag by lag: O(reach) a token.
 
     ValueError for a kernel without an end, whose state grows with the text.
     """
 
-    taps: Tensor
-
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
-        self.online = OnlineTaps(mixer.kernel.taps, mixer.kernel.reach)
-        self.reach = mixer.kernel.reach
-        if self.reach is None:
+        reach = mixer.kernel.reach
+        if reach is None:
             raise endless(mixer)
-        self.register_buffer("taps", self.online.upto(self.reach).detach().t().contiguous())
+        self.online = OnlineTaps(mixer.kernel.taps, reach)
+        self.ring = RingTaps(self.online.upto(reach).t())
 
     def init_state(self, batch_size: int) -> FixedRingState:
-        ring = self.taps.new_zeros(batch_size, *self.taps.shape)
-        return FixedRingState(ring, counter(ring))
-
-    def step(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
-        ring = ring_write(state.ring, x, state.seen)
-        return ring_product(ring, self.taps, state.seen).to(x.dtype), FixedRingState(ring, state.seen + 1)
+        return self.ring.init_state(batch_size)
 
     def run(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
-        y, ring = ring_convolve(state.ring, x, self.taps, state.seen)
-        return y.to(x.dtype), FixedRingState(ring, state.seen + x.shape[1])
+        return self.ring(x, state)
 
     def take(self, state: OnlineState) -> FixedRingState:
-        seen = (state.seen - state.behind).to(self.taps.device)
-        return FixedRingState(ring_of(state.window.tokens, len(self.taps), seen), seen)
+        return self.ring.take(state.window.tokens, (state.seen - state.behind).to(self.ring.taps.device))
 
     def give(self, state: FixedRingState) -> OnlineState:
         return OnlineState.of(self.online, ring_tokens(state.ring, state.seen), state.seen)

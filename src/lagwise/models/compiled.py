@@ -24,7 +24,7 @@ from lagwise.files import one_line
 from lagwise.mixers.fixed_online import OnlineFollower
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.inputs import check_vocabulary
+from lagwise.models.inputs import check_vocabulary, surplus_argument
 from lagwise.models.step import StreamingStep, tensor_versions
 
 _FILE = "step.pt2"
@@ -33,9 +33,6 @@ _FILE = "step.pt2"
 _OPTIONS = {"aot_inductor.package_constants_in_so": False, "cpp.threads": 1}
 _ANY = 4  # rows of the example that code for any number of them is compiled with
 _SOURCES = ("ops", "kernels", "mixers", "blocks", "models")
-# Arguments of the model that change nothing in what a step computes, whatever they are.
-_FREE = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
-_FREE |= {"position_ids", "cache_position"}
 
 
 class CompiledStep:
@@ -52,7 +49,7 @@ class CompiledStep:
 
     def answer(self, model: LagwiseForCausalLM, inputs: Mapping[str, Any]) -> Tensor | None:
         """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, if `follow` can give them."""
-        if any(value is not None and value is not False for name, value in inputs.items() if name not in _FREE):
+        if surplus_argument(inputs) is not None:
             return None
         mask = inputs.get("attention_mask")
         if model.config.output_hidden_states or (mask is not None and not mask[:, -1].all()):

@@ -12,13 +12,10 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache
 
 from lagwise.models.cache import StreamingCache
+from lagwise.models.inputs import surplus_argument
 
 if TYPE_CHECKING:
     from lagwise.models.step import StreamingStep
-
-# Arguments of the model that change nothing in what a step computes, or that only a prompt has.
-_FREE = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
-_FREE |= {"position_ids", "cache_position"}
 
 
 class FixedCache(Cache):
@@ -46,7 +43,7 @@ class FixedCache(Cache):
             logits = type(model).forward(model, **given).logits  # exporters note what the model's own is called with
             self.state, self.seen = step.take(cache)[0], cache.seen
             return logits
-        _require_free(inputs)
+        _require_plain(inputs)
         ids, mask, limit = inputs["input_ids"], inputs.get("attention_mask"), model.length_limit
         if mask is not None and not mask[:, -ids.shape[1] :].all():
             raise ValueError("with cache_implementation='static' only prompts may be padded")
@@ -61,7 +58,7 @@ class FixedCache(Cache):
 
     def _traced(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
         """`advance` in a graph that is being exported: from the beginning or not, by the step alone."""
-        _require_free(inputs)
+        _require_plain(inputs)
         if inputs.get("attention_mask") is not None:
             raise ValueError("padding (attention_mask) cannot be exported: give prompts of one length, without a mask")
         ids = inputs["input_ids"]
@@ -108,10 +105,9 @@ class FixedCache(Cache):
             self.state = {name: change(tensor) for name, tensor in self.state.items()}
 
 
-def _require_free(inputs: Mapping[str, Any]) -> None:
-    for name, value in inputs.items():
-        if name not in _FREE and value is not None and value is not False:
-            raise ValueError(f"{name} is not supported in a step with cache_implementation='static'")
+def _require_plain(inputs: Mapping[str, Any]) -> None:
+    if (name := surplus_argument(inputs)) is not None:
+        raise ValueError(f"{name} is not supported in a step with cache_implementation='static'")
 
 
 def _flatten(cache: FixedCache) -> tuple[list[Tensor], list[str] | None]:

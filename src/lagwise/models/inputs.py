@@ -11,6 +11,10 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
+# Arguments of a language model that do not change what a streaming step computes, whatever their values.
+_OF_A_STEP = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
+_OF_A_STEP |= {"position_ids", "cache_position"}
+
 
 def document_numbers(
     batch: int,
@@ -147,3 +151,9 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
             f"past_key_values holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
             "so far and at least one token more"
         )
+
+
+def surplus_argument(inputs: Mapping[str, Any]) -> str | None:
+    """The first of a model's arguments that is given and that a streaming step cannot honour; None if there is none."""
+    given = (name for name, value in inputs.items() if value is not None and value is not False)
+    return next((name for name in given if name not in _OF_A_STEP), None)
