@@ -25,6 +25,8 @@ from typing import Any
 import yaml
 from run_queue import finish, keep, planned, scores
 
+from lagwise.models.presets import PRESETS
+
 Fields = dict[str, Any]
 _LAYERS, _SIZE, _STEP = 6, 2_500_000, 16  # blocks, parameters of all blocks, and what widths are multiples of
 _LENGTHS, _TOKENS, _EVALUATIONS = "512,1024,2048,4096,8192,14336", 262_144, 10
@@ -33,9 +35,8 @@ _ATTENTION_RATE, _RATE = 0.002, 0.004
 
 def _kernel(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
     """TNN's block with a kernel."""
-    engine = {"engine": "ski"} if name == "warped" else {}
-    mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, **options}, **engine}
-    return rate, {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
+    block = PRESETS["tnn"]["block"]
+    return rate, {**block, "token_mixer": {**block["token_mixer"], "kernel": {"name": name, **options}}}
 
 
 def _mixer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
@@ -55,16 +56,9 @@ def _layer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Field
     return rate, {"name": "prenorm", "norm": "layer", "token_mixer": mixer, "channel_mixer": {"name": "none"}}
 
 
-def _mega(memory: Fields) -> tuple[float, Fields]:
-    mlp = {"name": "mlp", "expansion": 1, "activation": "silu"}
-    return _RATE, {
-        "name": "mega",
-        "memory": memory,
-        "query_size": 32,
-        "value_size": 192,
-        "chunk": 128,
-        "channel_mixer": mlp,
-    }
+def _preset(word: str) -> tuple[float, Fields]:
+    """The block that ``model=WORD`` names."""
+    return _RATE, PRESETS[word]["block"]
 
 
 _A = _ATTENTION_RATE
@@ -73,12 +67,12 @@ _HEADS = {"heads": 4}
 
 #: Learning rate and block of each model.
 FAMILY: dict[str, tuple[float, Fields]] = {
-    "tnn": _kernel("rpe", **_RPE),
+    "tnn": _preset("tnn"),
     "transformer-alibi": _mixer("attention", _A, **_HEADS, position="alibi"),
-    "fd-tnn": _kernel("frequency", **_RPE),
-    "ski-tnn": _kernel("warped"),
-    "mega": _mega({"name": "ema", "dimension": 16}),
-    "tcnca": _mega({"name": "tcn", "kernel_size": 5, "dilation": 3, "depth": 5}),
+    "fd-tnn": _preset("fd-tnn"),
+    "ski-tnn": _preset("ski-tnn"),
+    "mega": _preset("mega"),
+    "tcnca": _preset("tcnca"),
     "transformer": _mixer("attention", _A, **_HEADS, position="none"),
     "hyena": _mixer("hyena"),
     "s4d": _kernel("s4d", _A),
@@ -111,10 +105,10 @@ ABLATIONS: dict[str, tuple[float, Fields]] = {
     "inputs-normalized": _kernel("rpe", **_RPE, inputs="normalized"),
     "inputs-sincos": _kernel("rpe", **_RPE, inputs="sincos"),
     "without-rpe": _kernel("free", max_length=512),
-    "gtu-only": (_RATE, {**_kernel("rpe", **_RPE)[1], "channel_mixer": {"name": "none"}}),
+    "gtu-only": (_RATE, {**PRESETS["tnn"]["block"], "channel_mixer": {"name": "none"}}),
     "attention-glu": (
         _A,
-        {**_kernel("rpe")[1], "token_mixer": {"name": "attention", **_HEADS, "position": "alibi"}},
+        {**PRESETS["tnn"]["block"], "token_mixer": {"name": "attention", **_HEADS, "position": "alibi"}},
     ),
 }
 PLANS = {"family": FAMILY, "ablations": ABLATIONS}

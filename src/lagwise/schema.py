@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticKnownError
 
 from lagwise.tables import known, shown
 
@@ -14,7 +15,7 @@ from lagwise.tables import known, shown
 def _number(value: Any) -> Any:
     """Floats may be given as integers, or as text, because YAML reads 1e-3 as text; but not as booleans."""
     if isinstance(value, bool):
-        raise ValueError("bool")
+        raise PydanticKnownError("float_type")
     return value
 
 
@@ -42,7 +43,6 @@ _KINDS = {
     "list": "a list",
     "dict": "a mapping",
     "dataclass": "a mapping",
-    "value": "a finite number",
 }
 
 

@@ -149,7 +149,7 @@ def started(
     tokenizer: Any,
     batched: bool,
     compiled: bool,
-):
+) -> Iterator[list[Server]]:
     """`lagwise serve` of a run, also with a compiled step if ``compiled``, and of ``peer`` `transformers serve`, one
     request at a time and, if ``batched``, with its continuous batching."""
     with ExitStack() as stack:

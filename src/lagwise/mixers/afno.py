@@ -60,7 +60,7 @@ class AFNOMixer(Mixer):
         return _mixed(self.network, x, layout, (1, x.shape[1]))
 
 
-class AFNO2d(Mixer):
+class AFNO2d(AFNOMixer):
     """`AFNOMixer` over a grid, by Fourier transforms of two dimensions.
 
     Options:
@@ -75,22 +75,6 @@ class AFNO2d(Mixer):
     """
 
     needs_grid = True
-    directions = (False,)
-
-    def __init__(
-        self,
-        channels: int,
-        *,
-        causal: bool = False,
-        heads: int = 8,
-        threshold: float = 0.01,
-        activation: str = "relu",
-    ):
-        super().__init__(channels, causal)
-        self.network = FrequencyNetwork(channels, heads, threshold, activation)
-
-    def reset_parameters(self) -> None:
-        self.network.reset_parameters()
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         return _mixed(self.network, x, layout, layout.require_grid(type(self).__name__))
