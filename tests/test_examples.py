@@ -9,14 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import urllib.parse
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from browser import needs_chromium, opened, served
 
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text
@@ -29,9 +27,8 @@ needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="the extra 'export' is not installed",
 )
-# Where `npm install onnxruntime-web` has put it, and a browser.
+# Where `npm install onnxruntime-web` has put it.
 ONNXRUNTIME_WEB = Path(os.environ.get("LAGWISE_ONNXRUNTIME_WEB", EXAMPLES / "vendor"))
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PROMPT, TOKENS = "the où ", 60
 
 
@@ -64,29 +61,17 @@ def test_python_streams_without_torch(run: Path, expected: str) -> None:
 
 @needs_onnx
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@needs_chromium
 @pytest.mark.skipif(not (ONNXRUNTIME_WEB / "ort.wasm.min.js").is_file(), reason="onnxruntime-web is not installed")
 def test_a_browser_streams(run: Path, expected: str, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "stream_onnx.html", tmp_path)
     (tmp_path / "vendor").symlink_to(ONNXRUNTIME_WEB)
     (tmp_path / "model").symlink_to(f"{run}-export")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     query = urllib.parse.urlencode({"prompt": PROMPT, "tokens": TOKENS, "temperature": 0})
-    page = f"http://127.0.0.1:{server.server_port}/stream_onnx.html?{query}"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
-    try:
-        command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", page]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
-    finally:
-        server.shutdown()
-    status, text = (re.search(rf'id="{name}">(.*?)</', result.stdout, re.S) for name in ("status", "text"))
-    assert status is not None, result.stderr
+    with served(tmp_path) as address:
+        page, console = opened(f"{address}stream_onnx.html?{query}", tmp_path / "profile", seconds=60)
+    status, text = (re.search(rf'id="{name}">(.*?)</', page, re.S) for name in ("status", "text"))
+    assert status is not None, console
     assert text is not None
     assert re.fullmatch(r"(\d+|Infinity) tokens/s", status[1]), status[1]  # in virtual time the clock may stand still
     assert html.unescape(text[1]) == expected.rstrip("\N{REPLACEMENT CHARACTER}")
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass

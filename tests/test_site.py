@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from browser import Quiet, needs_chromium, opened, served
 
 ROOT = Path(__file__).parent.parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
-]
-
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 # The search runs in a worker, for which the browser's virtual clock does not wait; it does for requests.
 PROBE = """<iframe src="/?q=toeplitz_product"></iframe><pre id="found"></pre><script>
@@ -33,7 +25,9 @@ onload = async () => {
 </script>"""
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class Slow(Quiet):
+    """Takes two real seconds for ``/wait``."""
+
     def do_GET(self) -> None:
         if self.path == "/wait":
             time.sleep(2)
@@ -41,9 +35,6 @@ class Quiet(SimpleHTTPRequestHandler):
             self.end_headers()
         else:
             super().do_GET()
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +46,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     (site / "probe.html").write_text(PROBE)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-
-
-def opened(address: str, folder: Path, *flags: str) -> tuple[str, list[str]]:
-    """The page as a browser has it once its scripts have run, and what it wrote to the console."""
-    chromium = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000"]
-    command = [*chromium, "--enable-logging=stderr", f"--user-data-dir={folder}", *flags, "--dump-dom", address]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
-    return result.stdout, [line for line in result.stderr.splitlines() if "CONSOLE" in line]
+    with served(site, Slow) as address:
+        yield address
 
 
 @pytest.mark.parametrize("size", ["1280,900", "390,844"])

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from browser import needs_chromium, opened
 
 from lagwise.analysis.comparison import compare_runs
 from lagwise.analysis.report import plot_run
 from lagwise.runs import evaluate_run
 from lagwise.training import Recipe, train
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 # Opens the first plot, turns the wheel over its upper left quarter, presses the buttons, drags, and closes it again.
 PROBE = """<script>
@@ -56,14 +51,6 @@ onload = () => {{
 </script>"""
 
 
-def opened(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
-    """The page as a browser has it once its script has run, and what it wrote to the console."""
-    chromium = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
-    command = [*chromium, "--enable-logging=stderr", f"--user-data-dir={folder}", *flags, "--dump-dom", page.as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
-    return result.stdout, [line for line in result.stderr.splitlines() if "CONSOLE" in line]
-
-
 @pytest.fixture(params=["report", "comparison"])
 def report(request: pytest.FixtureRequest, tiny_recipe: Recipe, tmp_path: Path) -> Path:
     runs = [train(tiny_recipe, tmp_path / name, progress=False) for name in ("one", "two")]
@@ -75,7 +62,7 @@ def report(request: pytest.FixtureRequest, tiny_recipe: Recipe, tmp_path: Path) 
 def test_a_plot_zooms(report: Path, tmp_path: Path) -> None:
     probe = report.with_name("probe.html")
     probe.write_text(report.read_text().replace("</body>", f"{PROBE}</body>"))
-    page, console = opened(probe, tmp_path / "profile", "--window-size=1280,900")
+    page, console = opened(probe.as_uri(), tmp_path / "profile", "--window-size=1280,900")
     assert not console
     assert '<a href="#learning">' in page
     found = re.search(r'<pre id="found">(\{.*?)</pre>', page, re.S)
@@ -98,7 +85,7 @@ def test_a_plot_zooms(report: Path, tmp_path: Path) -> None:
 def test_a_phone_shows_the_page_in_its_width(report: Path, tmp_path: Path, flags: list[str]) -> None:
     (report.parent / "phone.html").write_text(PHONE.format(page=report.name))
     flags = [*flags, "--allow-file-access-from-files"]
-    page, console = opened(report.parent / "phone.html", tmp_path / "profile", *flags)
+    page, console = opened((report.parent / "phone.html").as_uri(), tmp_path / "profile", *flags)
     assert not console
     found = re.search(r'<pre id="found">(\d+) (\d+) (\d+)</pre>', page)
     assert found is not None
