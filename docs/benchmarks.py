@@ -7,15 +7,14 @@ function that returns its text; `table` writes one file's rows with the command 
 from __future__ import annotations
 
 import itertools
-import json
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
-RESULTS = ROOT / "benchmarks" / "results"
+import tables
+from tables import results
+
+PAGE = Path(__file__).parent / "benchmarks.md"
 
 _HEAD = """# Benchmarks
 
@@ -31,19 +30,9 @@ Other pages have tables of their own: [the family](family.md) (every mixer and k
 """
 
 
-def results(name: str) -> dict[str, Any]:
-    """A results file."""
-    return json.loads((RESULTS / name).read_text())
-
-
 def table(name: str, columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Rows under their columns, and where they come from."""
-    content = results(name)
-    lines = [f"| {' | '.join(map(str, columns))} |", f"|{'---|' * len(columns)}"]
-    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
-    threads = "1 thread" if content["threads"] == 1 else f"{content['threads']} threads"
-    machine = f"{content['processor']}, {threads}, torch {content['torch']}".replace("(R)", "")
-    return "\n".join([*lines, "", f"`{name}`: `{content['command']}` ({machine})"])
+    """Rows of a results file, and where they come from."""
+    return f"{tables.table(columns, rows)}\n\n{tables.made_by(name)}"
 
 
 def _ratio(slow: dict[str, Any], fast: dict[str, Any]) -> float:
@@ -362,12 +351,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
 def page() -> str:
     """The text of docs/benchmarks.md, with paragraphs wrapped; code in them may be wrapped too."""
     text = "\n\n".join([_HEAD.rstrip(), *(section() for section in SECTIONS)])
-    paragraphs = [
-        part
-        if part.startswith(("|", "#", "!"))
-        else textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
-        for part in text.split("\n\n")
-    ]
+    paragraphs = [part if part.startswith(("|", "#", "!")) else tables.paragraph(part) for part in text.split("\n\n")]
     return "\n\n".join(paragraphs) + "\n"
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
+
+from tables import RESULTS, made_by, paragraph, results, table
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.base import LagKernel
@@ -21,9 +21,8 @@ from lagwise.models.conversion import KERNEL_MIXERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "family.md"
-RESULTS = ROOT / "benchmarks" / "results"
-SPEED = (RESULTS / "family-cpu.json", RESULTS / "family-table-5-cpu.json")
-CONVERSION = RESULTS / "kernel-conversion-cpu.json"
+SPEED = ("family-cpu.json", "family-table-5-cpu.json")
+CONVERSION = "kernel-conversion-cpu.json"
 # Tests of one member, by their names; and those that run over a table of references, with the file that has it.
 _OWN_TESTS = ("tests/mixers/test_family_mixers.py", "tests/mixers/test_grid.py")
 _TABLE_TESTS = {
@@ -137,54 +136,45 @@ converted is off by rounding, relative to the largest logit.
 
 def page() -> str:
     """The page's text."""
-    lines = [_HEAD, _MIXERS]
-    lines += ["| name | class | source | directions | streams | converts | packs | longest text | test |"]
-    lines += ["|---" * 9 + "|"]
-    lines += [_mixer_row(name, mixer) for name, mixer in MIXERS.items() if mixer.__module__.startswith("lagwise.")]
-    lines += ["", _KERNELS, "| name | class | source | streams as | between tokens | test |", "|---" * 6 + "|"]
-    lines += [_kernel_row(name, kernel) for name, kernel in KERNELS.items()]
-    sections = [_MATRICES, *(_speed(path) for path in SPEED if path.is_file())]
-    sections += [_conversion()] if CONVERSION.is_file() else []
-    return "\n".join(lines) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT
+    mixers = [_mixer_row(name, each) for name, each in MIXERS.items() if each.__module__.startswith("lagwise.")]
+    kernels = [_kernel_row(name, each) for name, each in KERNELS.items()]
+    columns = ("name", "class", "source", "directions", "streams", "converts", "packs", "longest text", "test")
+    parts = [_HEAD, _MIXERS, table(columns, mixers), "", _KERNELS]
+    parts.append(table(("name", "class", "source", "streams as", "between tokens", "test"), kernels))
+    sections = [_MATRICES, *(_speed(name) for name in SPEED if (RESULTS / name).is_file()), _conversion()]
+    return "\n".join(parts) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT
 
 
-def _mixer_row(name: str, mixer: type[Mixer]) -> str:
+def _mixer_row(name: str, mixer: type[Mixer]) -> tuple[str, ...]:
     directions = " and ".join(("two-sided", "causal")[causal] for causal in mixer.directions)
     streams = "yes" if mixer.streams and True in mixer.directions else "no"
     limit = inspect.signature(mixer).parameters.get("max_length")
     longest = "any" if limit is None else f"`max_length`, {limit.default}"
     where = f"{directions}, over a grid" if mixer.needs_grid else directions
     converts = "its kernel" if name in KERNEL_MIXERS else "is one" if issubclass(mixer, RecurrentMixer) else "no"
-    cells = (_source(mixer), where, streams, converts, "no" if mixer.needs_grid else "yes", longest)
-    return f"| `{name}` | `{mixer.__name__}` | {' | '.join(cells)} | {_test('mixer', name, mixer)} |"
+    packs = "no" if mixer.needs_grid else "yes"
+    cells = (_source(mixer), where, streams, converts, packs, longest)
+    return f"`{name}`", f"`{mixer.__name__}`", *cells, _test("mixer", name, mixer)
 
 
-def _kernel_row(name: str, kernel: type[LagKernel]) -> str:
+def _kernel_row(name: str, kernel: type[LagKernel]) -> tuple[str, ...]:
     way = "a state space" if kernel.recurrent else "taps"
     between = "yes" if kernel.continuous else "no"
-    cells = (f"`{name}`", f"`{kernel.__name__}`", _source(kernel), way, between, _test("kernel", name, kernel))
-    return f"| {' | '.join(cells)} |"
+    return f"`{name}`", f"`{kernel.__name__}`", _source(kernel), way, between, _test("kernel", name, kernel)
 
 
-def _speed(path: Path) -> str:
+def _speed(name: str) -> str:
     """Of a results file of `benchmarks/family.py`."""
-    content = json.loads(path.read_text())
-    rows = content["results"]["rows"]
+    rows = results(name)["results"]["rows"]
     lengths = sorted({row["length"] for row in rows})
-    some = rows[0]
-    lines = [
-        f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels\n",
-        f"`{content['command']}` ({content['processor']}, {some['threads']} thread, torch {content['torch']}).\n",
-        _SPEED_INTRODUCTION,
-        f"| method | direction | parameters | {' | '.join(f'{n} tokens' for n in lengths)} |",
-        "|---" * (3 + len(lengths)) + "|",
-    ]
-    for name, direction in dict.fromkeys((row["name"], row["direction"]) for row in rows):
-        found = {row["length"]: row for row in rows if (row["name"], row["direction"]) == (name, direction)}
+    some, lines = rows[0], []
+    for method, direction in dict.fromkeys((row["name"], row["direction"]) for row in rows):
+        found = {row["length"]: row for row in rows if (row["name"], row["direction"]) == (method, direction)}
         parameters = next((f"{row['parameters'] / 1e6:.2f}M" for row in found.values() if "parameters" in row), "")
-        cells = [_speed_cell(found.get(length)) for length in lengths]
-        lines.append(f"| {name} | {direction} | {parameters} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append((method, direction, parameters, *(_speed_cell(found.get(length)) for length in lengths)))
+    head = f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels\n\n"
+    columns = ("method", "direction", "parameters", *(f"{n} tokens" for n in lengths))
+    return f"{head}{paragraph(made_by(name))}\n\n{_SPEED_INTRODUCTION}\n{table(columns, lines)}\n"
 
 
 def _speed_cell(row: dict[str, Any] | None) -> str:
@@ -199,36 +189,25 @@ def _speed_cell(row: dict[str, Any] | None) -> str:
 
 def _conversion() -> str:
     """Of the results file of `benchmarks/kernel_conversion.py`."""
-    content = json.loads(CONVERSION.read_text())
-    results = content["results"]
-    tolerance = next(iter(results.values()))["tolerance"]
-    lines = [
-        f"\n## Conversion of every kernel at {tolerance:g}\n",
-        _made_by(content),
-        _CONVERSION_INTRODUCTION,
-        "| kernel | taps | states | error, bound | bits per byte | lost | tokens/s before, after | streamed, off by |",
-        "|---" * 8 + "|",
-    ]
-    return "\n".join([*lines, *(_conversion_row(name, row) for name, row in results.items())]) + "\n"
+    found = results(CONVERSION)["results"]
+    tolerance = next(iter(found.values()))["tolerance"]
+    columns = ("kernel", "taps", "states", "error, bound", "bits per byte", "lost", "tokens/s before, after")
+    rows = table((*columns, "streamed, off by"), (_conversion_row(name, row) for name, row in found.items()))
+    head = f"\n## Conversion of every kernel at {tolerance:g}\n\n{paragraph(made_by(CONVERSION))}\n\n"
+    return f"{head}{_CONVERSION_INTRODUCTION}\n{rows}\n"
 
 
-def _made_by(content: dict[str, Any]) -> str:
-    """The command and the machine of a results file, as a paragraph."""
-    text = f"`{content['command']}` ({content['processor']}, 1 thread, torch {content['torch']})."
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def _conversion_row(name: str, row: dict[str, Any]) -> str:
+def _conversion_row(name: str, row: dict[str, Any]) -> tuple[object, ...]:
     speed = row["tokens_per_second"]
     speeds = ", ".join(f"{speed[key]:,.0f}" for key in ("before", "after") if key in speed)
     streamed = f"{row['streaming_error']:.0e}"
     if "layers" not in row:
         why = f"itself, {row['state_space']} complex" if "state_space" in row else "not reduced"
-        return f"| {name} | | {why} | | | | {speeds} | {streamed} |"
+        return name, "", why, "", "", "", speeds, streamed
     taps, states = (max(pick(layer) for layer in row["layers"]) for pick in (_taps, _states))
     figures = ", ".join(f"{max(layer[key] for layer in row['layers']):.0e}" for key in ("error", "bound"))
     if "coarser" in row:
-        return f"| {name} | {taps} | no ({states} at {row['coarser']:g}) | ({figures}) | | | {speeds} | {streamed} |"
+        return name, taps, f"no ({states} at {row['coarser']:g})", f"({figures})", "", "", speeds, streamed
     scores = row["bits_per_byte"]
     bits, lost = (
         ", ".join(f"{value:{form}}" for value in values)
@@ -237,7 +216,7 @@ def _conversion_row(name: str, row: dict[str, Any]) -> str:
             ([s["after"] - s["before"] for s in scores], "+.0e"),
         )
     )
-    return f"| {name} | {taps} | {states} | {figures} | {bits} | {lost} | {speeds} | {streamed} |"
+    return name, taps, states, figures, bits, lost, speeds, streamed
 
 
 def _taps(layer: dict[str, Any]) -> int:
@@ -256,8 +235,8 @@ def _test(kind: str, name: str, part: type) -> str:
         for function, text in _functions(path).items():
             if function.endswith("formula") and words.search(text):
                 return _link(path, function)
-    for table, (path, function) in _TABLE_TESTS[kind].items():
-        if f'"{name}"' in (ROOT / table).read_text():
+    for file, (path, function) in _TABLE_TESTS[kind].items():
+        if f'"{name}"' in (ROOT / file).read_text():
             return _link(path, function)
     raise KeyError(f"no test of {kind} {name!r}")
 

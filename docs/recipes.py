@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from tables import paragraph, table
 
 from lagwise.blocks import BLOCKS
 from lagwise.blocks.channel import CHANNEL_MIXERS
@@ -45,7 +46,7 @@ def _words(text: str) -> str:
 
 def _prose(text: str) -> str:
     """Prose as a paragraph."""
-    return textwrap.fill(_words(text).replace("\\|", "|"), 120, break_long_words=False, break_on_hyphens=False)
+    return paragraph(text.replace("``", "`"))
 
 
 def _meanings(text: str) -> dict[str, str]:
@@ -98,9 +99,8 @@ def _default(value: Any) -> str:
 
 
 def _keys(rows: Iterable[tuple[str, Any, Any, str]]) -> str:
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{n}` | {_type(t)} | {_default(v)} | {_words(m)} |" for n, t, v, m in rows]
-    return "\n".join(lines)
+    cells = ((f"`{n}`", _type(t), _default(v), _words(m)) for n, t, v, m in rows)
+    return table(("key", "type", "default", "meaning"), cells)
 
 
 def _section(name: str, cls: Any) -> str:
@@ -141,8 +141,8 @@ def _part(name: str, cls: type) -> str:
 
 def page() -> str:
     """The text of docs/recipes.md."""
-    parts = [_HEAD.rstrip(), "| recipe | what it trains |\n|---|---|"]
-    parts[-1] += "".join(f"\n| `{name}` | {_words(load_recipe(name).description)} |" for name in recipe_names())
+    recipes = ((f"`{name}`", _words(load_recipe(name).description)) for name in recipe_names())
+    parts = [_HEAD.rstrip(), table(("recipe", "what it trains"), recipes)]
     parts += ["## `data`", _section("data", DataOptions)]
     parts += ["## `training`", _section("training", TrainingOptions)]
     parts += ["## `task`", "`task.name` is one of the following; [Tasks](tasks.md) says more."]
@@ -155,13 +155,13 @@ def page() -> str:
         ),
         _model(),
     ]
-    for key, table in (
+    for key, members in (
         ("`model.block`", BLOCKS),
         ("`channel_mixer` of a block", CHANNEL_MIXERS),
         ("`token_mixer` or `memory` of a block", MIXERS),
         ("`kernel` of a mixer", KERNELS),
     ):
-        parts += [f"### {key}", *(_part(name, cls) for name, cls in table.items())]
+        parts += [f"### {key}", *(_part(name, cls) for name, cls in members.items())]
     return "\n\n".join(parts) + "\n"
 
 

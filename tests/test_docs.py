@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def script(name: str) -> ModuleType:
-    """A script that writes a page."""
+    """A script that writes a page. They import what they share from their own folder, as when they are run."""
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.insert(0, str(ROOT / "docs"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

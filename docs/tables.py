@@ -1,0 +1,36 @@
+"""What the generated pages share: results files, tables, and paragraphs."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def results(name: str) -> dict[str, Any]:
+    """A results file."""
+    return json.loads((RESULTS / name).read_text())
+
+
+def made_by(name: str) -> str:
+    """The command and the machine that made a results file."""
+    content = results(name)
+    threads = "1 thread" if content["threads"] == 1 else f"{content['threads']} threads"
+    machine = f"{content['processor']}, {threads}, torch {content['torch']}".replace("(R)", "")
+    return f"`{name}`: `{content['command']}` ({machine})"
+
+
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Rows under their columns."""
+    lines = [f"| {' | '.join(map(str, columns))} |", f"|{'---|' * len(columns)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def paragraph(text: str) -> str:
+    """Prose wrapped at 120 columns; code in it may be wrapped too."""
+    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
