@@ -206,21 +206,17 @@ def test_continuous_integration_calls_the_readmes_test_command() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_kernel_of_the_contributing_guide_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """One class and one line in a table are enough to mix, stream and plot with it."""
     import torch
-    from torch import Tensor, nn
 
     from lagwise.analysis import learned_kernels
     from lagwise.kernels import KERNELS, LagKernel
     from lagwise.mixers import GTU
 
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    code = re.search(r"```python\n(.*?)```", text, re.S)
-    assert code is not None
-    names: dict = {"LagKernel": LagKernel, "torch": torch, "nn": nn, "Tensor": Tensor}
-    exec(textwrap.dedent("   " + code.group(1)), names)
-    monkeypatch.setitem(KERNELS, "exponential", names["ExponentialKernel"])
+    monkeypatch.setitem(KERNELS, "exponential", LagKernel)  # and what the tutorial registers goes away again
+    exec(blocks(ROOT / "docs" / "tutorials" / "kernel.md", "python")[0], {})
+    assert KERNELS["exponential"].__name__ == "ExponentialKernel"
     mixer = GTU(4, kernel={"name": "exponential", "rate": 0.2}).double()
     x = torch.randn(1, 50, 4, dtype=torch.float64)
     first, state = mixer.prefill(x[:, :30], mixer.init_state(1))
