@@ -66,7 +66,24 @@ class StateLayer(CacheLayerMixin):
         self.state, self.seen, self.is_initialized = None, 0, False
 
 
-class StreamingCache(Cache):
+class RowCache(Cache):
+    """A cache whose rows `generate` may reorder, repeat and select. Abstract: subclasses implement `_map_rows`."""
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        self._map_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map_rows(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map_rows(lambda t: t[indices.to(t.device)])
+
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function to every tensor whose first axis is the batch."""
+        raise NotImplementedError
+
+
+class StreamingCache(RowCache):
     """Mixer states of all layers, plus what padding has taught about positions.
 
     ``seen`` counts the positions processed, padding included; ``real`` (batch,) counts the tokens that were not
@@ -199,15 +216,6 @@ class StreamingCache(Cache):
         positions = real_positions(batch_size, length, mask, device) + before[:, None]
         self.real = positions[:, -1] + 1
         return positions.clamp(min=0)
-
-    def reorder_cache(self, beam_idx: Any) -> None:
-        self._map_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._map_rows(lambda t: t.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._map_rows(lambda t: t[indices.to(t.device)])
 
     def reset(self) -> None:
         self.carry_on(None)

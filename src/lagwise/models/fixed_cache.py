@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
-from transformers.cache_utils import Cache
 
-from lagwise.models.cache import StreamingCache
+from lagwise.models.cache import RowCache, StreamingCache
 from lagwise.models.inputs import surplus_argument
 
 if TYPE_CHECKING:
     from lagwise.models.step import StreamingStep
 
 
-class FixedCache(Cache):
+class FixedCache(RowCache):
     """The state of a `StreamingStep`, for ``generate(cache_implementation="static")``: real tensors by names, of shapes
     that never change, and no other. None before the first token. As a tree it is those tensors.
 
@@ -91,16 +90,7 @@ class FixedCache(Cache):
 
     activate_past_recording = crop
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._map(lambda t: t[indices.to(t.device)])
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
             self.state = {name: change(tensor) for name, tensor in self.state.items()}
 
