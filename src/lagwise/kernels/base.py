@@ -28,9 +28,11 @@ class LagKernel(nn.Module):
     #: text; any module may name some
     kept_in_float32: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
-    continuous = False
+    continuous: ClassVar[bool] = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
-    recurrent = False
+    recurrent: ClassVar[bool] = False
+    #: longest signal that `taps` supports; None for any
+    max_length: int | None = None
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
@@ -38,8 +40,6 @@ class LagKernel(nn.Module):
             raise ValueError(f"channels must be at least 1, got {channels}")
         self.channels = channels
         self.causal = causal
-        self.max_length: int | None = None  # longest signal that `taps` supports; None for any
-        self.circle: int | None = None  # points of the circle on which `spectrum` gives the kernel, if supported
 
     def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, cut at the horizon.
@@ -47,8 +47,19 @@ class LagKernel(nn.Module):
         Returns:
             ``(channels, n)`` for lags 0..n-1 when causal, ``(channels, 2 n - 1)`` for lags -(n-1)..n-1 otherwise, with
             n = min(length, horizon). In float32 or better, whatever the dtype of the parameters.
+
+        Raises:
+            ValueError: for a signal longer than ``max_length``.
         """
         raise NotImplementedError
+
+    def check_length(self, length: int) -> None:
+        """ValueError for a signal longer than `taps` supports."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"this kernel has coefficients for {self.max_length} tokens, got a sequence of {length}; "
+                "use kernel 'rpe' for lengths beyond training"
+            )
 
     def at(self, lags: Tensor) -> Tensor:
         """Values ``(channels, n)`` at integer lags ``(n,)``, in any order; zero where `taps` ends.
@@ -78,10 +89,10 @@ class LagKernel(nn.Module):
             f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
         )
 
-    def spectrum(self) -> Tensor:
-        """A two-sided kernel as `spectral_product` takes it, on its `circle`. For kernels defined in the frequency
-        domain: a signal of at most half as many tokens needs no taps. ValueError for other kernels."""
-        raise ValueError(f"{type(self).__name__} is not made in the frequency domain; use its taps")
+    def spectrum(self, points: int) -> Tensor | None:
+        """The spectrum of the kernel wrapped around a circle of this many points, as `spectral_product` takes it; None
+        if the kernel is not made as such a spectrum. A product of at most half as many tokens then needs no taps."""
+        return None
 
     def horizon(self) -> int | None:
         """Taps from this lag on are below rounding in the kernel's precision; None if it never decays that far."""

@@ -39,11 +39,7 @@ class FreeKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`. ValueError if length > max_length."""
-        if length > self.max_length:
-            raise ValueError(
-                f"this kernel has coefficients for {self.max_length} tokens, got a sequence of {length}; "
-                "use kernel 'rpe' for lengths beyond training"
-            )
+        self.check_length(length)
         dtype = self.precision(self.weight)
         lags = self.lags(length, self.weight.device)
         first = 0 if self.causal else self.max_length - length

@@ -57,7 +57,6 @@ class FrequencyKernel(LagKernel):
             raise ValueError(f"grid must be a whole number of at least 1, got {grid!r}")
         self.inputs = known(inputs, INPUTS, "inputs")
         self.grid = grid
-        self.circle = None if causal else 2 * grid
         self.network = KernelNetwork(
             1, channels if causal else 2 * channels, hidden=hidden, layers=layers, activation=activation
         )
@@ -106,10 +105,10 @@ class FrequencyKernel(LagKernel):
             even, odd = parts[0] @ (even * last), parts[1] @ (odd * last)
             return torch.cat([(even - odd).flip(1)[:, :-1], even + odd], dim=1)
 
-    def spectrum(self) -> Tensor:
+    def spectrum(self, points: int) -> Tensor | None:
         """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without a transform."""
-        if self.causal:
-            return super().spectrum()
+        if self.causal or points != 2 * self.grid:
+            return None
         with self._full_precision():
             features = self._features()
             return self._matrix().unflatten(0, (2, -1)) @ torch.stack([features, features * self._inside(features)])

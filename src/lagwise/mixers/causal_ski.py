@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.mixers.two_sided_ski import check_length
+from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
@@ -109,7 +109,7 @@ class CausalSKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        check_length(kernel, x, mask)
+        check_extent(kernel, x, mask)
         graph = torch.compiler.is_compiling()  # which cannot branch on padding
         if mask is None or (not graph and mask[:, 0].all()):
             return self._mix(kernel, x)
@@ -162,8 +162,8 @@ class CausalSKI:
     def prefill(self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
         """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
-        if kernel.max_length is not None and int(state.seen.max()) + length > kernel.max_length:
-            kernel.taps(int(state.seen.max()) + length)  # raises, and says why
+        if kernel.max_length is not None:
+            kernel.check_length(int(state.seen.max()) + length)
         signal = torch.cat([state.tail, x.to(state.tail.dtype)], dim=1)
         new = signal[:, plan.width - 1 :]
         if length == 1:

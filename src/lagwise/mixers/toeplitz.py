@@ -77,15 +77,16 @@ class ToeplitzMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self.ski is not None:
             return self.ski.mix(self.kernel, x, layout.mask)
-        if self._fits_circle(x.shape[1]):
-            return spectral_product(x, self.kernel.spectrum())
+        spectrum = self._spectrum(x.shape[1])
+        if spectrum is not None:
+            return spectral_product(x, spectrum)
         return toeplitz_product(x, self._taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
         ``(batch * width, height)``. Few lags need no further copy of the grid."""
         height = x.shape[1] // width
-        if self.ski is None and not self._fits_circle(height):
+        if self.ski is None and self._spectrum(height) is None:
             taps = self._taps(height)
             if layout.mask is not None:
                 x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
@@ -97,11 +98,11 @@ class ToeplitzMixer(Mixer):
         reach = self.kernel.reach
         return self.kernel.taps(reach if symbolic(length) and reach else length)
 
-    def _fits_circle(self, length: int) -> bool:
-        """Whether the kernel's own spectrum can be used for a product of this length."""
+    def _spectrum(self, length: int) -> Tensor | None:
+        """The kernel's own spectrum, if it is one on the circle that a product of this length uses."""
         if symbolic(length) or self.engine not in ("auto", "fft"):
-            return False
-        return self.kernel.circle == fast_length(2 * length - 1)
+            return None
+        return self.kernel.spectrum(fast_length(2 * length - 1))
 
     def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
         self.require_causal()
@@ -119,8 +120,6 @@ class ToeplitzMixer(Mixer):
         if self.kernel.recurrent:
             y, memory = modal_prefill(x.to(state.modes.direct.dtype), state.modes, state.memory)
             return y.to(x.dtype), state._replace(memory=memory)
-        longest = self.kernel.max_length
-        if longest is not None and state.seen + x.shape[1] > longest:
-            self.kernel.taps(state.seen + x.shape[1])  # raises, and says why
+        self.kernel.check_length(state.seen + x.shape[1])
         y, state = online_prefill(x, state)
         return y.to(x.dtype), state

@@ -13,10 +13,10 @@ from lagwise.ops.symbolic import symbolic
 from lagwise.tables import whole_number
 
 
-def check_length(kernel: LagKernel, x: Tensor, mask: Tensor | None) -> None:
-    """ValueError for a signal that is longer than the kernel serves."""
+def check_extent(kernel: LagKernel, x: Tensor, mask: Tensor | None) -> None:
+    """ValueError for a row that is longer than the kernel supports."""
     if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
-        kernel.taps(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))  # raises, and says why
+        kernel.check_length(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))
 
 
 class TwoSidedSKI:
@@ -37,7 +37,7 @@ class TwoSidedSKI:
 
     def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        check_length(kernel, x, mask)
+        check_extent(kernel, x, mask)
         graph = torch.compiler.is_compiling()  # which cannot branch on padding
         if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
             return self._mix(kernel, x)
