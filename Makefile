@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-gpu fuzz lint bench docs docs-serve wheel-check release-check clean
+.PHONY: demo test test-slow test-gpu test-device fuzz lint bench docs docs-serve wheel-check release-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -25,8 +25,11 @@ test: $(INSTALLED)  ## the test suite
 test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
 	$(BIN)/python -m pytest -m slow --timeout=1200
 
-test-gpu: $(INSTALLED)  ## what differs on a GPU, on a machine that has one (with a CUDA build of torch)
-	LAGWISE_TEST_GPU=1 $(BIN)/python -m pytest -m gpu
+test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (with a CUDA build of torch)
+	$(BIN)/python -m pytest --device cuda
+
+test-device: $(INSTALLED)  ## every mixer on a device made in Python, to find what would fail on a GPU
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 tests/mixers/test_devices.py
 
 fuzz: $(INSTALLED)  ## random mixers and models against dense references for 20 minutes, conversions, malformed input
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length

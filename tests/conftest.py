@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import random
@@ -10,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-if "LAGWISE_TEST_GPU" not in os.environ:  # the suite is the CPU's, so that its exact comparisons hold everywhere
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
@@ -31,8 +30,44 @@ TINY_MODEL = {
 }
 
 
+# Tests in these folders make tensors on --device. The others, such as trainings, use a GPU without being told.
+_LAYERS = ("blocks", "kernels", "mixers", "models", "ops")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="cpu, cuda, or 'pretended': see tests/second_device.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "cpu":  # the whole suite is the CPU's, so that its exact comparisons hold
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    name = config.getoption("--device")
+    excluded = {"cpu": (), "pretended": ("cpu", "real_device")}.get(name, ("cpu",))
+    for item in items:
+        for marker in excluded:
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"marked {marker!r}, and the device is {name}"))
+
+
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where the tensors of this test are made, if it does not say where."""
+    name = request.config.getoption("--device") if request.path.parent.name in _LAYERS else "cpu"
+    with contextlib.ExitStack() as stack:
+        if name == "pretended":
+            from second_device import SecondDevice
+
+            stack.enter_context(SecondDevice())
+        if name != "cpu":
+            stack.enter_context(torch.device(name))
+        yield torch.device(name)
+
+
+@pytest.fixture(autouse=True)
+def _seed(device: torch.device) -> None:
     torch.manual_seed(0)
 
 

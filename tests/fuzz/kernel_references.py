@@ -145,7 +145,7 @@ def state_space(kernel: Any, poles: Tensor, scale: Tensor, lags: Tensor) -> Tens
 
 def mean_exponential(z: Tensor) -> Tensor:
     """The integral of exp(z s) over s from 0 to 1, by Gauss and Legendre: no difference of near numbers."""
-    nodes, weights = (torch.from_numpy(t) for t in np.polynomial.legendre.leggauss(80))
+    nodes, weights = (torch.as_tensor(t) for t in np.polynomial.legendre.leggauss(80))
     return ((z[..., None] * (nodes + 1) / 2).exp() * weights / 2).sum(-1)
 
 
@@ -234,7 +234,7 @@ def spectral(kernel: Any, lags: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(2 / (sums**3 - sums))
     count = kernel.weight.shape[3]
     values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
-    vectors = vectors * (vectors * torch.from_numpy(hankel_filters(kernel.span, count).T)).sum(0).sign()
+    vectors = vectors * (vectors * torch.as_tensor(hankel_filters(kernel.span, count).T)).sum(0).sign()
     filters = F.pad((values.clamp(min=0) ** 0.25)[:, None] * vectors.t(), (0, 1))
     sides = []
     for weight in kernel.weight:

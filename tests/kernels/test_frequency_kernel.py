@@ -57,6 +57,7 @@ def test_refining_the_grid_of_a_smooth_response_keeps_its_taps() -> None:
     assert fine.taps(9999).shape[1] == 513
 
 
+@pytest.mark.real_device
 def test_what_compilers_get_wrong_is_refused() -> None:
     kernel = FrequencyKernel(3, activation="silu", grid=16)
     with pytest.raises(Exception, match="wrong gradients"):

@@ -223,8 +223,8 @@ def test_warped_is_the_published_formula(causal: bool) -> None:
     kernel = WarpedKernel(3, causal=causal, points=5, decay=0.9, filter_size=4).double()
     assert kernel.filter is not None
     knots = np.arange(-5, 6) / 5
-    values, filters = kernel.values.detach().numpy(), kernel.filter.detach().numpy()
-    taps = kernel.taps(30).detach().numpy()
+    values, filters = (p.detach().cpu().numpy() for p in (kernel.values, kernel.filter))
+    taps = kernel.taps(30).detach().cpu().numpy()
     for c in range(3):
         positive, negative = values[c, :5] * knots[6:], (values[c, 5:] if not causal else np.zeros(5)) * knots[6:]
         heights = np.concatenate([negative[::-1], [0.0], positive])
@@ -239,7 +239,7 @@ def test_smooth_values_exist_between_tokens() -> None:
     kernel = WarpedKernel(1, points=3, decay=0.5, filter_size=2).double()
     value = kernel.smooth_at(torch.tensor([0.5], dtype=torch.float64)).item()
     knots = np.arange(4) / 3
-    assert abs(value - np.interp(0.5**0.5, knots, np.append(0, kernel.values.detach()[0]) * knots)) < 1e-12
+    assert abs(value - np.interp(0.5**0.5, knots, np.append(0, kernel.values.detach().cpu()[0]) * knots)) < 1e-12
     with pytest.raises(ValueError, match="no values between tokens"):
         FreeKernel(3).smooth_at(torch.zeros(1))
 

@@ -17,6 +17,8 @@ LENGTH = 50  # so that approximate engines approximate
 # PyTorch's fast attention has one derivative alone, and refuses a second.
 differentiable_attention = functools.partial(sdpa_kernel, SDPBackend.MATH)
 
+pytestmark = pytest.mark.real_device  # forward-mode derivatives
+
 
 def parameters_of(mixer: Mixer) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in mixer.named_parameters()}

@@ -105,6 +105,7 @@ def test_a_padded_row_is_the_row_alone(function: str, causal: bool) -> None:
         torch.testing.assert_close(y[:, :, left : left + 30], alone, rtol=0, atol=1e-10)
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_mask_in_a_graph(causal: bool) -> None:
     """A graph cannot look whether there is padding; it gives the same."""
@@ -162,6 +163,7 @@ def test_rotary_products_depend_on_the_lag() -> None:
     assert products[0, 0, 0].std() > 0.01
 
 
+@pytest.mark.real_device
 @pytest.mark.covers("TCNCA app. F")
 def test_rotary_turns_pairs_by_its_angles() -> None:
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)

@@ -77,6 +77,7 @@ def test_many_channels_take_several_groups() -> None:
         torch.testing.assert_close(value, exact, rtol=0, atol=1e-9)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("lags", "causal"), [(1, True), (64, True), (63, False)])
 def test_few_lags_are_exactly_local(lags: int, causal: bool) -> None:
     """By an FFT a token of 1e30 would be felt everywhere; `auto` takes none for few lags."""

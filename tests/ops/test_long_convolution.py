@@ -61,6 +61,7 @@ def test_float32_is_right_at_both_ends_of_100000_tokens() -> None:
         assert (ours - true).abs().max() < 1e-6 * true.abs().max()
 
 
+@pytest.mark.real_device
 def test_compiled_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectral, "_PART", 64)
     compiled = torch.compile(toeplitz_product, backend="aot_eager")

@@ -12,6 +12,7 @@ from lagwise.ops import dilated_convolution, native, ski_product, toeplitz_produ
 from lagwise.ops.toeplitz import direct as local
 from lagwise.ops.toeplitz import direct_product
 
+pytestmark = pytest.mark.cpu
 compiled = pytest.mark.usefixtures("_compiled")
 
 

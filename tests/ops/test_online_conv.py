@@ -112,6 +112,7 @@ def test_gradients_flow_through_a_stream() -> None:
     torch.testing.assert_close(ours, whole, rtol=0, atol=1e-10)
 
 
+@pytest.mark.real_device
 def test_a_stream_goes_on_in_another_mode() -> None:
     """What was computed in inference mode cannot be written to outside; it is computed anew."""
     taps, x = torch.randn(CHANNELS, 900), torch.randn(2, 900, CHANNELS)

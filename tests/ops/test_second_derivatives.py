@@ -15,6 +15,8 @@ from lagwise.ops.packing import move_rows
 from lagwise.ops.ski import ragged_ski_product
 from lagwise.ops.toeplitz import banded_product, spectral, spectral_product
 
+pytestmark = pytest.mark.real_device  # forward-mode derivatives
+
 
 def leaves(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)

@@ -101,7 +101,8 @@ def attention_reference(
     Formula, shapes and source as in `attention`.
     """
     length, total = query.shape[2], key.shape[2]
-    lag = torch.arange(total - length, total)[:, None] - torch.arange(total)[None, :]
+    place = torch.arange(total, device=query.device)
+    lag = place[total - length :, None] - place[None, :]
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
     if slopes is not None:
         scores = scores - slopes.to(scores.dtype)[:, None, None] * lag.abs()

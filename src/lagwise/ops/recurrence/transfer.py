@@ -55,7 +55,7 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
     met = float(values.max())
     if met > enough:
         return met, total
-    places = torch.arange(len(values), dtype=taps.dtype) * (2 * math.pi / points)
+    places = torch.arange(len(values), dtype=taps.dtype, device=taps.device) * (2 * math.pi / points)
     low, high, ends = places[:-1], places[1:], torch.maximum(values[:-1], values[1:])
     # Start with several intervals together: most are far from any pole.
     wider = _density(low[::_TOGETHER], torch.cat([low[_TOGETHER::_TOGETHER], high[-1:]]), poles)
@@ -69,7 +69,7 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
         if not wide.any():
             return bound, total
         low, high, ends = low[wide, None], high[wide, None], ends[wide]
-        places = low + (high - low) * torch.linspace(0, 1, _SPLIT + 1, dtype=taps.dtype)
+        places = low + (high - low) * torch.linspace(0, 1, _SPLIT + 1, dtype=taps.dtype, device=taps.device)
         inner = _difference_at(places[:, 1:-1].flatten(), taps, modes).view(-1, _SPLIT - 1)
         met = max(met, float(inner.max()))
         # An end of the interval may be the larger value for both of its outer parts.
@@ -104,7 +104,7 @@ def _difference_at(omega: Tensor, taps: Tensor, modes: Modes) -> Tensor:
     for some in omega.split(_ELEMENTS // fine):
         z = torch.polar(torch.ones_like(some), -some)[:, None]
         near, far = (
-            torch.polar(torch.ones(1, dtype=some.dtype), -some[:, None] * torch.arange(count) * step)
+            torch.polar(some.new_ones(1), -some[:, None] * torch.arange(count, device=some.device) * step)
             for count, step in ((fine, 1), (len(rows), fine))
         )
         response = ((near @ rows.t().to(near.dtype)) * far).sum(1)

@@ -1,0 +1,37 @@
+"""A mixer gives on another device what it gives on the CPU, where it may use other engines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from every_mixer import every_direction, make, noise
+from torch import Tensor
+
+from lagwise.mixers import Mixer
+
+
+@every_direction
+def test_values_and_gradients_are_those_of_the_cpu(
+    name: str, options: dict, causal: bool, device: torch.device
+) -> None:
+    if device.type == "cpu":
+        pytest.skip("the CPU is the device")
+    mixer, x = make(name, options, causal=causal).eval(), noise(2, 120)
+    there = values_and_gradients(mixer, x)
+    for ours, cpus in zip(there, values_and_gradients(mixer.cpu(), x.cpu()), strict=True):
+        torch.testing.assert_close(ours.cpu(), cpus, rtol=0, atol=1e-8)
+
+
+def values_and_gradients(mixer: Mixer, x: Tensor) -> list[Tensor]:
+    given = [x.detach().clone().requires_grad_(), *mixer.parameters()]
+    y = mixer(given[0])
+    grads = torch.autograd.grad(y.square().sum(), given, allow_unused=True)
+    return [y.detach(), *(g for g in grads if g is not None)]
+
+
+def test_tensors_of_two_devices_do_not_mix(device: torch.device) -> None:
+    """Else the test above would not find what was made on the wrong one."""
+    if device.type == "cpu":
+        pytest.skip("the CPU is the device")
+    with pytest.raises(RuntimeError, match="devices"):
+        torch.ones(3) + torch.ones(3, device="cpu")
