@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import timm  # type: ignore[missing-import]
 import torch
@@ -40,7 +41,12 @@ class Logits(nn.Module):
 
 def network(recipe_name: str) -> Logits:
     """The recipe's model. RuntimeError if it does not compute what dense matrices in float64 do."""
-    fields = {"causal": False, "num_labels": _CLASSES, **load_recipe(recipe_name).model, "stochastic_depth": 0.0}
+    fields: dict[str, Any] = {
+        "causal": False,
+        "num_labels": _CLASSES,
+        **load_recipe(recipe_name).model,
+        "stochastic_depth": 0.0,
+    }
     torch.manual_seed(0)
     model = LagwiseForImageClassification(LagwiseConfig(**fields)).eval()
     block = fields["block"]

@@ -29,7 +29,7 @@ def test_a_classifier_takes_what_pipelines_and_reward_trainers_give(fields: dict
         assert torch.equal(model(IDS, **extra).logits, expected), extra
     tokenizer = load_tokenizer("bytes")
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer)  # pyrefly: ignore
     assert len(classify(["a text", "another"], truncation=True)) == 2
 
 
