@@ -17,6 +17,8 @@ from transformers.utils.generic import find_labels
 import lagwise
 from lagwise import (
     LagwiseConfig,
+    LagwiseForCausalLM,
+    LagwiseForImageClassification,
     LagwiseForMaskedLM,
     LagwiseForPrediction,
     LagwiseForQuestionAnswering,
@@ -169,6 +171,26 @@ def test_stochastic_depth_keeps_the_mean_and_leaves_inference_alone() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])  # would be merged into one row
     seen = {model.train()(IDS, attention_mask=mask).last_hidden_state[0, 0, 0].item() for _ in range(20)}
     assert len(seen) <= 4
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=lambda h: h.__name__)
+def test_a_saved_model_loads_with_its_own_weights(head: type, tmp_path) -> None:
+    """transformers would take a weight of the head for one of the backbone of the same name, and the reverse; without
+    training both have the same values."""
+    inputs = {
+        LagwiseForPrediction: {"name": "values", "features": 2},
+        LagwiseForImageClassification: {"name": "patches", "size": 2},
+    }
+    fields = {"inputs": inputs.get(head, "tokens"), "causal": head is LagwiseForCausalLM}
+    model = head(tiny(**fields, block={"name": "mega", "chunk": 4}, norm="layer", head_transform="gelu"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    model.save_pretrained(tmp_path)
+    loaded = head.from_pretrained(tmp_path).state_dict()
+    assert loaded.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded[name], value), name
 
 
 def test_every_head_loads_by_the_name_it_was_saved_with(tmp_path) -> None:

@@ -55,7 +55,7 @@ class VocabularyHead(Head):
         if self.transform != "none":
             self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         if self.transform == "gelu":
-            self.norm = nn.LayerNorm(config.hidden_size)
+            self.dense_norm = nn.LayerNorm(config.hidden_size)
         bias = bias if config.head_bias is None else config.head_bias
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
         self.post_init()
@@ -65,7 +65,7 @@ class VocabularyHead(Head):
         if self.transform == "tanh":
             hidden = self.dense(hidden).tanh()
         elif self.transform == "gelu":
-            hidden = self.norm(F.gelu(self.dense(hidden)))
+            hidden = self.dense_norm(F.gelu(self.dense(hidden)))
         return self.lm_head(hidden)
 
 
