@@ -57,7 +57,7 @@ def test_every_layer_is_checked_and_timed(tmp_path: Path) -> None:
 def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = ToeplitzMixer.prefill
     monkeypatch.setattr(ToeplitzMixer, "prefill", lambda *a, **k: (1.01 * (out := prefill(*a, **k))[0], out[1]))
-    with pytest.raises(ValueError, match=f"{EXACT} does not stream what it gives at once.*not timed"):
+    with pytest.raises(ValueError, match=f"streaming of {EXACT} differs from its forward pass.*not timed"):
         generate.time_generation("layers", [40], [1], channels=16, repeats=2, progress=False)
     with pytest.raises(ValueError, match="what must be layers or models"):
         generate.time_generation("blocks", [40], [1])

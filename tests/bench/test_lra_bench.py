@@ -30,7 +30,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(model, "forward", wrong)
-    with pytest.raises(RuntimeError, match="a wrong result is not timed"):
+    with pytest.raises(RuntimeError, match="wrong results are not timed"):
         check(model, "listops")
 
 

@@ -42,5 +42,5 @@ def test_a_wrong_stream_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         wrong.classifier.weight.normal_()
     monkeypatch.setattr(type(wrong.model), "forward", later)
-    with pytest.raises(ValueError, match="the stream is off by"):
+    with pytest.raises(ValueError, match="streaming differs by"):
         time_signal(wrong, 100.0, 1.0, [1])
