@@ -166,7 +166,7 @@ def test_who_leaves_is_let_go_before_the_next_step(scheduler: Scheduler) -> None
 
 def test_a_full_server_says_so(scheduler: Scheduler) -> None:
     answers = [scheduler.submit(tokens(2), Sampling(2, **GREEDY)) for _ in range(8)]
-    with pytest.raises(Busy, match="has 8 requests, as many as it takes"):
+    with pytest.raises(Busy, match="has 8 requests, its maximum"):
         scheduler.submit(tokens(2), Sampling(2))
     finish(scheduler)
     with pytest.raises(Busy):  # they have ended, and nobody has read them
