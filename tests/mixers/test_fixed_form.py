@@ -127,7 +127,7 @@ def test_a_mixer_of_another_package_is_refused() -> None:
             return StateTuple((torch.zeros(batch_size, 1),))
 
     assert fixed_form(Other(CHANNELS), noise(1, 1))
-    with pytest.raises(ValueError, match="Another has no step on a state of fixed shapes"):
+    with pytest.raises(ValueError, match="Another has no fixed-shape step"):
         fixed_form(Another(CHANNELS, True), noise(1, 1))
 
 

@@ -293,7 +293,7 @@ class TestJoinedCaches:
         cache = model(ids).past_key_values
         with pytest.raises(ValueError, match="at least one"):
             StreamingCache.join([])
-        with pytest.raises(ValueError, match="at least one token each"):
+        with pytest.raises(ValueError, match="at least one token in each"):
             StreamingCache.join([cache, StreamingCache(2)])
         with pytest.raises(ValueError, match="one model"):
             StreamingCache.join([cache, make("mega-lm")(ids).past_key_values])
