@@ -45,7 +45,7 @@ def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: started.append((app, options)))
     options = ["--max-tokens", "5", "--max-body", "200", "--api-key", "sesame"]
     result = CliRunner().invoke(app, ["serve", str(run), *options])
-    assert result.output == "Serving 'tiny' at http://127.0.0.1:8000/v1 (Ctrl-C ends it)\n"
+    assert result.output == "Serving 'tiny' at http://127.0.0.1:8000/v1 (Ctrl-C to stop)\n"
     [(served, settings)] = started
     assert (settings["host"], settings["port"]) == ("127.0.0.1", 8000)
     with TestClient(served, headers={"authorization": "Bearer sesame"}) as client:
