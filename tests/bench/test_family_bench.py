@@ -1,4 +1,4 @@
-"""The benchmark of the family measures each once, beside TNN, and refuses wrong results."""
+"""The benchmark of all mixers measures each once, relative to TNN, and refuses wrong results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_member_is_measured(family: ModuleType) -> None:
     assert set(ATTENTION_PEERS) < set(family.names())
 
 
-def test_results_are_kept_one_by_one(family: ModuleType, tmp_path: Path) -> None:
+def test_each_result_is_saved_at_once(family: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "family.json"
     family.main(given(out, "lru,gfnet"))
     rows = json.loads(out.read_text())["results"]["rows"]
