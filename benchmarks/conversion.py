@@ -32,7 +32,7 @@ from lagwise.runs import convert_run
 from lagwise.runs.convert import tokens_per_second
 
 TOLERANCES = (1e-2, 1e-3)
-CONTEXT, ROOM = 512, 2048  # tokens of the context; minimum number of tokens that the n states support
+CONTEXT, MOST_TOKENS = 512, 2048  # tokens of the context; tokens that the n states support
 
 
 def main(out: Path, runs: list[Path]) -> None:
@@ -42,7 +42,7 @@ def main(out: Path, runs: list[Path]) -> None:
         with torch.inference_mode():
             first = next(m for m in model.modules() if isinstance(m, ToeplitzMixer))
             taps = effective_taps(first, 4096)
-            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, ROOM))
+            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, MOST_TOKENS))
             base = {
                 "run": run.name,
                 "taps": taps.shape[1],

@@ -106,7 +106,7 @@ def test_every_folder_is_a_package() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_files_stay_small(path: Path) -> None:
+def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 350
 
 

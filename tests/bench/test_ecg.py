@@ -65,5 +65,5 @@ def test_records_become_rows_of_samples_and_beats(
 
 def test_another_sampling_rate_is_refused(ecg: ModuleType, tmp_path: Path) -> None:
     record(tmp_path, "1", ["MLII", "V1"], rate=250)
-    with pytest.raises(ValueError, match="250 samples a second, not 360"):
+    with pytest.raises(ValueError, match="250 samples per second, not 360"):
         ecg.read_record(tmp_path / "1")

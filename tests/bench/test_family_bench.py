@@ -57,7 +57,7 @@ def test_each_result_is_saved_at_once(family: ModuleType, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("fault", "what"), [(1.01, "scaled"), (None, "leaky")])
-def test_a_wrong_result_is_not_timed(
+def test_wrong_results_are_not_timed(
     family: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: float | None, what: str
 ) -> None:
     mix = ShortConvMixer.mix

@@ -35,7 +35,7 @@ def test_every_test_window_is_scored_once() -> None:
     assert forecaster.mean_ == pytest.approx(mean)
 
 
-def test_models_never_see_the_test_part() -> None:
+def test_models_do_not_use_the_test_part() -> None:
     x = series(600)
     changed = x.copy()
     changed[400:] += 100

@@ -20,7 +20,7 @@ def test_every_model_supports_every_kind_of_task(task: str, word: str) -> None:
         check(network(task, word, two_dimensions=True), task)
 
 
-def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("listops", "tnn")
     right = model.forward
 

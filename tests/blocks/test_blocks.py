@@ -215,7 +215,7 @@ def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
 
 @every_block
 @pytest.mark.parametrize("causal", [True, False])
-def test_nan_and_infinity_at_padding_reach_nothing(spec: dict, causal: bool) -> None:
+def test_nan_and_infinity_at_padding_have_no_effect(spec: dict, causal: bool) -> None:
     check_poisoned_padding(make(spec, causal=causal), 6, streamed=causal)
 
 

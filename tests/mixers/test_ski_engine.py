@@ -136,7 +136,7 @@ def test_rows_of_a_padded_batch_equal_each_alone(
         torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_product_does_not_look_ahead() -> None:
+def test_the_product_is_causal() -> None:
     m = mixer()
     x = torch.randn(1, 700, 4, dtype=torch.float64)
     changed = x.clone()

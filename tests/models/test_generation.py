@@ -311,7 +311,7 @@ class TestText:
 
     def test_stop_must_be_a_list_of_texts(self, model: LagwiseForCausalLM) -> None:
         for stop in ("text", [""]):
-            with pytest.raises(ValueError, match="stop must be a list of texts"):
+            with pytest.raises(ValueError, match="stop must be a list of non-empty texts"):
                 generate_text(model, load_tokenizer("bytes"), "a", stop=stop)
 
 

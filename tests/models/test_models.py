@@ -159,7 +159,7 @@ def test_gradient_checkpointing_does_not_change_gradients(fields: dict) -> None:
 
 
 @every_model
-def test_packed_loss_is_the_separate_losses(fields: dict) -> None:
+def test_packed_loss_equals_the_separate_losses(fields: dict) -> None:
     model = make(fields)
     a, b = prompt(1, 20), prompt(1, 33)
     row = torch.cat([a, b], 1)

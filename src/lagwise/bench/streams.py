@@ -46,7 +46,7 @@ MODELS = {
 }
 BASELINES = (RING, N_STATES)
 CHECKED_STEPS = 70  # more than a block of the online convolution
-_ROOM = 1000  # tokens after the context that the n states support
+_SPARE_TOKENS = 1000  # tokens after the context that the n states support
 
 
 class Subject(Protocol):
@@ -113,7 +113,7 @@ def layers(channels: int, length: int) -> dict[str, Factory]:
     return {
         **{name: lambda batch, name=name: Layer(layer(name), batch) for name in LAYERS},
         RING: lambda batch: Layer(RingBuffer(layer(EXACT)), batch),
-        N_STATES: lambda batch: Layer(NStates(layer(EXACT), length + _ROOM), batch),
+        N_STATES: lambda batch: Layer(NStates(layer(EXACT), length + _SPARE_TOKENS), batch),
     }
 
 

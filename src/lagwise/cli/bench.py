@@ -22,7 +22,7 @@ Tokens = Annotated[
 Repeats = Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")]
 Threads = Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")]
 Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in separate processes.")]
-Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a picture next to it.")]
+Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a plot next to it.")]
 
 bench = typer.Typer(help="Measure speed and memory against peers; results are checked first.", no_args_is_help=True)
 bench.command()(glue)

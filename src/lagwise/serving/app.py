@@ -47,7 +47,7 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
     app.add_exception_handler(Exception, _failed)
 
     async def reply(body: CompletionRequest | ChatRequest, prompt: str | list[int], rule: Sampling) -> Response:
-        scheduler.require_room()  # do not encode prompts that would be refused
+        scheduler.require_capacity()  # do not encode prompts that would be refused
         if isinstance(prompt, str):
             parts = await run_in_threadpool(encode_prompt, scheduler.tokenizer, prompt)
             prompt = [token for part in parts for token in part.tolist()]
@@ -107,7 +107,7 @@ class _Reply(Response):
             self.answer = self.submit(wake)
         with self.answer:
             sent = self._send_stream(send) if self.stream else self._send_whole(scope, receive, send)
-            tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_gone(receive))]
+            tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_disconnected(receive))]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -194,7 +194,7 @@ class _Guard:
                 await _error(408, f"the request took more than {self.timeout:g} seconds")(scope, receive, send)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -228,7 +228,7 @@ def _failure(error: Exception) -> tuple[int, str]:
         return 504, str(error)
     if isinstance(error, Stopped):
         return 503, str(error)
-    return 500, "the model failed; the server's log says why"
+    return 500, "the model failed; see the server's log"
 
 
 @contextmanager
@@ -256,4 +256,4 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return _error(500, "the server failed; its log says why")
+    return _error(500, "the server failed; see its log")

@@ -120,7 +120,7 @@ class ChatRequest(Request):
             )
         except ImportError:
             raise
-        except Exception as error:  # whatever a template raises
+        except Exception as error:  # templates raise any type
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
 

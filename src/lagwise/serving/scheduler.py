@@ -134,16 +134,16 @@ class Scheduler:
         if most is None:
             most = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
         check_prompt_length(limit, len(prompt), most)
-        answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._leave)
+        answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._forget)
         answer.wake = wake
         with self._changed:
-            self.require_room()
+            self.require_capacity()
             self._open.add(answer)
             self._waiting.append(answer)
             self._changed.notify()
         return answer
 
-    def require_room(self) -> None:
+    def require_capacity(self) -> None:
         """Raise `Busy` or `Stopped` if a request would be refused now. Call this before preparing a request."""
         if self._stopped:
             raise Stopped("the server is shutting down")
@@ -178,7 +178,7 @@ class Scheduler:
     def turn(self) -> bool:
         """Remove requests that were closed or timed out, process a chunk of prompts, and add a token to every text in
         the batch. Returns whether work remains."""
-        self._let_go()
+        self._remove_ended()
         self._read()
         self._step()
         return bool(self._waiting or self._prompts or self._running)
@@ -198,12 +198,12 @@ class Scheduler:
                 self._end_all(error)
                 busy = False
 
-    def _leave(self, answer: Answer) -> None:
+    def _forget(self, answer: Answer) -> None:
         with self._changed:
             answer.closed = True
             self._open.discard(answer)
 
-    def _let_go(self) -> None:
+    def _remove_ended(self) -> None:
         now = self.clock()
 
         def keep(answer: Answer) -> bool:
