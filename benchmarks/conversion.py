@@ -43,7 +43,7 @@ def main(out: Path, runs: list[Path]) -> None:
             first = next(m for m in model.modules() if isinstance(m, ToeplitzMixer))
             taps = effective_taps(first, 4096)
             n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, MOST_TOKENS))
-            base = {
+            base: dict[str, Any] = {
                 "run": run.name,
                 "taps": taps.shape[1],
                 "n_states_float32": float32_error(taps, n_state_modes(taps)),

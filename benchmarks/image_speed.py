@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import timm  # type: ignore[missing-import]
 import torch
@@ -41,7 +42,12 @@ class Logits(nn.Module):
 
 def network(recipe_name: str) -> Logits:
     """The recipe's model; RuntimeError if it differs from dense matrices in float64."""
-    fields = {"causal": False, "num_labels": _CLASSES, **load_recipe(recipe_name).model, "stochastic_depth": 0.0}
+    fields: dict[str, Any] = {
+        "causal": False,
+        "num_labels": _CLASSES,
+        **load_recipe(recipe_name).model,
+        "stochastic_depth": 0.0,
+    }
     torch.manual_seed(0)
     model = LagwiseForImageClassification(LagwiseConfig(**fields)).eval()
     block = fields["block"]

@@ -63,7 +63,7 @@ def _run(
     """Outputs, and gradients to rows and parameters."""
     xs = [row.clone().requires_grad_() for row in rows]
     ys = way(xs)
-    loss = sum((y * w).sum() for y, w in zip(ys, weights, strict=True))
+    loss = torch.stack([(y * w).sum() for y, w in zip(ys, weights, strict=True)]).sum()
     return ys, list(torch.autograd.grad(loss, [*xs, *module.parameters()], materialize_grads=True))
 
 

@@ -131,7 +131,7 @@ def test_megas_literal_average_equals_ours(causal: bool) -> None:
         for name in ("delta", "alpha", "beta", "gamma"):
             getattr(literal, name).copy_(getattr(ours.kernel, name).flatten(0, 1)[:, :, None])
         signs = 1 - 2 * (torch.arange(literal.beta.shape[1]) % 2)
-        literal.beta += signs[:, None]
+        literal.beta.add_(signs[:, None])
     x = torch.randn(2, 200, 5)
     torch.testing.assert_close(ours(x), literal(x), rtol=1e-4, atol=1e-5)
     literal.fix(200)

@@ -199,7 +199,8 @@ def test_recall_accuracy_counts_only_the_answer() -> None:
     assert (score.length, score.sequences, score.correct, score.accuracy) == (64, 300, 270, 0.9)
     assert memory.shapes == [(256, 63), (44, 63)]
     broken = Memory(12)
-    broken.forward = lambda **_: SimpleNamespace(logits=torch.full((1, 1, 12), math.nan))
+    damaged = SimpleNamespace(logits=torch.full((1, 1, 12), math.nan))
+    broken.forward = lambda input_ids, use_cache=False, logits_to_keep=0: damaged
     with pytest.raises(FloatingPointError, match="damaged"):
         recall(broken, task, 8, 1)
 

@@ -70,11 +70,11 @@ def test_ridge_equals_scikit_learns_on_explicit_windows(level: str) -> None:
 
 def test_penalty_and_sharing_are_chosen_on_held_out_rows() -> None:
     x = waves()
-    errors = {shared: small(shared=shared).fit(x).validation_error_ for shared in (True, False)}
+    errors = {shared: float(small(shared=shared).fit(x).validation_error_) for shared in (True, False)}
     best = small().fit(x)
     assert best.validation_error_ == min(errors.values())
     assert best.shared_ is (errors[True] <= errors[False])
-    fixed = [small(penalty=p, shared=best.shared_).fit(x).validation_error_ for p in (1e-6, 1e-3, 1.0, 10.0)]
+    fixed = [float(small(penalty=p, shared=best.shared_).fit(x).validation_error_) for p in (1e-6, 1e-3, 1.0, 10.0)]
     assert best.validation_error_ <= min(fixed) + 1e-12
 
 

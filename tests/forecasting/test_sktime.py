@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sktime")
 
-from sktime.utils.estimator_checks import check_estimator
+from sktime.utils.estimator_checks import check_estimator  # pyrefly: ignore[missing-import]
 
 from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.sktime import SktimeLagForecaster

@@ -30,8 +30,9 @@ def test_one_missing_time_does_not_change_the_calendar(freq: str, text: bool) ->
     found, grid, notes = regular_times(column(given.strftime("%Y-%m-%d %H:%M:%S") if text else given))
     assert list(found) == list(given)
     assert list(grid) == list(full[:30])
-    assert grid.freq is not None
-    assert pd.date_range(grid[-1], periods=2, freq=grid.freq)[1] == full[30]
+    step: Any = grid.freq
+    assert step is not None
+    assert pd.date_range(grid[-1], periods=2, freq=step)[1] == full[30]
     assert notes == ()
 
 

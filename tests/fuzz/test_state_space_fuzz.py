@@ -21,7 +21,7 @@ _ZOOMS = 25
 
 def random_kernel(rng: np.random.Generator) -> tuple[str, np.ndarray]:
     """Taps that are smooth, rough, truncated, or slow oscillations that need poles near the unit circle."""
-    n = int(rng.choice([1, 2, 3, rng.integers(4, 60), rng.integers(60, 1500)]))
+    n = int(rng.choice([1, 2, 3, int(rng.integers(4, 60)), int(rng.integers(60, 1500))]))
     lags = np.arange(n)
     decay = 1 - 10 ** rng.uniform(-4.5, -0.3)
     kind = rng.choice(["noise", "box", "ramp", "oscillations", "power", "polynomial"])

@@ -11,7 +11,7 @@ from every_mixer import CHANNELS, OPTIONS, make, noise
 from family_references import FAMILY
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, GFNetMixer, ToeplitzMixer
+from lagwise.mixers import MIXERS, AFNO2d, GFNetMixer, ToeplitzMixer
 from lagwise.ops import Layout, diagonal_scan, toeplitz_matrix
 
 # Besides those that the contract is tested with.
@@ -65,7 +65,7 @@ def test_a_global_filter_equals_its_formula(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 2), (5, 7), (6, 4)])
 def test_an_adaptive_fourier_operator_equals_its_formula(size: tuple[int, int]) -> None:
     """Also for images, alone or in a batch with a larger one. Most outputs are not zeroed by the shrinkage."""
-    mixer = MIXERS["afno2d"](CHANNELS, heads=4).double()
+    mixer = AFNO2d(CHANNELS, heads=4).double()
     picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
     wanted = FAMILY["afno2d"](mixer, picture[0], dense)
     y = mixer(picture.flatten(1, 2), layout=Layout(grid=size))

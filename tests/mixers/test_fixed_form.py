@@ -10,7 +10,7 @@ from every_mixer import CHANNELS, OPTIONS, make, noise
 from torch import Tensor
 from torch.export import Dim
 
-from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
 from lagwise.mixers.base import StateTuple
 from lagwise.mixers.fixed_forms import fixed_form, real_form
 
@@ -119,7 +119,7 @@ def test_a_mixer_without_a_fixed_step_is_refused(name: str) -> None:
 
 
 def test_a_mixer_of_another_package_is_refused() -> None:
-    class Other(MIXERS["short_conv"]):
+    class Other(ShortConvMixer):
         pass
 
     class Another(Mixer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class LeakyMixer(Mixer):
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> None:
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("leaky", "installed", "broken"):
         monkeypatch.delitem(MIXERS, name, raising=False)
     before = dict(MIXERS)

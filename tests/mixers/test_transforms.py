@@ -53,8 +53,8 @@ def test_hessian_products_of_all_kinds_agree(name: str, options: dict, causal: b
         return loss(mixer, dict(zip(names, values, strict=True)), x)
 
     with differentiable_attention():
-        _, twice = torch.autograd.functional.hvp(by_values, tuple(given.values()), tuple(v.values()))
-        gradient, forwards = jvp(lambda p: grad(loss, argnums=1)(mixer, p, x), (given,), (v,))
+        twice = torch.autograd.functional.hvp(by_values, tuple(given.values()), tuple(v.values()))[1]
+        gradient, forwards, *_ = jvp(lambda p: grad(loss, argnums=1)(mixer, p, x), (given,), (v,))
     loss(mixer, dict(mixer.named_parameters()), x).backward()
     for key, parameter, second in zip(names, mixer.parameters(), twice, strict=True):
         scale = second.abs().max() + 1e-9

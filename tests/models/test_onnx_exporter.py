@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import tiny
@@ -16,7 +18,8 @@ def test_the_exported_file_gives_the_models_logits(recipe: str) -> None:
     from transformers.exporters.exporter_onnx import OnnxExporter
 
     model, ids = tiny(recipe).float().eval(), torch.randint(256, (1, 64))
-    exported = OnnxExporter().export(model, {"input_ids": ids, "use_cache": False}, OnnxConfig())
+    inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    exported = OnnxExporter().export(model, inputs, OnnxConfig())
     with torch.no_grad():
         expected = model(ids).logits
     torch.testing.assert_close(torch.as_tensor(exported(input_ids=ids).logits), expected, rtol=0, atol=1e-4)

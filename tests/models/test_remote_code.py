@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import lagwise
@@ -70,7 +70,7 @@ print(generate("ab", max_new_tokens=3, do_sample=False)[0]["generated_text"])
 """
 
 
-def save(name: str, folder: Path) -> lagwise.LagwiseModel:
+def save(name: str, folder: Path) -> PreTrainedModel:
     fields = {"vocab_size": 258, "hidden_size": 8, "num_hidden_layers": 1, "causal": False, **FIELDS.get(name, {})}
     fields = {**fields, "causal": name == "LagwiseForCausalLM", "pad_token_id": 257}
     model = HEADS[name](LagwiseConfig(**fields)).eval()

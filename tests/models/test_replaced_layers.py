@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Adapter(nn.Module):
         return self.base(x) + x @ self.down.t() @ self.up.t()
 
 
-def logits_and_text(model: LagwiseForCausalLM) -> tuple[Tensor, Tensor]:
+def logits_and_text(model: LagwiseForCausalLM) -> tuple[Tensor, Any]:
     with torch.no_grad():
         logits = model(TOKENS, use_cache=False).logits
     return logits, model.generate(TOKENS, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)

@@ -142,7 +142,8 @@ def test_a_truncated_average_keeps_its_precision_in_bfloat16() -> None:
 
 def test_wrong_arguments_are_named() -> None:
     weight, log_decay = parameters()
+    zeros = torch.zeros(3, 4, 4)
     with pytest.raises(ValueError, match="truncation must be at least 1, got 5 and 0"):
         ema_taps(weight, log_decay, 5, truncation=0)
     with pytest.raises(ValueError, match=r"length >= 1, channels"):
-        block_scan(torch.zeros(1, 0, 3), *torch.zeros(3, 3, 4, 4), torch.zeros(3, 4))
+        block_scan(torch.zeros(1, 0, 3), zeros, zeros, zeros, torch.zeros(3, 4))

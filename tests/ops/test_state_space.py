@@ -169,7 +169,8 @@ def test_bounds_equal_those_from_dense_singular_values(n: int) -> None:
 
 
 def some_modes_of_nothing(channels: int) -> Modes:
-    return Modes(*torch.zeros(2, channels, 1, dtype=torch.complex128), torch.zeros(channels, dtype=torch.float64))
+    none = torch.zeros(channels, 1, dtype=torch.complex128)
+    return Modes(none, none, torch.zeros(channels, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kernel", ["rpe", "sum"])

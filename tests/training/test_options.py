@@ -28,7 +28,7 @@ def _stop(*args: object) -> None:
 
 
 def accuracies(run: Path) -> list[tuple[int, float]]:
-    return [(line["step"], line["eval_accuracy"]) for line in read_metrics(run) if "eval_accuracy" in line]
+    return [(int(line["step"]), line["eval_accuracy"]) for line in read_metrics(run) if "eval_accuracy" in line]
 
 
 def test_epochs_count_passes_over_the_rows(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from lagwise.data import TokenData
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
@@ -207,7 +208,7 @@ def test_a_run_loads_from_any_working_directory(
     assert load_recipe(str(run / "recipe.yaml")).data.source == str(text_file.resolve())
 
 
-def built(recipe: Recipe) -> LagwiseForCausalLM:
+def built(recipe: Recipe) -> PreTrainedModel:
     task = make_task(recipe)
     task.open(progress=False)
     return build_model(recipe, task)

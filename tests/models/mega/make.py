@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import MegaConfig, MegaForCausalLM, MegaForMaskedLM
+from transformers import MegaConfig, MegaForCausalLM, MegaForMaskedLM  # pyrefly: ignore[missing-module-attribute]
 
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 12, "max_positions": 24}
 SMALL |= {"ema_projection_size": 3, "shared_representation_size": 6, "nffn_hidden_size": 10, "pad_token_id": 1}
