@@ -1,12 +1,12 @@
-"""Train models on Long Range Arena's tasks for the same time each, one thread a run, and test the best of each.
+"""Train models on Long Range Arena's tasks for equal times, with one thread per run, and test the best checkpoints.
 
     python benchmarks/arena.py RUNS --text IMDB --pictures CIFAR.npz [--pairs PAIRS] [--minutes 75] [--workers 2]
         [--runs text-tnn,listops-tnn,...] [--results FILE]
 
-Runs are the recipes ``lra-TASK-small`` with the models of `PLAN`. Steps are as many as fit into the minutes, by the
-mean of some steps on the task's own data, timed in the process's own seconds; they are measured once and kept in
-RUNS/steps.json. Runs that are finished are left, those that have begun are resumed, so the command may be stopped and
-given again. Each finished run's scores and curve are written to the results file.
+Runs are the recipes ``lra-TASK-small`` with the models of `PLAN`. The number of steps is what fits into the minutes. It
+is estimated once from the mean CPU time of some steps on the task's data and kept in RUNS/steps.json. Finished runs are
+skipped and interrupted runs are resumed, so the command may be stopped and repeated. The scores and the curve of each
+finished run are written to the results file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAN: dict[str, tuple[str, list[str]]] = {
     "pathfinder-tnn-2d": ("lra-pathfinder-small", []),
     "retrieval-tnn": ("lra-retrieval-small", []),
 }
-_EVALUATIONS = 12  # in a run
+_EVALUATIONS = 12  # per run
 
 
 def train(name: str, job: tuple[str, list[str]], plan: dict[str, Any], runs: Path, results: Path) -> None:
@@ -64,13 +64,13 @@ def train(name: str, job: tuple[str, list[str]], plan: dict[str, Any], runs: Pat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="a folder for the runs")
+    parser.add_argument("folder", type=Path, help="folder for the runs")
     parser.add_argument("--text", help="labelled reviews")
-    parser.add_argument("--pictures", help="labelled pictures of 32 x 32")
+    parser.add_argument("--pictures", help="labelled images of 32 x 32 pixels")
     parser.add_argument("--pairs", help="pairs of passages, as 'lagwise data lra-retrieval' writes them")
-    parser.add_argument("--runs", default=",".join(PLAN), help="of the plan")
-    parser.add_argument("--minutes", type=float, default=75, help="of each run (75)")
-    parser.add_argument("--workers", type=int, default=2, help="runs at once (2)")
+    parser.add_argument("--runs", default=",".join(PLAN), help="names in the plan, separated by commas")
+    parser.add_argument("--minutes", type=float, default=75, help="minutes per run (75)")
+    parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/arena-cpu.json"))
     given = parser.parse_args()
     sources = {"text": given.text, "image": given.pictures, "retrieval": given.pairs}

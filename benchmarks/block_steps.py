@@ -1,11 +1,11 @@
-"""Training steps of whole blocks at length 512, TNN against FD-TNN and SKI-TNN with kernel networks of the same depth.
+"""Time training steps of whole blocks at length 512: TNN against FD-TNN and SKI-TNN with equally deep kernel networks.
 
     python benchmarks/block_steps.py OUT.json
 
-Blocks are of two sizes, causal and two-sided, in float32: that of the recipes (256 channels, as many in the GTU, kernel
-networks of width 32) and that of the papers (512 channels, three times as many in the GTU, width 64). Ratios are to
-TNN in the same run. "taps" has TNN's taps as parameters: a kernel that costs next to nothing to make, and so shows what
-is left to gain by making kernels faster. "published" has TNN's operator as published, written out literally.
+Blocks are causal and two-sided, in float32, and of two sizes: that of the recipes (256 channels, as many in the GTU,
+kernel networks of width 32) and that of the papers (512 channels, three times as many in the GTU, width 64). Ratios are
+relative to TNN in the same run. "taps" has TNN's taps as parameters, so its kernel costs almost nothing; it bounds the
+gain from faster kernels. "published" is a literal implementation of TNN's operator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def block(size: str, causal: bool, kernel: dict[str, Any], engine: str = "auto")
 
 
 def published(size: str, causal: bool, network: dict[str, int]) -> nn.Module:
-    """The TNN block with the literal operator, which takes no mask."""
+    """The TNN block with the literal operator, which does not support a mask."""
     made = block(size, causal, {"name": "rpe", **network})
     operator = LiteralTNO(made.token_mixer.toeplitz.channels, causal=causal, **network)
     unmasked = operator.forward

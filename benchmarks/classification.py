@@ -1,7 +1,7 @@
-"""Classifiers of one table of labelled rows, beside TF-IDF: `python benchmarks/classification.py DATA --out FILE`.
+"""Compare text classifiers with TF-IDF on labelled rows: `python benchmarks/classification.py DATA --out FILE`.
 
-Each model is the recipe `classify` with a word for its block, trained in a folder of its own below --runs: a run that
-is there already is gone on with, and one that has ended is only evaluated. A results file that is there is added to.
+Each model is the recipe `classify` with a preset, trained in its own folder below --runs. An existing run is resumed,
+and a finished one is only evaluated. Results are added to an existing results file.
 
     python benchmarks/classification.py imdb/ --out benchmarks/results/imdb-cpu.json --models tnn training.epochs=3
 """
@@ -22,7 +22,7 @@ from lagwise.training import load_recipe, read_metrics, resume, train
 
 
 def measure(run: Path, data: str, overrides: list[str]) -> dict[str, Any]:
-    """Train, or go on; the scores, the curve, and what it took."""
+    """Train or resume a run; return its scores, its curve, and the cost of training."""
     if (run / "recipe.yaml").is_file():
         resume(run)
     else:
@@ -45,7 +45,7 @@ def measure(run: Path, data: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def tf_idf(data: str, words: int) -> dict[str, Any]:
-    """Logistic regression on TF-IDF of up to ``words`` words, both as usual (C = 4)."""
+    """Logistic regression (C = 4) on TF-IDF features of up to ``words`` words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -59,11 +59,11 @@ def tf_idf(data: str, words: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="a table with the columns text and label, and its splits train and test")
+    parser.add_argument("data", help="a table with columns text and label, and splits train and test")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", default=",".join(PRESETS), help="words of models, separated by commas")
+    parser.add_argument("--models", default=",".join(PRESETS), help="presets, separated by commas")
     parser.add_argument("--runs", type=Path, default=Path("runs/classification"))
-    parser.add_argument("--tf-idf", action="store_true", help="also logistic regression on one and two words")
+    parser.add_argument("--tf-idf", action="store_true", help="also logistic regression on words and bigrams")
     options, overrides = parser.parse_known_args()
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     command = f"python benchmarks/classification.py {' '.join(sys.argv[1:])}"

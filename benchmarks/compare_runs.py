@@ -1,8 +1,8 @@
-"""Gather evaluated runs into one results file, a table and a picture.
+"""Collect evaluated runs in a results file, a table and a plot.
 
     python benchmarks/compare_runs.py OUT.json RUN [RUN ...]
 
-Each RUN is a folder left by `lagwise train` and `lagwise evaluate`. The file has, for every run, its recipe, size,
+Each RUN is a folder written by `lagwise train` and `lagwise evaluate`. The file contains each run's recipe, size,
 threads, validation curve, training speed and scores at every length.
 """
 
@@ -67,9 +67,7 @@ def picture(runs: dict[str, dict[str, Any]], path: Path) -> None:
         scores = run["evaluation"]["test"]
         right.plot([s["length"] for s in scores], [s["bits_per_byte"] for s in scores], marker="o", label=name)
     left.set(xlabel="step", ylabel="validation bits per byte", title="Learning")
-    right.set(
-        xlabel="context length", ylabel="test bits per byte", xscale="log", title="The same bytes at longer contexts"
-    )
+    right.set(xlabel="context length", ylabel="test bits per byte", xscale="log", title="Longer contexts, same bytes")
     lengths = [s["length"] for s in next(iter(runs.values()))["evaluation"]["test"]]
     right.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
     right.minorticks_off()

@@ -1,10 +1,10 @@
-"""Trained models converted to state spaces, beside the exact conversion that takes a state for every tap.
+"""Convert trained models to state spaces, and compare the exact conversion with one state per tap.
 
     python benchmarks/conversion.py OUT.json RUN [RUN ...]
 
-For every run and tolerance: states of a channel, bound and measured error over the gain, bits per byte before and
-after, tokens a second before, after and with n states, bytes that one stream's state holds, and how far the answer to
-an impulse, token by token in float32, is from the taps of the first layer (over their gain).
+Results for every run and tolerance: states per channel; error bound and measured error relative to the gain; bits per
+byte before and after; tokens per second before, after and with n states; bytes of a stream's state; and the error of
+the first layer's impulse response, streamed in float32, relative to the gain of its taps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lagwise.runs import convert_run
 from lagwise.runs.convert import tokens_per_second
 
 TOLERANCES = (1e-2, 1e-3)
-CONTEXT, ROOM = 512, 2048  # tokens that streams begin with; that the n states are made for, at least
+CONTEXT, MOST_TOKENS = 512, 2048  # tokens of the context; tokens that the n states support
 
 
 def main(out: Path, runs: list[Path]) -> None:
@@ -42,7 +42,7 @@ def main(out: Path, runs: list[Path]) -> None:
         with torch.inference_mode():
             first = next(m for m in model.modules() if isinstance(m, ToeplitzMixer))
             taps = effective_taps(first, 4096)
-            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, ROOM))
+            n_states = replace_toeplitz(copy.deepcopy(model), lambda mixer: NStates(mixer, MOST_TOKENS))
             base: dict[str, Any] = {
                 "run": run.name,
                 "taps": taps.shape[1],
@@ -80,14 +80,14 @@ def main(out: Path, runs: list[Path]) -> None:
 
 
 def held(model: Any) -> int:
-    """Bytes of the state of one stream after a context."""
+    """Bytes of a stream's state after a context."""
     cache = StreamingCache(model.config.num_hidden_layers)
     model(torch.randint(256, (1, CONTEXT)), past_key_values=cache, logits_to_keep=1)
     return state_bytes(cache)
 
 
 def float32_error(taps: Tensor, modes: Modes) -> float:
-    """Largest difference between taps and the answer to an impulse in float32, over the largest gain of a channel."""
+    """Largest error of the impulse response in float32, relative to each channel's largest gain."""
     modes = modes.to(torch.float32)
     state = modes.poles.new_zeros(1, *modes.poles.shape)
     worst = torch.zeros(len(taps))

@@ -1,14 +1,14 @@
-"""Beats of the MIT-BIH arrhythmia data base, found and classified as the samples come, between patients.
+"""Detect and classify heartbeats of the MIT-BIH arrhythmia database in a stream, with separate patients for testing.
 
     python benchmarks/ecg.py prepare mit-bih/ rows/                # .parquet files: DS1 (train, valid), DS2 (test)
-    python benchmarks/ecg.py train rows/ runs/causal [KEY=VALUE ...]   # as benchmarks/ecg.yaml says, then FINE
+    python benchmarks/ecg.py train rows/ runs/causal [KEY=VALUE ...]   # benchmarks/ecg.yaml, then FINE
     python benchmarks/ecg.py train rows/ runs/two-sided model.causal=false task.delay=0
     python benchmarks/ecg.py score runs/causal runs/two-sided --out benchmarks/results/ecg-cpu.json
 
-Split of patients: de Chazal et al. 2004 (records with pacemakers left out); of the 22 records of DS1, every fifth is
-held out to choose by. Classes: those of AAMI EC57. `score` reports two things. Without positions: the model is given
-samples alone, a beat that it reports within 150 ms of an annotated one counts as that, and missed beats count as
-errors. With positions: its class where a beat is annotated, as most published figures are.
+Patients are split as in de Chazal et al. 2004, without records of pacemakers. Every fifth of the 22 records of DS1 is
+held out for validation. Classes are those of AAMI EC57. `score` reports two results. Without positions, the model sees
+only samples; a reported beat within 150 ms of an annotated one matches it, and missed beats count as errors. With
+positions, the class is read where a beat is annotated, as in most published results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPLITS = {"train": [r for r in DS1 if r not in VALID], "valid": VALID, "test": D
 AAMI = {"N": "NLRej", "S": "AaJS", "V": "VE", "F": "F", "Q": "/fQ"}
 RATE = 360  # Hz
 RECIPE = Path(__file__).with_name("ecg.yaml")
-FINE = (  # changes of a second training that starts from the first: weaker random changes, and another weight
+FINE = (  # overrides for a second training from the first one's weights: weaker augmentation, another class weight
     "task.augment={stretch: 0.12, mix: 0.4, filter: 0.4, wander: 0.4, noise: 0.1, drop: 0.15}",
     "task.class_weights={V: 2}",
     "training.steps=700",
@@ -45,7 +45,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
     record, notes = wfdb.rdrecord(str(path)), wfdb.rdann(str(path), "atr")
     if record.fs != RATE:
-        raise ValueError(f"{path} has {record.fs} samples a second, not {RATE}")
+        raise ValueError(f"{path} has {record.fs} samples per second, not {RATE}")
     classes = {symbol: name for name, symbols in AAMI.items() for symbol in symbols}
     beats = [(int(at), classes[s]) for at, s in zip(notes.sample, notes.symbol, strict=True) if s in classes]
     order = sorted(range(record.n_sig), key=lambda i: record.sig_name[i] != "MLII")
@@ -54,7 +54,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def prepare(records: Path, out: Path) -> None:
-    """A .parquet file for each split, a record a row."""
+    """Write a .parquet file per split, with one row per record."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -71,7 +71,7 @@ def prepare(records: Path, out: Path) -> None:
 
 
 def train_run(rows: Path, run: Path, overrides: list[str]) -> None:
-    """Train into RUN-first, and from there into RUN, or go on with either."""
+    """Train RUN-first, and then RUN from its weights. Interrupted trainings are resumed."""
     first = first_of(run)
     for folder, changes in ((first, overrides), (run, [f"model.init_from={first}", *overrides, *FINE])):
         if (folder / "recipe.yaml").is_file():
@@ -83,12 +83,12 @@ def train_run(rows: Path, run: Path, overrides: list[str]) -> None:
 
 
 def first_of(run: Path) -> Path:
-    """The folder of the first of two trainings."""
+    """The folder of the first training."""
     return run.with_name(f"{run.name}-first")
 
 
 def score(run: Path) -> dict[str, Any]:
-    """What a run reaches on the beats of DS2, how late it is, and what training it took."""
+    """A run's scores on DS2, its delay, and the cost of training."""
     found = evaluate_run(run)
     recipe, identity = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
     parts = {name: read_metrics(folder) for name, folder in (("first", first_of(run)), ("fine", run))}
@@ -103,7 +103,7 @@ def score(run: Path) -> dict[str, Any]:
         "with_positions": found["known_positions"],
         "valid": found["valid"],  # without positions
         "task": recipe.task,
-        "model": {key: value for key, value in recipe.model.items() if key != "init_from"},  # the first part
+        "model": {key: value for key, value in recipe.model.items() if key != "init_from"},  # without init_from
         "curve": {name: [line for line in lines if "eval_macro_f1" in line] for name, lines in parts.items()},
     }
 

@@ -1,12 +1,12 @@
-"""Forward passes of long-context encoders beside ModernBERT's, on texts without padding.
+"""Time forward passes of long-context encoders against ModernBERT, on texts without padding.
 
     python benchmarks/encoder_speed.py OUT.json [--lengths 512,1024,...] [--batches 1,8] [--dtypes float32,bfloat16]
 
-The encoder of the recipe encoder-base (and with ``--tnn-roberta`` also that of tnn-roberta, with the published
-expansion of 3) against `ModernBertModel` of transformers at its base configuration, with random weights and the
-package's fastest attention on a CPU (sdpa). Each model gives hidden states of random tokens, of the same batch and
-length; the encoder's are checked first against the dense Toeplitz matrices in float64 at 256 tokens. Timed in turn,
-medians with quartiles. A ratio above 1 says how many times faster the encoder is. The file is written after each row.
+The encoder of the recipe encoder-base (and with ``--tnn-roberta`` that of tnn-roberta, with the published expansion of
+3) is compared with transformers' `ModernBertModel` in its base configuration, with random weights and the fastest
+attention on a CPU (sdpa). Each model computes hidden states of the same random tokens. The encoder is first checked
+against dense Toeplitz matrices in float64 at 256 tokens. Models are timed in turn; results are medians with quartiles.
+A ratio above 1 means that the encoder is faster. The file is written after each row.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lagwise.process import keep_freed_memory, share_cores
 from lagwise.training import load_recipe
 
 CHECKED_LENGTH, TOLERANCE = 256, 1e-4
-_SLOW = 60.0  # seconds of one pass, above which fewer are taken
+_SLOW = 60.0  # seconds of a pass above which fewer repeats are timed
 
 
 def encoder(recipe_name: str) -> LagwiseModel:
-    """The backbone of a recipe. RuntimeError if it is not what dense matrices in float64 give."""
+    """The backbone of a recipe; RuntimeError if it differs from dense matrices in float64."""
     recipe = load_recipe(recipe_name)
     torch.manual_seed(0)
     config = LagwiseConfig(**{"vocab_size": recipe.data.vocab_size, **recipe.model, "causal": False})
@@ -42,7 +42,7 @@ def encoder(recipe_name: str) -> LagwiseModel:
         exact = dense.double()(ids).last_hidden_state
         error = float((model(ids).last_hidden_state - exact).abs().max() / exact.abs().max())
     if not error <= TOLERANCE:
-        raise RuntimeError(f"{recipe_name} is off by {error:.1e} of the largest value; a wrong result is not timed")
+        raise RuntimeError(f"{recipe_name} is off by {error:.1e} of the largest value; wrong results are not timed")
     return model
 
 
@@ -95,13 +95,13 @@ def main(out: Path, lengths: list[int], batches: list[int], dtypes: list[str], n
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("out", type=Path, help="the results file")
-    parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="tokens of a text")
-    parser.add_argument("--batches", default="1,8", help="texts at once")
-    parser.add_argument("--dtypes", default="float32,bfloat16", help="of weights and activations")
-    parser.add_argument("--tnn-roberta", action="store_true", help="time the published sizes too")
-    parser.add_argument("--repeats", type=int, default=5, help="passes of each model (5)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (2)")
+    parser.add_argument("out", type=Path, help="results file")
+    parser.add_argument("--lengths", default="512,1024,2048,4096,8192", help="tokens per text")
+    parser.add_argument("--batches", default="1,8", help="batch sizes")
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="dtypes of weights and activations")
+    parser.add_argument("--tnn-roberta", action="store_true", help="also time the published sizes")
+    parser.add_argument("--repeats", type=int, default=5, help="timed passes of each model (5)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (2)")
     given = parser.parse_args()
     keep_freed_memory()
     share_cores()

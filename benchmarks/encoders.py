@@ -1,11 +1,11 @@
-"""Pretrain encoders of every family for the same time each, and say how well they find hidden tokens.
+"""Pretrain encoders of every family for equal times, and compare how well they predict masked tokens.
 
     python benchmarks/encoders.py DATA RUNS [--models tnn,fd-tnn,...] [--minutes 60] [--workers 2] [--results FILE]
 
-Models: the recipes NAME-mlm, on the text DATA, a run folder each below RUNS, on one thread. Steps are as many as fit
-into the minutes, by the mean of some steps that the models take in turn, kept in RUNS/steps.json. Runs that are
-finished are left, those that have begun are resumed, so the command may be stopped and given again. A finished run is
-evaluated at 512, 2048 and 8192 tokens, and its losses and its curve are written to the results file.
+Models are the recipes NAME-mlm on the text DATA, each in a run folder below RUNS, with one thread. The number of steps
+is what fits into the minutes. It is estimated from the mean time of some steps that the models take in turn and kept in
+RUNS/steps.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
+A finished run is evaluated at 512, 2048 and 8192 tokens, and its losses and curve are written to the results file.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def pretrain(name: str, job: tuple[str, list[str]], plan: dict[str, Any], runs: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("data", type=Path, help="a text, or a folder of train.txt, valid.txt and test.txt")
-    parser.add_argument("runs", type=Path, help="a folder for the runs")
-    parser.add_argument("--models", default=",".join(MODELS), help="recipes NAME-mlm")
-    parser.add_argument("--minutes", type=float, default=60, help="of each run (60)")
-    parser.add_argument("--workers", type=int, default=2, help="runs at once (2)")
+    parser.add_argument("data", type=Path, help="a text file, or a folder with train.txt, valid.txt and test.txt")
+    parser.add_argument("runs", type=Path, help="folder for the runs")
+    parser.add_argument("--models", default=",".join(MODELS), help="names of recipes NAME-mlm, separated by commas")
+    parser.add_argument("--minutes", type=float, default=60, help="minutes per run (60)")
+    parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/encoders-cpu.json"))
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)

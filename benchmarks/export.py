@@ -1,12 +1,12 @@
-"""Exported files and compiled steps of the recipes' models: sizes, differences and tokens a second.
+"""Measure exported files and compiled steps of the recipes' models: sizes, errors and tokens per second.
 
     python benchmarks/export.py benchmarks/results/export-cpu.json [MODEL ...]
 
-Models have fresh weights, a vocabulary of bytes, and the recipes' sizes; tnn-lm also with its kernels as state spaces.
-Speeds are of one row and one thread, medians of turns that the methods take one after the other: the model's linear
-layers alone (which nothing that reads all weights can beat by much), the step as it is, the compiled step, the loop of
-`lagwise generate` (temperature 0.8, top_p 0.95) with that step, `generate` of transformers without it, and the step in
-onnxruntime. A results file that is there already is added to.
+Models have random weights, a vocabulary of bytes, and the recipes' sizes. tnn-lm is also converted to state spaces.
+Speeds are for one row and one thread, as medians over turns. The methods, timed in turn, are: the model's linear layers
+alone (roughly the lower bound for anything that reads all weights); the eager step; the compiled step; the loop of
+`lagwise generate` (temperature 0.8, top_p 0.95) with the compiled step; transformers' `generate` without it; and the
+step in onnxruntime. Results are added to an existing results file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(out: Path, names: list[str]) -> None:
 
 
 def exported(model: Any, folder: Path) -> dict[str, Any]:
-    """Sizes, seconds and differences of a model's files."""
+    """Sizes, export times and errors of a model's files."""
     files = {}
     for what, export in EXPORTS.items():
         for format in ("onnx", "pt2"):
@@ -70,7 +70,7 @@ def exported(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def tokens_per_second(model: Any, step: Path) -> dict[str, Any]:
-    """Of every method, and the seconds that compiling took."""
+    """Tokens per second of every method, and the seconds of compilation."""
     lines: list[str] = []
     began = time.perf_counter()
     model.compile_step(report=lines.append)

@@ -1,17 +1,17 @@
-"""Training steps of every mixer, every kernel and other packages' attention, each beside TNN's.
+"""Time training steps of every mixer, every kernel and other packages' attention, relative to TNN.
 
     python benchmarks/family.py OUT.json [--channels 256] [--lengths 512,4096] [--tokens 4096] [--direction causal]
         [--names lru,s5,...] [--repeats 7] [--no-memory]
 
 A method is a stack of pre-norm blocks (`--layers`, 2) with a token mixer and a GLU as wide as the model, as in the
-recipe tnn-lm; kernels are in its gated Toeplitz unit; MEGA and TCNCA are blocks of their own, as in their recipes.
-Steps are forward and backward in float32 on one thread, of batches of ``tokens / length`` sequences, in turn with those
-of TNN: ratios are of the same minutes. Mixers without the wanted direction take the other, as does the TNN beside them.
+recipe tnn-lm. Kernels are used in its gated Toeplitz unit. MEGA and TCNCA have their own blocks, as in their recipes.
+A step is a forward and backward pass in float32 on one thread, with ``tokens / length`` sequences per batch. Methods
+are timed in turn with TNN. Mixers without the chosen direction use the other one, and so does their TNN baseline.
 
-Before it is timed, every mixer is compared with the dense reference that the tests have for it, every stack with itself
-in float64, and a causal one must not see later tokens; of other packages only finite outputs and gradients are asked.
-Each result is kept in the file as soon as it is there, and found there it is not measured again. The setting of TNN
-table 5, single sequences through two layers of 64 channels, is
+Before timing, every mixer is compared with the dense reference of its tests, every stack is compared with itself in
+float64, and outputs of causal stacks must not depend on later tokens. Outputs and gradients of other packages only need
+to be finite. Each result is written to the file at once and is not measured again. The setting of TNN table 5, single
+sequences through two layers of 64 channels, is
 
     --channels 64 --lengths 1024,2048,3072,4096,5120 --tokens 1 --direction two-sided
 """
@@ -42,12 +42,12 @@ from lagwise.training import load_recipe
 TESTS = Path(__file__).parent.parent / "tests"
 BASE = "tnn"
 NETWORK = {"hidden": 32, "layers": 3}
-TOLERANCE = 1e-3  # of the largest value
-_REFERENCE, _EXACT = 10, 1024  # most rows and columns of what the references are given, and tokens in float64
+TOLERANCE = 1e-3  # relative to the largest value
+_REFERENCE, _EXACT = 10, 1024  # maximum height and width of the references' inputs; maximum tokens in float64
 
 
 def token_mixers(length: int) -> dict[str, dict[str, Any]]:
-    """Specs by name, for texts of a length."""
+    """Specs by name, for sequences of a length."""
 
     def unit(kernel: dict[str, Any], **options: Any) -> dict[str, Any]:
         return {"name": "gtu", "expansion": 1, "kernel": kernel, **options}
@@ -89,13 +89,13 @@ def names() -> list[str]:
 
 
 def grid(length: int) -> tuple[int, int]:
-    """The height and width, of those that make the length, that are nearest."""
+    """The most nearly equal height and width whose product is the length."""
     height = next(n for n in range(int(length**0.5), 0, -1) if length % n == 0)
     return height, length // height
 
 
 class Stack(nn.Module):
-    """Blocks over sequences, or over the pictures of as many places."""
+    """Blocks over sequences, or over grids with as many positions."""
 
     def __init__(self, blocks: list[nn.Module], *, needs_grid: bool):
         super().__init__()
@@ -117,7 +117,7 @@ def directions(name: str) -> tuple[bool, ...]:
 
 
 def stack(name: str, causal: bool, layers: int, channels: int, length: int) -> Stack:
-    """ImportError for a package that is not installed."""
+    """Build a method's stack; ImportError if its package is not installed."""
     if name in _BLOCKS:
         spec = {**load_recipe(f"{name}-lm").model["block"], "value_size": max(1, 3 * channels // 4)}
         return Stack(
@@ -133,7 +133,7 @@ def stack(name: str, causal: bool, layers: int, channels: int, length: int) -> S
 
 
 def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> float:
-    """The largest error, of the largest value. ValueError if it is too large, or a causal stack sees what follows."""
+    """The relative error. ValueError if it is too large, or if a causal stack depends on later tokens."""
     error = 0.0
     x = torch.randn(1, length, channels)
     if name in ATTENTION_PEERS:
@@ -162,14 +162,14 @@ def check(name: str, model: Stack, channels: int, length: int, causal: bool) -> 
 
 
 def outputs(model: Stack, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What a stack gives, and the gradient to x of its weighted sum."""
+    """A stack's output, and the gradient of its weighted sum with respect to x."""
     x = x.detach().requires_grad_()
     y = model(x)
     return y, torch.autograd.grad(y, x, weight)[0]
 
 
 def reference(mixer: Mixer, x: Tensor) -> Tensor:
-    """Of the tests."""
+    """The output of the tests' reference for a mixer."""
     sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "fuzz")) if path not in sys.path]
     from references import reference as of_the_tests
 
@@ -182,14 +182,14 @@ def relative(ours: Tensor, exact: Tensor) -> float:
 
 
 def steps(name: str, causal: bool, layers: int, channels: int, length: int, batch: int) -> Iterator[Any]:
-    """For `memory_of`: a small step and the one of interest."""
+    """A small step and the step to measure, for `memory_of`."""
     few, small = 16, 512 if name in ATTENTION_PEERS else 64
     yield training_step(stack(name, causal, 1, few, small), torch.randn(1, small, few))
     yield training_step(stack(name, causal, layers, channels, length), torch.randn(batch, length, channels))
 
 
 def measured(name: str, causal: bool, given: argparse.Namespace, length: int, batch: int) -> dict[str, Any]:
-    """A row's figures. ValueError if the result is wrong."""
+    """The results of a row; ValueError if an output is wrong."""
     torch.manual_seed(0)
     model = stack(name, causal, given.layers, given.channels, length)
     error = check(name, model, given.channels, length, causal)
@@ -236,15 +236,15 @@ def main(given: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("out", type=Path, help="the results file, which is added to")
-    parser.add_argument("--channels", type=int, default=256, help="of the model (256)")
+    parser.add_argument("out", type=Path, help="results file; results are added to it")
+    parser.add_argument("--channels", type=int, default=256, help="channels of the model (256)")
     parser.add_argument("--layers", type=int, default=2, help="blocks of the stack (2)")
-    parser.add_argument("--lengths", default="512,4096", help="tokens of a sequence (512,4096)")
-    parser.add_argument("--tokens", type=int, default=4096, help="in a batch, of at least one sequence (4096)")
-    parser.add_argument("--direction", choices=("causal", "two-sided"), default="causal", help="where there are both")
-    parser.add_argument("--names", help="of methods, separated by commas; without it, all")
+    parser.add_argument("--lengths", default="512,4096", help="tokens per sequence (512,4096)")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per batch, at least one sequence (4096)")
+    parser.add_argument("--direction", choices=("causal", "two-sided"), default="causal", help="if there are both")
+    parser.add_argument("--names", help="methods, separated by commas (all)")
     parser.add_argument("--repeats", type=int, default=7, help="timed steps (7)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (1)")
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure time alone")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (1)")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
     keep_freed_memory()
     main(parser.parse_args())

@@ -1,13 +1,13 @@
-"""Fit time and memory of closed-form forecasters beside scikit-learn's Ridge on explicit windows and DLinear in torch.
+"""Fit time and memory of closed-form forecasters against scikit-learn's Ridge on explicit windows and DLinear in torch.
 
     python benchmarks/forecast_peers.py FOLDER --out benchmarks/results/forecast-peers-cpu.json
 
-FOLDER holds ETTh1.csv or ETTm1.csv (also .xz), as for ``lagwise bench forecast``. Each method runs in a process of its
-own: read the data, then fit to the training part with look-back 720, one map for all series. Time, of a processor, and
-memory are those of the fit on one thread (set OMP_NUM_THREADS=1). The errors on the test part are those of the same
-protocol, so that only forecasters that forecast equally well are compared. DLinear is trained as published (Zeng et al.
-2023): a moving average of 25 splits trend and season, a linear map for each; Adam, 10 epochs at most, the rate halved
-after each, stopped after 3 without progress.
+FOLDER contains ETTh1.csv or ETTm1.csv (also .xz), as for ``lagwise bench forecast``. Each method runs in a separate
+process: it reads the data, then fits one map for all series to the training part, with look-back 720. CPU time and
+memory are those of the fit on one thread (set OMP_NUM_THREADS=1). Test errors use the same protocol, so that the
+methods' accuracies can be compared too. DLinear is trained as published (Zeng et al. 2023): a moving average over 25
+steps separates trend and season, with a linear map for each; Adam for at most 10 epochs, with the learning rate halved
+after each, stopped after 3 epochs without improvement.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 def parts(x: np.ndarray, name: str) -> list[np.ndarray]:
-    """The training, validation and test rows, standardised; the latter two begin a look-back earlier."""
+    """Standardized training, validation and test rows; the latter two begin one look-back earlier."""
     train, valid, test = BENCHMARKS[name].split(len(x))
     z = (x - x[:train].mean(0)) / x[:train].std(0)
     return [z[:train], z[train - LOOK_BACK : valid], z[valid - LOOK_BACK : test]]
 
 
 def windows(x: np.ndarray, horizon: int) -> np.ndarray:
-    """All windows ``(windows, look_back + horizon)`` of all series, written out."""
+    """All windows ``(windows, look_back + horizon)`` of all series."""
     return np.concatenate([sliding_window_view(series, LOOK_BACK + horizon) for series in x.T])
 
 
 def fit_lagwise(train: np.ndarray, valid: np.ndarray, horizon: int, model: str) -> Predict:
-    """`LagForecaster`, 15 penalties, the best on the validation rows."""
+    """`LagForecaster`, with the best of 15 penalties on the validation rows."""
     from lagwise.forecasting import LagForecaster
 
     rows = np.concatenate([train, valid[LOOK_BACK:]])
@@ -55,7 +55,7 @@ def fit_lagwise(train: np.ndarray, valid: np.ndarray, horizon: int, model: str) 
 
 
 def fit_ridge(train: np.ndarray, valid: np.ndarray, horizon: int, penalty: float) -> Predict:
-    """scikit-learn's Ridge on windows without their mean, for one penalty."""
+    """scikit-learn's Ridge on centred windows, for one penalty."""
     from sklearn.linear_model import Ridge
 
     made = windows(train, horizon)
@@ -123,7 +123,7 @@ METHODS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def measure(folder: str, name: str, horizon: int, method: str) -> dict[str, Any]:
-    """Processor seconds and bytes of a fit, and its error on the test part. Runs in a process of its own."""
+    """CPU seconds and bytes of a fit, and its test error. Runs in a separate process."""
     train, valid, test = parts(read_benchmark(Path(folder), name), name)
     fit, arguments = METHODS[method]
     fit(train[: LOOK_BACK + horizon + 50], valid[: LOOK_BACK + horizon + 50], horizon, *arguments)  # imports, buffers

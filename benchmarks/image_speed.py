@@ -1,10 +1,11 @@
-"""Pictures a second of TNN at DeiT's sizes beside DeiT itself, forward and in training.
+"""Images per second of TNN at DeiT's sizes against DeiT, in inference and training.
 
     python benchmarks/image_speed.py OUT.json [--recipe tnn-deit-tiny] [--peer deit_tiny_patch16_224] [--sides 224,448]
 
-The model of the recipe against timm's, both with random weights, the same patches and no stochastic depth, at each
-side of the pictures. The first is checked against dense Toeplitz matrices in float64 on a small picture. Timed in turn,
-medians with quartiles; a ratio above 1 says how many times faster the recipe's model is. Needs timm.
+The recipe's model is compared with timm's at each image size, both with random weights, the same patches and no
+stochastic depth. The recipe's model is first checked against dense Toeplitz matrices in float64 on a small image.
+Models are timed in turn; results are medians with quartiles. A ratio above 1 means that the recipe's model is faster.
+Needs timm.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CHECKED_SIDE, _TOLERANCE, _CLASSES = 64, 1e-4, 1000
 
 
 class Logits(nn.Module):
-    """A model of lagwise as timm's are: a picture in, logits out."""
+    """A lagwise model with timm's interface: images in, logits out."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -40,7 +41,7 @@ class Logits(nn.Module):
 
 
 def network(recipe_name: str) -> Logits:
-    """The recipe's model. RuntimeError if it does not compute what dense matrices in float64 do."""
+    """The recipe's model; RuntimeError if it differs from dense matrices in float64."""
     fields: dict[str, Any] = {
         "causal": False,
         "num_labels": _CLASSES,
@@ -58,7 +59,7 @@ def network(recipe_name: str) -> Logits:
         exact = dense.double()(pixel_values=pixels.double()).logits
         error = float((model(pixel_values=pixels).logits - exact).abs().max() / exact.abs().max())
     if not error <= _TOLERANCE:
-        raise RuntimeError(f"{recipe_name} is off by {error:.1e} of the largest value; a wrong result is not timed")
+        raise RuntimeError(f"{recipe_name} is off by {error:.1e} of the largest value; wrong results are not timed")
     return Logits(model)
 
 
@@ -71,7 +72,7 @@ def forward(model: nn.Module, pixels: torch.Tensor) -> Callable[[], None]:
 
 
 def training_step(model: nn.Module, pixels: torch.Tensor) -> Callable[[], None]:
-    """Forward and backward, with the optimiser's work left out: it is the same for both."""
+    """Forward and backward passes, without the optimizer step, which costs the same for both."""
     labels = torch.arange(len(pixels)) % _CLASSES
 
     def run() -> None:
@@ -83,7 +84,7 @@ def training_step(model: nn.Module, pixels: torch.Tensor) -> Callable[[], None]:
 
 def main(out: Path, recipe: str, peer: str, sides: list[int], batch: int, repeats: int) -> None:
     ours, rows = network(recipe), []
-    print(f"| side | {recipe}, forward, pictures a second | {peer} | ratio | training step | {peer} | ratio |")
+    print(f"| side | {recipe}, forward, images per second | {peer} | ratio | training step | {peer} | ratio |")
     print("|---" * 7 + "|")
     for side in sides:
         models = {recipe: ours, peer: timm.create_model(peer, img_size=side, num_classes=_CLASSES)}
@@ -103,13 +104,13 @@ def main(out: Path, recipe: str, peer: str, sides: list[int], batch: int, repeat
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("out", type=Path, help="the results file")
+    parser.add_argument("out", type=Path, help="results file")
     parser.add_argument("--recipe", default="tnn-deit-tiny")
     parser.add_argument("--peer", default="deit_tiny_patch16_224", help="a model of timm")
-    parser.add_argument("--sides", default="224,448", help="of the pictures, in pixels")
-    parser.add_argument("--batch", type=int, default=8, help="pictures at once (8)")
-    parser.add_argument("--repeats", type=int, default=9, help="of each (9)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (2)")
+    parser.add_argument("--sides", default="224,448", help="image sizes in pixels")
+    parser.add_argument("--batch", type=int, default=8, help="batch size (8)")
+    parser.add_argument("--repeats", type=int, default=9, help="timed passes of each model (9)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (2)")
     given = parser.parse_args()
     keep_freed_memory()
     share_cores()

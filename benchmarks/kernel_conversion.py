@@ -1,14 +1,14 @@
-"""Every kernel in a small trained model, streamed as it is and converted to a state space.
+"""Train a small model with each kernel, and compare streaming before and after conversion to a state space.
 
     python benchmarks/kernel_conversion.py OUT.json RUNS [--names rpe,s4d,...] [--steps 300] [--tolerance 1e-3]
 
-RUNS is a folder for the runs: causal TNNs of 2 layers of 64 channels on the bytes of Python's standard library, trained
-on one thread with each kernel for the same steps of 8 x 256 tokens, and the same with LRU and S5 in the place of the
-gated Toeplitz unit. For each: states of a channel (smallest, median, largest), their certified error and bound over the
-gain, bits per byte before and after at 256 and 1024 tokens of test data, tokens a second of one stream before and
-after, and how far streaming what is not converted is from the whole text at once (float32, of the largest logit). A
-kernel that cannot be reduced is kept with the reason; what is a state space has nothing to convert. Each result is kept
-in the file as soon as it is there; runs that are finished are left.
+RUNS is a folder for the runs. Models are causal TNNs with 2 layers of 64 channels, trained with each kernel on one
+thread, on the bytes of Python's standard library, for the same number of steps of 8 x 256 tokens. LRU and S5 are also
+used in place of the gated Toeplitz unit. Results: states per channel (smallest, median, largest); their certified error
+and bound relative to the gain; bits per byte before and after at 256 and 1024 tokens of test data; tokens per second of
+one stream before and after; and the error of streaming without conversion against the forward pass (float32, relative
+to the largest logit). If a kernel cannot be converted, the reason is recorded. State spaces need no conversion. Each
+result is written to the file at once, and finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def mixers() -> dict[str, dict[str, Any]]:
 
 
 def train(run: Path, mixer: dict[str, Any], steps: int) -> None:
-    """Unless it is done."""
+    """Train a run unless it is finished."""
     if (run / "config.json").is_file():
         return
     block = {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
@@ -72,7 +72,7 @@ def train(run: Path, mixer: dict[str, Any], steps: int) -> None:
 
 @torch.inference_mode()
 def streaming_error(model: Any, tokens: int = 64) -> float:
-    """Largest difference of logits between tokens one by one after a prompt and the whole text, of the largest."""
+    """Largest difference of logits between streaming after a prompt and the forward pass, relative to the largest."""
     ids = torch.randint(model.config.vocab_size, (1, LENGTH + tokens))
     whole = model(ids).logits[:, LENGTH:]
     cache = StreamingCache(model.config.num_hidden_layers)
@@ -82,7 +82,7 @@ def streaming_error(model: Any, tokens: int = 64) -> float:
 
 
 def found(run: Path, tolerance: float) -> dict[str, Any]:
-    """A row's figures."""
+    """The results of a row."""
     model, _ = load_model(run)
     row: dict[str, Any] = {"tolerance": tolerance, "streaming_error": streaming_error(model)}
     layers = [m for m in model.modules() if isinstance(m, ToeplitzMixer)]
@@ -90,7 +90,7 @@ def found(run: Path, tolerance: float) -> dict[str, Any]:
         kernels: Any = [m.kernel for m in layers]
         poles = [kernel.recurrence().poles[0] for kernel in kernels]
         poles += [m.recurrence().log_decay for m in model.modules() if isinstance(m, RecurrentMixer)]
-        row["state_space"] = max(len(each) for each in poles)  # complex numbers, of a channel or of all together
+        row["state_space"] = max(len(each) for each in poles)  # complex states, per channel or in all
         row["tokens_per_second"] = tokens_per_second({"before": model}, LENGTH)
         return row
     with tempfile.TemporaryDirectory() as folder:
@@ -126,10 +126,10 @@ def main(given: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("out", type=Path, help="the results file, which is added to")
-    parser.add_argument("runs", type=Path, help="a folder for the runs")
-    parser.add_argument("--names", help="of kernels and mixers, separated by commas; without it, all")
-    parser.add_argument("--steps", type=int, default=300, help="of training (300)")
-    parser.add_argument("--tolerance", type=float, default=1e-3, help="over a channel's gain (1e-3)")
+    parser.add_argument("out", type=Path, help="results file; results are added to it")
+    parser.add_argument("runs", type=Path, help="folder for the runs")
+    parser.add_argument("--names", help="kernels and mixers, separated by commas (all)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps (300)")
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="relative to a channel's gain (1e-3)")
     keep_freed_memory()
     main(parser.parse_args())

@@ -1,17 +1,17 @@
-"""Train language models of one size for the same time each, one thread a run: TNN's tables 2, 7 to 10 and 15 in small.
+"""Train language models of one size for equal times, with one thread per run: TNN's tables 2, 7 to 10 and 15, small.
 
     python benchmarks/language.py DATA RUNS [--plan family|ablations] [--models tnn,mega,...] [--minutes 20]
         [--seeds 1] [--workers 2] [--results FILE]
 
-Every model has six layers, and the width at which its blocks have about 2.5 million parameters; a vocabulary of 8,192
-BPE tokens of the text DATA and sequences of 512 are the same for all, and so are batches of 8, warm-up, a cosine and
-AdamW. The learning rate is 0.002 for attention and state spaces, 0.004 for the rest: neither is tuned. Steps are as
-many as fit into the minutes, by the mean of some steps that the models take in turn, kept in RUNS/steps.json; so a busy
-machine changes when a run ends and not what it learns. Runs that are finished are left, those that have begun are
-resumed, so the command may be stopped and given again.
+Every model has six layers and the width at which its blocks have about 2.5 million parameters. All models share a
+vocabulary of 8,192 BPE tokens from the text DATA, sequences of 512 tokens, batches of 8, warm-up, a cosine schedule and
+AdamW. The learning rate is 0.002 for attention and state spaces and 0.004 otherwise; neither is tuned. The number of
+steps is what fits into the minutes. It is estimated from the mean time of some steps that the models take in turn and
+kept in RUNS/steps.json, so a busy machine affects a run's duration but not its result. Finished runs are skipped and
+interrupted runs are resumed, so the command may be stopped and repeated.
 
-A finished run is tested on the first 262,144 tokens at 512 to 14336, lengths that a model cannot read left out, and its
-scores and its curve are added to the results file.
+A finished run is tested on the first 262,144 tokens at lengths 512 to 14336, except lengths that a model does not
+support. Its scores and curve are added to the results file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from run_queue import finish, keep, planned, scores
 from lagwise.models.presets import PRESETS
 
 Fields = dict[str, Any]
-_LAYERS, _SIZE, _STEP = 6, 2_500_000, 16  # blocks, parameters of all blocks, and what widths are multiples of
+_LAYERS, _SIZE, _STEP = 6, 2_500_000, 16  # number of blocks, parameters of all blocks, and step of widths
 _LENGTHS, _TOKENS, _EVALUATIONS = "512,1024,2048,4096,8192,14336", 262_144, 10
 _ATTENTION_RATE, _RATE = 0.002, 0.004
 
@@ -51,13 +51,13 @@ def _mixer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Field
 
 
 def _layer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
-    """A gated mixer that is a layer by itself: no channel mixer, as published."""
+    """A gated mixer without a channel mixer, as published."""
     mixer = {"name": name, **options}
     return rate, {"name": "prenorm", "norm": "layer", "token_mixer": mixer, "channel_mixer": {"name": "none"}}
 
 
 def _preset(word: str) -> tuple[float, Fields]:
-    """The block that ``model=WORD`` names."""
+    """The block of the preset ``model=WORD``."""
     return _RATE, PRESETS[word]["block"]
 
 
@@ -94,8 +94,8 @@ FAMILY: dict[str, tuple[float, Fields]] = {
     "spectral": _kernel("spectral"),
 }
 
-#: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay); ``tnn`` of `FAMILY` is their
-#: first row.
+#: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay). Their first row is ``tnn`` of
+#: `FAMILY`.
 ABLATIONS: dict[str, tuple[float, Fields]] = {
     "decay-0.9": _kernel("rpe", **_RPE, decay=0.9),
     "decay-0.95": _kernel("rpe", **_RPE, decay=0.95),
@@ -113,7 +113,7 @@ ABLATIONS: dict[str, tuple[float, Fields]] = {
 }
 PLANS = {"family": FAMILY, "ablations": ABLATIONS}
 
-#: Positions and the last norm of those whose mixer knows no place, or whose block has layer norm.
+#: Position embeddings for mixers without positions, and the final norm for blocks with layer norm.
 _SINUSOIDAL = ("transformer", "linear-elu", "performer")
 
 
@@ -136,14 +136,14 @@ def size(name: str, block: Mapping[str, Any], width: int) -> int:
 
 
 def fitted(name: str, block: Mapping[str, Any]) -> tuple[int, int]:
-    """The width whose blocks are nearest to the common size, and their parameters."""
+    """The width at which the blocks are closest to the common size, and their parameters."""
     widths: Iterator[int] = iter(range(128, 513, _STEP))
     sizes = {width: size(name, block, width) for width in widths}
     return min(sizes.items(), key=lambda each: abs(each[1] - _SIZE))
 
 
 def recipe(name: str, plan: str, data: Path, folder: Path) -> tuple[Path, Fields]:
-    """Write a model's recipe, and say its width, size and learning rate."""
+    """Write a model's recipe; return its path, and the model's width, size and learning rate."""
     rate, block = PLANS[plan][name]
     width, parameters = fitted(name, block)
     path = folder / f"{name}.yaml"
@@ -186,19 +186,19 @@ def train(name: str, seed: int, path: Path, about: Fields, runs: Path, results: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("data", type=Path, help="a text, or a folder of train.txt, valid.txt and test.txt")
-    parser.add_argument("runs", type=Path, help="a folder for the runs")
+    parser.add_argument("data", type=Path, help="a text file, or a folder with train.txt, valid.txt and test.txt")
+    parser.add_argument("runs", type=Path, help="folder for the runs")
     parser.add_argument("--plan", choices=PLANS, default="family")
-    parser.add_argument("--models", help="of the plan, separated by commas (all)")
-    parser.add_argument("--minutes", type=float, default=20, help="of each run (20)")
+    parser.add_argument("--models", help="models of the plan, separated by commas (all)")
+    parser.add_argument("--minutes", type=float, default=20, help="minutes per run (20)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each model (1)")
-    parser.add_argument("--workers", type=int, default=2, help="runs at once (2)")
+    parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/language-cpu.json"))
     given = parser.parse_args()
     given.runs.mkdir(parents=True, exist_ok=True)
     names = given.models.split(",") if given.models else list(PLANS[given.plan])
     if unknown := set(names) - set(PLANS[given.plan]):
-        parser.error(f"unknown models {', '.join(sorted(unknown))}; they are {', '.join(PLANS[given.plan])}")
+        parser.error(f"unknown models {', '.join(sorted(unknown))}; available: {', '.join(PLANS[given.plan])}")
     made = {name: recipe(name, given.plan, given.data, given.runs) for name in names}
     steps = planned({n: (str(path), []) for n, (path, _) in made.items()}, given.minutes, given.runs / "steps.json")
     with ThreadPoolExecutor(given.workers) as pool:

@@ -1,9 +1,10 @@
-"""A million bytes from a converted model, eight streams: whether memory, states and text stay as they are.
+"""Generate a million bytes with a converted model in eight streams, to check that memory and states remain stable.
 
     python benchmarks/long_run.py OUT.json RUN-recurrent
 
-Sampled at temperature 0.8 from the 40 likeliest; notes every 40,000 bytes what the process and the streams hold, the
-largest number in a state, whether all is finite, and the last words of the first stream.
+Bytes are sampled at temperature 0.8 from the 40 most likely ones. Every 40,000 bytes the script records the memory of
+the process and the streams, the largest value in a state, whether all values are finite, and the last text of the first
+stream.
 """
 
 from __future__ import annotations

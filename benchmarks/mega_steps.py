@@ -1,11 +1,11 @@
-"""Training steps of whole blocks: MEGA against TCNCA, which differs in its memory alone.
+"""Time training steps of whole blocks: MEGA against TCNCA, which differs only in its memory.
 
     python benchmarks/mega_steps.py OUT.json
 
-Blocks of the recipes mega-lm and tcnca-lm (256 channels, 8 x 512 tokens), and of mega-enwik8 and tcnca-enwik8 (512
-channels, one sequence of 8192 tokens in chunks of 2048); MEGA with its average by scan and by FFT, TCNCA also with the
-cheapest stack that `lagwise bench tcn` finds for the length. In float32, timed in turn; ratios say how many times
-faster TCNCA is in the same run.
+Blocks are those of the recipes mega-lm and tcnca-lm (256 channels, 8 x 512 tokens) and of mega-enwik8 and tcnca-enwik8
+(512 channels, one sequence of 8192 tokens in chunks of 2048). MEGA computes its average by scan and by FFT. TCNCA is
+also timed with the cheapest stack that `lagwise bench tcn` finds for the length. Steps are in float32 and timed in
+turn. A ratio above 1 means that TCNCA is faster.
 """
 
 from __future__ import annotations

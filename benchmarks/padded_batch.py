@@ -1,12 +1,12 @@
-"""Training steps of classifiers on a padded batch of texts of very different lengths.
+"""Time training steps of classifiers on a padded batch of texts with very different lengths.
 
     python benchmarks/padded_batch.py OUT.json [--data FILE.jsonl[.xz]] [--before SRC] [--threads N]
 
-A batch of the first 16 rows of a file (its column ``text``, as bytes, cut to 4000), or of random bytes with log-normal
-lengths of mean 1325, padded on the right; forward and backward of two-sided classifiers with 4 layers of 64 channels
-and expansion 2: tnn, ski-tnn and mega. Timed in turn, after a check that logits agree: this code; this code with
-layers that run on padding too; and, with ``--before``, an earlier version, whose ``src`` folder that is, in a process
-of its own. Float32. Ratios say how many times faster this code is in the same run.
+The batch has the first 16 rows of a file (column ``text``, as bytes, cut to 4000), or random bytes with log-normal
+lengths of mean 1325, padded on the right. Steps are forward and backward passes in float32 of two-sided classifiers
+with 4 layers of 64 channels and expansion 2: tnn, ski-tnn and mega. After a check that logits agree, three methods are
+timed in turn: this code; this code with layers that process padding too; and, with ``--before``, an earlier version
+from its ``src`` folder, in a separate process. A ratio above 1 means that this code is faster.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 def classifier(name: str) -> LagwiseForSequenceClassification:
     torch.manual_seed(0)
     config = LagwiseConfig(hidden_size=64, num_hidden_layers=4, block=BLOCKS[name], causal=False, num_labels=2)
-    return LagwiseForSequenceClassification(config).eval()  # no dropout; gradients all the same
+    return LagwiseForSequenceClassification(config).eval()  # no dropout; gradients are still computed
 
 
 def texts(path: Path | None) -> list[Tensor]:
@@ -86,7 +86,7 @@ def step(model: LagwiseForSequenceClassification, batch: dict[str, Tensor]) -> T
 
 @contextlib.contextmanager
 def on_padding_too() -> Iterator[None]:
-    """Layers run on whole batches."""
+    """Make layers process padding too."""
     from lagwise.ops import Layout
 
     compact = Layout.compact
@@ -98,7 +98,7 @@ def on_padding_too() -> Iterator[None]:
 
 
 class Before:
-    """The same steps by an earlier version, in a process of its own that waits to be told which to take."""
+    """The same steps with an earlier version, in a separate process that reads model names from its standard input."""
 
     def __init__(self, source: Path, folder: Path):
         command = [sys.executable, __file__, str(folder), "--serve", "--threads", str(torch.get_num_threads())]
@@ -113,12 +113,12 @@ class Before:
         assert self.process.stdout is not None
         print(name, file=self.process.stdin, flush=True)
         if self.process.stdout.readline() != f"{name}\n":
-            raise RuntimeError(f"the earlier version ended with {self.process.wait()}")
+            raise RuntimeError(f"the earlier version exited with status {self.process.wait()}")
         return torch.load(self.folder / "logits", weights_only=True)
 
 
 def serve(folder: Path) -> None:
-    """Take the steps that standard input names."""
+    """Run a step for each model name on standard input."""
     models = {}
     batch = torch.load(folder / "batch", weights_only=True)
     for line in sys.stdin:
@@ -174,10 +174,10 @@ def main(out: Path, data: Path | None, source: Path | None, folder: Path) -> Non
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("out", type=Path, help="the results file")
-    parser.add_argument("--data", type=Path, help="rows as JSON lines with a column text, plain or .xz")
+    parser.add_argument("out", type=Path, help="results file")
+    parser.add_argument("--data", type=Path, help="JSON lines with a field text, optionally .xz")
     parser.add_argument("--before", type=Path, help="src folder of an earlier version")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (2)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (2)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keep_freed_memory()

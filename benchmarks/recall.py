@@ -1,9 +1,9 @@
-"""Associative recall by every kind of model at one budget of steps: `python benchmarks/recall.py --out FILE`.
+"""Associative recall with every kind of model, with a fixed number of steps: `python benchmarks/recall.py --out FILE`.
 
-A results file that is there already is added to: what it has is not trained again.
+Results are added to an existing results file, and models that it contains are not trained again.
 
-Each model has two layers; at length 64 it has 32 channels and attends in chunks of 32, beyond that 128 and 128
-(TCNCA app. G). The budget is the same for all and small: no rate is swept and nothing is trained to its end.
+Each model has two layers. At length 64 it has 32 channels and chunks of 32, for longer sequences 128 and 128 (TCNCA
+app. G). All models have the same small budget: learning rates are not tuned, and models are not trained to convergence.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def blocks(length: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(length: int, vocab_size: int, steps: int, batch_size: int, rate: float) -> dict[str, Any]:
-    """Train and test each model; accuracy, and what it took."""
+    """Train and test each model; return accuracies and the cost of training."""
     rows = {}
     for name, block in blocks(length).items():
         recipe = load_recipe(
@@ -79,9 +79,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="64,1024", help="sequence lengths, separated by commas")
     parser.add_argument("--vocab-sizes", default="10,20", help="tokens: half keys, half values")
-    parser.add_argument("--steps", default="600,250", help="optimiser steps, one number a length")
-    parser.add_argument("--batch-sizes", default="32,4", help="sequences in a step, one number a length")
-    parser.add_argument("--rates", default="0.004,0.002", help="learning rates, one number a length")
+    parser.add_argument("--steps", default="600,250", help="optimizer steps for each length")
+    parser.add_argument("--batch-sizes", default="32,4", help="batch size for each length")
+    parser.add_argument("--rates", default="0.004,0.002", help="learning rate for each length")
     parser.add_argument("--out", type=Path, required=True, help="results file")
     options = parser.parse_args()
     per_length = zip(

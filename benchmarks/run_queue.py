@@ -1,5 +1,5 @@
-"""What the scripts that queue trainings share: steps that fill a time, run folders that are begun, resumed or left, and
-results that last."""
+"""Shared code of the scripts that queue trainings: planning steps for a time budget, running or resuming run folders,
+and saving results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from typing import Any
 
 from lagwise.bench.harness import save_results
 
-_WRITING = threading.Lock()  # runs end in several threads
+_WRITING = threading.Lock()  # runs finish in several threads
 _WARMUP, _TIMED = 3, 15  # steps
-_VALIDATION = 0.1  # of a run's time
+_VALIDATION = 0.1  # share of a run's time
 
 
 def step_seconds(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[float]:
-    """Mean seconds of this process for a training step of each recipe with its overrides, on one thread and the task's
-    own data. The jobs take steps in turn, so that all of them meet the same company on the machine; steps differ in
-    length, and the mean is what a run takes."""
+    """Mean CPU seconds of a training step of each recipe with its overrides, on one thread and the task's data.
+
+    The jobs take steps in turn, so that other load on the machine affects all of them equally. Steps differ in
+    duration, and their mean determines a run's time.
+    """
     import torch
 
     from lagwise.training.hardware import bfloat16_is_fast
@@ -43,7 +45,7 @@ def step_seconds(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[float]:
 
 
 def _step(recipe_name: str, overrides: Sequence[str]) -> Callable[[int], Any]:
-    """What computes the loss of a recipe's steps by their number."""
+    """A function that computes the loss of a recipe's step from the step's number."""
     from lagwise.training import check_recipe, load_recipe
     from lagwise.training.model import build_model
 
@@ -66,8 +68,11 @@ def _step(recipe_name: str, overrides: Sequence[str]) -> Callable[[int], Any]:
 
 
 def planned(jobs: Mapping[str, tuple[str, Sequence[str]]], minutes: float, file: Path) -> dict[str, dict[str, Any]]:
-    """Seconds of a step, and the steps that fill a run's minutes but for what validation takes, of jobs by name (a
-    recipe and its overrides). Those that the file lacks are measured, in one process of their own, and added to it."""
+    """Seconds per step of each job, and the number of steps that fit into a run's minutes without validation.
+
+    Jobs map names to a recipe and its overrides. Jobs missing in the file are measured in a separate process and added
+    to it.
+    """
     plan = json.loads(file.read_text()) if file.is_file() else {}
     missing = [name for name in jobs if name not in plan]
     if missing:
@@ -81,17 +86,17 @@ def planned(jobs: Mapping[str, tuple[str, Sequence[str]]], minutes: float, file:
 
 
 def lagwise(log: Path, *arguments: str) -> None:
-    """Run the command line on one thread. CalledProcessError if it fails."""
+    """Run the command line on one thread; CalledProcessError if it fails."""
     with open(log, "a") as file:
         command = [sys.executable, "-m", "lagwise", *arguments]
         subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, check=True)
 
 
 def finish(run: Path, new: Sequence[str], evaluation: Sequence[str] = ()) -> dict[str, Any]:
-    """Train a run, by ``lagwise train`` with the arguments ``new`` or from where it was stopped, and evaluate it, each
-    unless that is done; the log is beside the run.
+    """Train a run by ``lagwise train`` with the arguments ``new``, or resume it, and then evaluate it. Finished parts
+    are skipped. The log is written next to the run's folder.
 
-    Returns its machine, and what the log says of every evaluation: step, ``eval_NAME`` by name.
+    Returns the run's machine and the logged evaluations: the step, and values by ``eval_NAME``.
     """
     log = run.with_name(f"{run.name}.log")
     if not (run / "config.json").is_file():
@@ -112,7 +117,7 @@ def scores(run: Path) -> dict[str, Any]:
 
 
 def keep(results: Path, name: str, found: dict[str, Any]) -> None:
-    """Add what was found of a run to a results file."""
+    """Add a run's results to a results file."""
     with _WRITING:
         kept = json.loads(results.read_text())["results"] if results.is_file() else {}
         save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})

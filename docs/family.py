@@ -27,13 +27,13 @@ CONVERSION = "kernel-conversion-cpu.json"
 _OWN_TESTS = ("tests/mixers/test_family_mixers.py", "tests/mixers/test_grid.py")
 _TABLE_TESTS = {
     "mixer": {
-        "tests/family_references.py": ("tests/mixers/test_family_mixers.py", "test_a_mixer_is_its_papers_formula"),
+        "tests/family_references.py": ("tests/mixers/test_family_mixers.py", "test_a_mixer_equals_its_papers_formula"),
         "tests/fuzz/references.py": ("tests/fuzz/test_parity.py", "test_parity"),
     },
     "kernel": {
         "tests/kernels/test_state_space_kernels.py": (
             "tests/kernels/test_state_space_kernels.py",
-            "test_kernels_are_their_papers_formulas",
+            "test_kernels_equal_their_papers_formulas",
         ),
         "tests/fuzz/options.py": ("tests/fuzz/test_parity.py", "test_parity"),
     },

@@ -44,7 +44,7 @@ for _ in range(options.tokens):
         break
     ids.append(token)
     text = tokenizer.decode(ids)
-    if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # else its last character lacks bytes
+    if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # otherwise the last character is incomplete
         print(text[written:], end="", flush=True)
         written = len(text)
     logits = step(token)

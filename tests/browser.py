@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, for tests."""
+"""Headless Chromium for tests of pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromi
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
+    """Serves files without logging requests."""
 
     def log_message(self, *args: object) -> None:
         pass
@@ -26,7 +26,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
-    """The address at which a folder is served."""
+    """Serve a folder and return its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -36,8 +36,7 @@ def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
 
 
 def opened(address: str, profile: Path, *flags: str, seconds: int = 15) -> tuple[str, list[str]]:
-    """The page as a browser has it once its scripts have run, for so many seconds of its own clock, and what it wrote
-    to the console."""
+    """The page after its scripts have run for some seconds of virtual time, and its console output."""
     chromium = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--virtual-time-budget={1000 * seconds}"]
     command = [*chromium, "--enable-logging=stderr", f"--user-data-dir={profile}", *flags, "--dump-dom", address]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)

@@ -1,4 +1,4 @@
-"""Shared fixtures. Data are made here or taken from Python's own standard library; nothing is fetched."""
+"""Shared fixtures. Data are generated or taken from Python's standard library; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where the tensors of this test are made, if it does not say where."""
+    """The default device of tensors in a test."""
     name = request.config.getoption("--device") if request.path.parent.name in _LAYERS else "cpu"
     with contextlib.ExitStack() as stack:
         if name == "pretended":
@@ -73,7 +73,7 @@ def _seed(device: torch.device) -> None:
 
 @pytest.fixture
 def uninitialised_is_nan() -> Iterator[None]:
-    """Every torch.empty comes filled with NaN, so that reading what was never written shows."""
+    """Fill the result of every torch.empty with NaN, so that reads of uninitialized memory show."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -86,7 +86,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 kB of learnable text."""
+    """A learnable text of 40 kB."""
     random.seed(0)
     lines = (" ".join(random.choices(WORDS, k=10)) for _ in range(900))
     path = tmp_path_factory.mktemp("text") / "words.txt"

@@ -1,4 +1,4 @@
-"""Small files of GLUE's tasks as they are published, with random words for texts."""
+"""Small files of GLUE's tasks in their published formats, with random words as texts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FILES = {
 
 
 def rows_of(task: str, count: int, seed: int = 0) -> list[list[str]]:
-    """Lines of a file, without header. A row whose texts have a certain word is of class 1, or has a high score."""
+    """Lines of a file without the header. Rows whose texts contain a certain word have class 1 or a high score."""
     _, _, fields, labels = FILES[task]
     draw, rows = random.Random(seed), []
     for i in range(count):
@@ -73,7 +73,7 @@ def rows_of(task: str, count: int, seed: int = 0) -> list[list[str]]:
 
 
 def write_lines(path: Path, rows: list[list[str]], *, end: str = "\n", mark: bool = False) -> Path:
-    """Fields between tabs, or for .csv as a spreadsheet has them. mark: begin with the mark of UTF-8."""
+    """Write tab-separated fields, or for .csv as a spreadsheet does. mark: begin with the UTF-8 byte order mark."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8-sig" if mark else "utf-8", newline="") as file:
         if path.suffix == ".csv":
@@ -84,7 +84,7 @@ def write_lines(path: Path, rows: list[list[str]], *, end: str = "\n", mark: boo
 
 
 def write_task(folder: Path, task: str, count: int = 40) -> Path:
-    """The files of a task, with training and half as many dev rows, in a folder of its own."""
+    """Write the files of a task to its own folder, with training rows and half as many dev rows."""
     names, header, _, _ = FILES[task]
     for seed, (name, rows) in enumerate(zip(names, (count, count // 2), strict=True)):
         lines = [] if header is None else [header]

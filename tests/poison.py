@@ -1,4 +1,4 @@
-"""Padding filled with NaN and infinity, for every module that obeys the mixer contract."""
+"""Padding filled with NaN and infinity, for every module that follows the mixer contract."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _POISON = torch.tensor([float("nan"), float("inf"), float("-inf")], dtype=torch.
 
 
 def check_poisoned_padding(module: Any, channels: int, *, streamed: bool) -> None:
-    """Outputs and gradients at real tokens, and gradients of parameters, are those of the rows without padding; outputs
-    at padding are finite and its gradients zero. In forward, in packed rows and, if it streams, in a stream."""
+    """Outputs and gradients at real tokens, and gradients of parameters, equal those of the rows without padding.
+    Outputs at padding are finite, and gradients there are zero. Checked in forward, in packed rows and, if supported,
+    in streams."""
     rows = [torch.randn(n, channels, dtype=torch.float64) for n in (13, 9, 1)]
     weights = [torch.randn_like(row) for row in rows]
     clean = _run(module, lambda xs: [module(x[None])[0] for x in xs], rows, weights)
@@ -29,7 +30,7 @@ def check_poisoned_padding(module: Any, channels: int, *, streamed: bool) -> Non
         return list(y[mask].split([len(x) for x in xs]))
 
     def packed(xs: Sequence[Tensor]) -> list[Tensor]:
-        """Documents of padding alone, with padding before their text, after it, and without any."""
+        """Documents of padding only, with padding before their text, after it, and without padding."""
         texts = zip(_PLACES, (*xs, xs[0][:0]), strict=True)
         mask = torch.cat([_within(n, start, start + len(x)) for (n, start), x in texts])
         seq_idx = torch.cat([torch.full((n,), i) for i, (n, _) in enumerate(_PLACES)])

@@ -1,9 +1,9 @@
-"""A second device made in Python, to find without a GPU what would fail on one.
+"""A second device made in Python, to find errors of GPU use without a GPU.
 
-Tensors of the device "pretended" keep their values in the CPU's memory, and the CPU computes every operation. An
-operation on tensors of both devices raises an error, as on a GPU, so that forgotten ``device=`` arguments show. Tensors
-can be made there inside `SecondDevice`. Compilation, forward-mode derivatives and inference tensors are not supported:
-tests of those are marked ``real_device``.
+Tensors of the device "pretended" keep their values in CPU memory, and the CPU computes every operation. Operations on
+tensors of both devices raise an error, as on a GPU, which reveals missing ``device=`` arguments. Tensors can be created
+there within `SecondDevice`. Compilation, forward-mode derivatives and inference tensors are not supported: such tests
+are marked ``real_device``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EAGER = {aten._conj.default: aten.conj_physical.default, aten._neg_view.default
 
 
 class _There(Tensor):
-    """A tensor of the device; ``values`` is one of the CPU."""
+    """A tensor on the device; ``values`` is its CPU tensor."""
 
     values: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -63,14 +63,14 @@ class _There(Tensor):
 
 
 class SecondDevice(TorchDispatchMode):
-    """Makes tensors on the device where a function is asked to."""
+    """Creates tensors on the device where a factory function requests it."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(function, args, kwargs or {})
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on the CPU's values, its result on the device that PyTorch would choose."""
+    """Run an operation on the CPU values, and place the result on the device that PyTorch would choose."""
     function = _EAGER.get(function, function)
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     there = any(isinstance(x, _There) for x in tensors)
@@ -103,7 +103,7 @@ def _values(x: Any) -> Any:
 
 
 def _register() -> torch.library.Library:
-    """Tell PyTorch of the device, and of the operations that others call where no mode is asked."""
+    """Register the device with PyTorch, and the operations that are called outside of a dispatch mode."""
 
     class Backend(_DummyBackendModule):
         def get_amp_supported_dtype(self) -> list[torch.dtype]:

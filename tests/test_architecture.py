@@ -1,4 +1,4 @@
-"""Packages, their order, and what importing costs."""
+"""Packages, the order of their dependencies, and the cost of imports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def imported_packages(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_dependencies_point_one_way(path: Path) -> None:
+def test_packages_depend_only_on_lower_packages(path: Path) -> None:
     package = path.relative_to(PACKAGE).parts[0]
     if package not in PACKAGES:
         return
@@ -55,7 +55,7 @@ def test_dependencies_point_one_way(path: Path) -> None:
 
 
 def imports_when_loaded(path: Path) -> set[str]:
-    """Modules of lagwise that a module needs to be imported itself; what functions import, or types alone, is not."""
+    """Modules of lagwise that a module imports when it is loaded, without imports in functions or for types only."""
 
     def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         for node in body:
@@ -78,7 +78,7 @@ MODULES = {
 }
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_there_are_no_circular_imports() -> None:
     graph = {name: imports_when_loaded(path) - {name} for name, path in MODULES.items()}
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules
@@ -94,7 +94,7 @@ def test_packages_use_no_private_names_of_each_other() -> None:
                 assert shared or not private or private == ["__version__"], f"{path}: {private}"
 
 
-def test_ops_has_a_small_public_face() -> None:
+def test_ops_has_a_small_public_interface() -> None:
     import lagwise.ops
 
     assert len(lagwise.ops.__all__) <= 25
@@ -106,7 +106,7 @@ def test_every_folder_is_a_package() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_files_stay_small(path: Path) -> None:
+def test_files_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 350
 
 
@@ -123,7 +123,7 @@ def test_importing_is_cheap() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])
-def test_settings_of_the_process_yield_to_the_users_own(environment: dict[str, str]) -> None:
+def test_process_settings_do_not_override_the_users(environment: dict[str, str]) -> None:
     code = "import os, lagwise.process as p; p.share_cores(); print(os.environ.get('GOMP_SPINCOUNT'))"
     inherited = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     result = subprocess.run(
@@ -150,6 +150,6 @@ def test_settings_of_the_process_yield_to_the_users_own(environment: dict[str, s
         ),
     ],
 )
-def test_auto_classes_know_us_in_any_order_of_imports(statement: str) -> None:
+def test_auto_classes_are_registered_in_any_order_of_imports(statement: str) -> None:
     check = "import lagwise; A.from_config(lagwise.LagwiseConfig(hidden_size=8, num_hidden_layers=1))"
     assert loaded_after(f"{statement}; {check}", "lagwise.models.modeling") == {"lagwise.models.modeling"}

@@ -1,4 +1,4 @@
-"""Compiled code is loaded only if this user compiled it; everything else is compiled again."""
+"""Compiled code is loaded only if this user compiled it; otherwise it is compiled again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def planted(cache: Path, source: Path) -> Path:
-    """Where the library was compiled to, there is now another one with a record that fits."""
+    """A compiled library that was replaced by another one with a matching record."""
     answer(source)
     (library,) = (cache / "native").glob("*.so")
     plant(library, "int answer(void) { return 13; }")
@@ -48,7 +48,7 @@ def planted(cache: Path, source: Path) -> Path:
 
 
 def plant(library: Path, code: str) -> None:
-    """Put a library of this code where another one was, with a record that fits."""
+    """Put a library of this code in place of another one, with a matching record."""
     library.unlink()  # what is loaded stays as it was
     subprocess.run(["cc", *FLAGS, "-xc", "-", "-o", library], input=code, text=True, check=True)
     record(library)
@@ -71,8 +71,8 @@ def script(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_library_of_ones_own_is_loaded(planted: Path, source: Path) -> None:
-    """What the tests below plant would be taken."""
+def test_a_users_own_library_is_loaded(planted: Path, source: Path) -> None:
+    """This shows that the libraries planted by the tests below could be loaded."""
     assert answer(source) == 13
 
 
@@ -123,7 +123,7 @@ def test_files_that_others_may_have_made_are_replaced(
     assert stat.S_ISREG(status.st_mode)
 
 
-def test_a_library_beside_the_genuine_one_is_not_looked_at(planted: Path, source: Path) -> None:
+def test_other_libraries_in_the_folder_are_ignored(planted: Path, source: Path) -> None:
     beside = planted.with_name(f"{planted.stem}-{compiler.hashlib.sha256(planted.read_bytes()).hexdigest()[:16]}.so")
     planted.replace(beside)
     record(beside)
@@ -190,7 +190,7 @@ def test_programs_in_the_current_folder_are_not_run(
 def test_headers_in_the_current_folder_are_not_read(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty entry of CPATH, often left by ``CPATH=$CPATH:more``, is the current folder."""
+    """An empty entry of CPATH, as often left by ``CPATH=$CPATH:more``, means the current folder."""
     source.write_text('#include <string.h>\nint answer(void) { return (int)strlen("42") * 21; }\n')
     (tmp_path / "string.h").write_text("#define strlen(text) 0\n")
     monkeypatch.chdir(tmp_path)
@@ -215,7 +215,7 @@ def test_a_compiler_that_cannot_be_found_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("value", ["", "  "])
-def test_an_empty_name_of_a_compiler_is_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_empty_compiler_name_means_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     expected = find_compiler()
     monkeypatch.setenv("CC", value)
     assert find_compiler() == expected
@@ -237,7 +237,7 @@ def test_another_compiler_makes_another_library(source: Path, cache: Path, monke
 
 
 class TestCacheFolder:
-    def test_an_empty_variable_is_an_unset_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_empty_variable_counts_as_unset(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("LAGWISE_CACHE", "")
@@ -245,12 +245,12 @@ class TestCacheFolder:
         assert stat.S_IMODE((tmp_path / "home" / ".cache").stat().st_mode) == 0o700
         assert [f.name for f in tmp_path.iterdir()] == ["home"]
 
-    def test_nobodys_home_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_users_home_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LAGWISE_CACHE", "~nosuchuser/cache")
         with pytest.raises(ValueError, match=r"'~nosuchuser/cache' cannot be found .*set LAGWISE_CACHE"):
             default_cache()
 
-    def test_nobodys_home_still_compiles(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compilation_works_without_a_home_folder(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A container's user may have no home folder."""
         monkeypatch.setenv("LAGWISE_CACHE", "~nosuchuser/cache")
         with pytest.warns(UserWarning, match="this process alone: the cache '~nosuchuser/cache' cannot be found"):
@@ -261,7 +261,7 @@ class TestCacheFolder:
         with pytest.warns(UserWarning, match="this process alone: .*File exists"):
             assert answer(source) == 42
 
-    def test_all_is_well_without_a_warning(self, source: Path) -> None:
+    def test_a_valid_cache_gives_no_warning(self, source: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert [answer(source), answer(source)] == [42, 42]

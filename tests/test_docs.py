@@ -1,4 +1,4 @@
-"""The documents agree with the code and with the results files."""
+"""The documentation agrees with the code and the results files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def script(name: str) -> ModuleType:
-    """A script that writes a page. They import what they share from their own folder, as when they are run."""
+    """Import a script that writes a page, with its folder on the path as when it is run."""
     if str(ROOT / "docs") not in sys.path:
         sys.path.insert(0, str(ROOT / "docs"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
@@ -41,20 +41,20 @@ def equations_text(equations: ModuleType) -> str:
 
 
 def test_family_page_is_current() -> None:
-    """And no member is without a source."""
+    """Every member also has a source."""
     family = script("family")
     assert family.PAGE.read_text() == family.page(), "run `make docs`"
     assert "| none |" not in family.page()
 
 
 def test_equations_page_is_current(equations: ModuleType, equations_text: str) -> None:
-    """But for line numbers, which every edit of a file shifts."""
+    """Except for line numbers, which change with every edit."""
     written, anew = (re.sub(r"#L\d+\)", ")", text) for text in (equations.PAGE.read_text(), equations_text))
     assert written == anew, "run `make docs`"
 
 
 def test_every_cited_place_is_tested(equations: ModuleType) -> None:
-    """And what tests declare is cited where it is implemented."""
+    """Everything that tests declare is also cited in the implementation."""
     cited, declared = set(equations.implemented()), set(equations.declared())
     assert len(cited) >= 80
     assert {place.paper for place in cited} == set(equations.PAPERS)
@@ -62,7 +62,7 @@ def test_every_cited_place_is_tested(equations: ModuleType) -> None:
     assert not declared - cited, "no docstring cites these"
 
 
-def test_links_of_the_equations_page_lead_to_what_they_name(equations_text: str) -> None:
+def test_links_of_the_equations_page_have_correct_targets(equations_text: str) -> None:
     links = re.findall(r"\[([^]]+)\]\(\.\./([^)#]+)#L(\d+)\)", equations_text)
     assert len(links) >= 200
     for name, path, line in links:
@@ -80,7 +80,7 @@ def test_rows_of_the_equations_page_fit_a_line(equations: ModuleType, equations_
 
 
 def test_markers_of_tests_are_read(equations: ModuleType, tmp_path: Path) -> None:
-    """On functions, classes and their functions, and modules."""
+    """On functions, classes, methods and modules."""
     code = """
         import pytest
         pytestmark = [pytest.mark.slow, pytest.mark.covers("MEGA §3.1")]
@@ -133,13 +133,13 @@ PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] i
 
 
 def blocks(path: Path, *languages: str) -> list[str]:
-    """Code of a page."""
+    """The code blocks of a page."""
     found = re.findall(r"^ *```(\w+)\n(.*?)^ *```", path.read_text(), re.S | re.M)
     return [textwrap.dedent(code) for language, code in found if language in languages]
 
 
 def command_lines(code: str) -> list[list[str]]:
-    """The words of each command of lagwise in a shell block, comments and redirections left out."""
+    """The words of each lagwise command in a shell block, without comments and redirections."""
     lines = [shlex.split(line, comments=True) for line in code.replace("\\\n", " ").splitlines()]
     words = [line[line.index("lagwise") + 1 :] for line in lines if "lagwise" in line[:4]]
     return [list(itertools.takewhile(lambda word: word not in (">", "|", "<", "&"), line)) for line in words]
@@ -147,7 +147,7 @@ def command_lines(code: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_the_pages_is_valid(page: Path) -> None:
-    """Python compiles; commands know the options that they are given. Slow tests run the tutorials."""
+    """Python compiles, and commands know their options. Slow tests run the tutorials."""
     import click
     import typer
 
@@ -207,7 +207,7 @@ def test_continuous_integration_calls_the_readmes_test_command() -> None:
 
 
 def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One class and one line in a table are enough to mix, stream and plot with it."""
+    """A class and one line in a table are enough to mix, stream and plot with it."""
     import torch
 
     from lagwise.analysis import learned_kernels
@@ -225,7 +225,7 @@ def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> No
     assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
 
 
-def test_the_figures_of_signals_are_those_of_the_results_files() -> None:
+def test_the_results_in_signals_equal_the_results_files() -> None:
     page = (ROOT / "docs" / "signals.md").read_text()
     results = ROOT / "benchmarks" / "results"
     for name, run in json.loads((results / "ecg-cpu.json").read_text())["results"].items():
@@ -243,7 +243,7 @@ def test_the_figures_of_signals_are_those_of_the_results_files() -> None:
         assert speed["chunk"] == 12 or re.search(rf"\| {speed['chunk']} \| [\d.]+ \| {re.escape(times)} \|", page)
 
 
-def test_the_figures_of_forecasting_are_those_of_the_results_files() -> None:
+def test_the_results_in_forecasting_equal_the_results_files() -> None:
     from lagwise.bench.forecasting import coverage_rows, table_rows
 
     page = (ROOT / "docs" / "forecasting.md").read_text()

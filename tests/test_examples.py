@@ -1,4 +1,4 @@
-"""The examples of exported steps: they write what the model writes."""
+"""The examples for exported steps generate the model's text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPT, TOKENS = "the où ", 60
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an exported step beside it."""
+    """A run with an exported step."""
     run = tmp_path_factory.mktemp("runs") / "run"
     config = LagwiseConfig(**{**load_recipe("mega-lm").model, "hidden_size": 32, "num_hidden_layers": 2})
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Progress in a file is a few lines; where somebody looks, a bar."""
+"""Progress is shown as a bar in a terminal and as a few lines in a file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """tqdm's seconds."""
+    """A fake clock for tqdm."""
     now = [0.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     return now
 
 
-def test_a_file_gets_a_line_now_and_then(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_occasional_lines(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
     monkeypatch.setenv("COLUMNS", "20")
     with progress_bar(desc="training", total=1000, unit="step", show=True) as bar:
@@ -56,7 +56,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_unless_it_is_not_wanted(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_can_be_disabled(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", file := kind())
     assert list(progress_bar([1, 2, 3], show=False)) == [1, 2, 3]
     with progress_bar(total=3, show=False) as bar:
@@ -64,7 +64,7 @@ def test_unless_it_is_not_wanted(kind: type[io.StringIO], monkeypatch: pytest.Mo
     assert file.getvalue() == ""
 
 
-def test_it_is_the_one_way(request: pytest.FixtureRequest) -> None:
+def test_only_the_progress_module_uses_tqdm(request: pytest.FixtureRequest) -> None:
     package = request.config.rootpath / "src" / "lagwise"
     users = [path.name for path in package.rglob("*.py") if "import tqdm" in path.read_text()]
     assert users == ["progress.py"]

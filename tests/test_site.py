@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, and a browser shows it."""
+"""The documentation site builds without warnings, and a browser shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ onload = async () => {
 
 
 class Slow(Quiet):
-    """Takes two real seconds for ``/wait``."""
+    """Waits two real seconds on ``/wait``."""
 
     def do_GET(self) -> None:
         if self.path == "/wait":
@@ -39,7 +39,7 @@ class Slow(Quiet):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The site, built strictly: a link or an anchor without a target is an error."""
+    """The site, built in strict mode: a link or an anchor without a target is an error."""
     pytest.importorskip("mkdocs")
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]

@@ -1,4 +1,4 @@
-"""Values against annotations."""
+"""Checks of values against type annotations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAN, INF = float("nan"), float("inf")
         (Any, NAN, NAN),
     ],
 )
-def test_values_of_a_type_are_taken(kind: Any, value: Any, result: Any) -> None:
+def test_values_of_the_type_are_accepted(kind: Any, value: Any, result: Any) -> None:
     found = typed(kind, value, "x")
     assert found is result or found == result
     assert type(found) is type(result)
@@ -56,12 +56,12 @@ def test_values_of_a_type_are_taken(kind: Any, value: Any, result: Any) -> None:
         (str, None, "x must be text, got None"),
     ],
 )
-def test_others_are_named(kind: Any, value: Any, message: str) -> None:
+def test_other_values_are_named(kind: Any, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         typed(kind, value, "x")
 
 
-def test_what_is_quoted_is_short() -> None:
+def test_quoted_values_are_shortened() -> None:
     nested: list[Any] = []
     for _ in range(40):
         nested = [nested, nested]

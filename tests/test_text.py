@@ -1,4 +1,4 @@
-"""Long texts are cut where tokenizers cut too."""
+"""Long texts are split at places where tokenizers split too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = "it was the best of times; it was the worst " * 20
 
 @pytest.mark.parametrize("text", ["", "a", LINES, WORDS, "x" * 1000, "\n" * 1000, " " * 999 + "a", "é€\t" * 300])
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
-def test_pieces_are_the_text(text: str, size: int) -> None:
+def test_pieces_add_up_to_the_text(text: str, size: int) -> None:
     cut = list(pieces(text, size))
     assert "".join(cut) == text
     assert all(size <= len(piece) <= 2 * size for piece in cut[:-1])
@@ -23,7 +23,7 @@ def test_pieces_are_the_text(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", [LINES, WORDS])
-def test_a_tokenizer_of_words_does_not_notice(text: str) -> None:
+def test_a_word_tokenizer_encodes_pieces_like_the_whole(text: str) -> None:
     random.seed(0)
     learned = " ".join(random.choices((LINES + WORDS).split(" "), k=4000))
     tokenizer = load_tokenizer("bpe", vocab_size=300, texts=iter([learned, LINES]))

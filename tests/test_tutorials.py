@@ -1,4 +1,4 @@
-"""The code of the tutorials and of the first pages runs, from top to bottom, on small data and with few steps."""
+"""The code of the tutorials and first pages runs, on small data and with few steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TUTORIALS = ("classify", "forecast", "kernel", "language-model", "mixer", "strea
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files by the names that the pages use, and runs of the recipes that they continue from."""
+    """Files with the names used by the pages, and runs of the recipes that they continue from."""
     folder = tmp_path_factory.mktemp("reader")
     text = "\n".join(f"def name_{i}(x):\n    return x + {i * i}" for i in range(4000))
     (folder / "my.txt").write_text(text)
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lagwise(folder: Path, words: list[str]) -> None:
-    """A command, on less: few steps of a narrow model."""
+    """Run a command with few steps and a narrow model."""
     if words[0] == "train" and "--resume" not in words:
         value = dict(itertools.pairwise(words))
         shutil.rmtree(folder / value.get("--out", f"runs/{value.get('--recipe', 'tnn-lm')}"), ignore_errors=True)
@@ -58,7 +58,7 @@ def test_the_commands_run(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("page", ["README", "docs/index", "docs/concepts", *(f"docs/tutorials/{t}" for t in TUTORIALS)])
 def test_the_python_runs(folder: Path, page: str) -> None:
-    """All blocks of a page, one after another in one program."""
+    """All blocks of a page run one after another in one program."""
     code = "\n".join(blocks(ROOT / f"{page}.md", "python"))
     command, environment = [sys.executable, "-c", code], {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Kernels as numbers and pictures."""
+"""Statistics and plots of kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lagwise.mixers import ToeplitzMixer
 from lagwise.tasks.figures import accuracy_curve, length_curve, loss_curve
 
 
-def test_learned_kernels_are_the_mixers_taps() -> None:
+def test_learned_kernels_equal_the_mixers_taps() -> None:
     model = torch.nn.Sequential(ToeplitzMixer(3), ToeplitzMixer(2, causal=False))
     one, two = learned_kernels(model, 50)
     np.testing.assert_allclose(one.taps, model[0].kernel.taps(50).detach(), rtol=1e-6)
@@ -32,7 +32,7 @@ def test_energy_and_matrix() -> None:
 
 
 @pytest.mark.covers("TNN fig. 1 and 3")
-def test_curves_show_the_numbers() -> None:
+def test_plotted_curves_have_the_kernels_values() -> None:
     scores = [{"length": n, "bits_per_byte": b} for n, b in ((512, 2.0), (1024, 1.9))]
     line = length_curve(scores, "bits_per_byte", "bits per byte", trained_at=512).axes[0].lines[0]
     assert line.get_xydata().tolist() == [[512, 2.0], [1024, 1.9]]

@@ -1,4 +1,4 @@
-"""Reports of a run and of several: what the pages hold, and that they need nothing else."""
+"""Reports of single runs and comparisons: their contents, and that pages are self-contained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ODD = 'a_<b> & "c" $d_$'  # a folder's name
 
 
 class Page(HTMLParser):
-    """The parts of a page, and its text by the id of the section."""
+    """The parts of a page, with its text by section id."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -53,7 +53,8 @@ class Page(HTMLParser):
         self.texts[place] = f"{self.texts.get(place, '')} {data}".strip()
 
     def check(self) -> None:
-        """Every link and reference leads somewhere in the page, and to one place; nothing is on the network."""
+        """Check that links and references have exactly one target in the page, and that nothing is loaded from the
+        network."""
         assert len(set(self.ids)) == len(self.ids)
         assert self.links
         assert {link.removeprefix("#") for link in self.links} <= set(self.ids)
@@ -66,7 +67,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("transformer", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, transformer: bool) -> None:
+def test_the_report_is_self_contained(tiny_recipe: Recipe, tmp_path: Path, transformer: bool) -> None:
     if transformer:
         tiny_recipe.model = {
             "hidden_size": 8,
@@ -94,7 +95,7 @@ def test_the_report_needs_nothing_else(tiny_recipe: Recipe, tmp_path: Path, tran
 
 
 def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Accuracy, over steps and at lengths; nothing of bytes."""
+    """It shows accuracy over steps and at each length, and no bits per byte."""
     recall = load_recipe("associative-recall", ["data.length=8"])
     tiny_recipe.data, tiny_recipe.task = recall.data, recall.task
     block = {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}
@@ -111,7 +112,7 @@ def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
 
 class TestCommand:
     def recipe(self, command: str) -> tuple[Recipe, list[str]]:
-        """The recipe that a command trains, and its words."""
+        """The recipe and the arguments of a training command."""
         words = shlex.split(command)
         options = words[words.index("train") + 1 :]
         values = {name: options[options.index(name) + 1] for name in ("--recipe", "--data", "--out") if name in options}
@@ -130,7 +131,7 @@ class TestCommand:
             ("mega-lm", ["data.lengths=[128, 256]", "data.length=256", "data.source=stdlib"]),
         ],
     )
-    def test_names_a_recipe_and_what_was_changed(self, name: str, overrides: list[str], tmp_path: Path) -> None:
+    def test_shows_the_recipe_and_its_overrides(self, name: str, overrides: list[str], tmp_path: Path) -> None:
         wanted = load_recipe(name, overrides)
         recipe, words = self.recipe(training_command(tmp_path / ODD, wanted))
         assert recipe == wanted
@@ -138,7 +139,7 @@ class TestCommand:
         assert words[-2:] == ["--out", str(tmp_path / f"{ODD}-again")]
         assert len(words) <= 6 + len(overrides) + ("data.source" in str(overrides))
 
-    def test_else_names_the_recipe_of_the_run(self, tmp_path: Path) -> None:
+    def test_falls_back_to_the_runs_recipe_file(self, tmp_path: Path) -> None:
         wanted = replace(load_recipe("tnn-lm"), description="my own")
         (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
         recipe, words = self.recipe(training_command(tmp_path, wanted, processes=2))
@@ -148,8 +149,8 @@ class TestCommand:
         assert f"data.tokenizer={tmp_path / 'tokenizer'}" in training_command(tmp_path, wanted)
 
 
-def test_plots_for_pages_keep_names_as_they_are() -> None:
-    """Dollars are no mathematics, an underscore hides nothing, and markup is escaped."""
+def test_plots_escape_special_characters_in_names() -> None:
+    """Dollars are not parsed as mathematics, leading underscores do not hide labels, and markup is escaped."""
     figure = confusion_matrix([[3, 1], [0, 2]], ["<b>$\\x$", "no"])
     svg = inline_svg(figure, "confusion")
     close(figure)
@@ -194,14 +195,14 @@ class TestComparison:
         assert page.texts["reproduce"].count("lagwise train --recipe tnn-lm --data") == 2
         assert "torch" in page.texts["machine-and-versions"]
 
-    def test_goes_beside_the_first_run(self, runs: list[Path]) -> None:
+    def test_is_written_next_to_the_first_run(self, runs: list[Path]) -> None:
         result = CliRunner().invoke(app, ["plot", *map(str, runs)], catch_exceptions=False)
         assert result.exit_code == 0
         report = runs[0].resolve().parent / "comparison" / "report.html"
         assert str(report) in result.output.replace("\n", "")
         assert report.is_file()
 
-    def test_needs_no_evaluation_no_weights_and_no_times(self, runs: list[Path], tmp_path: Path) -> None:
+    def test_works_without_evaluation_weights_and_times(self, runs: list[Path], tmp_path: Path) -> None:
         folders = [Path(shutil.copytree(run, tmp_path / place / "run")) for run, place in zip(runs, "ab", strict=True)]
         for name in ("evaluation.json", "config.json", "model.safetensors"):
             (folders[0] / name).unlink(missing_ok=True)
@@ -214,7 +215,7 @@ class TestComparison:
         assert "no times in their logs: a/run." in page.texts["learning"]
         assert "Not evaluated yet: a/run" in page.texts["results"]
 
-    def test_refuses_what_cannot_be_compared(self, runs: list[Path], tmp_path: Path) -> None:
+    def test_refuses_runs_that_cannot_be_compared(self, runs: list[Path], tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"needs different runs, got .* twice"):
             compare_runs([runs[0], runs[0].parent / "." / runs[0].name])
         with pytest.raises(ValueError, match="out must not be the folder of a run"):

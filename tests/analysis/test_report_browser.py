@@ -1,4 +1,4 @@
-"""Reports in a browser: their script runs without an error, plots zoom, and a phone shows a page in its width."""
+"""Reports in a browser: scripts run without errors, plots zoom, and pages fit the width of a phone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_plot_zooms(report: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--blink-settings=preferredColorScheme=0"]], ids=["light", "dark"])
-def test_a_phone_shows_the_page_in_its_width(report: Path, tmp_path: Path, flags: list[str]) -> None:
+def test_pages_fit_the_width_of_a_phone(report: Path, tmp_path: Path, flags: list[str]) -> None:
     (report.parent / "phone.html").write_text(PHONE.format(page=report.name))
     flags = [*flags, "--allow-file-access-from-files"]
     page, console = opened((report.parent / "phone.html").as_uri(), tmp_path / "profile", *flags)

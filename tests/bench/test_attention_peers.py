@@ -1,4 +1,4 @@
-"""Approximations of attention of other packages, as token mixers; those that are not installed are skipped."""
+"""Other packages' approximations of attention as token mixers. Tests of packages that are not installed are skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(name: str, channels: int, length: int = LENGTH, **options: bool) -> Mix
 
 
 def outputs(mixer: Mixer, x: Tensor) -> Tensor:
-    """With the same hashes every time."""
+    """Outputs with fixed random hashes."""
     torch.manual_seed(0)
     return mixer(x)
 
@@ -45,7 +45,7 @@ def test_a_peer_trains_in_a_block(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["performer-pytorch", "reformer-pytorch", "reformer (transformers)"])
 def test_causal_forms_of_peers_depend_on_later_tokens(name: str) -> None:
-    """Earlier outputs change with later tokens, by more than rounding, as the docstrings say."""
+    """Earlier outputs change with later tokens by more than rounding, as the docstrings state."""
     mixer, x = make(name, 32, causal=True), torch.randn(1, LENGTH, 32)
     later = x.clone()
     later[:, 300:] = 10 * torch.randn(1, LENGTH - 300, 32)
@@ -53,17 +53,17 @@ def test_causal_forms_of_peers_depend_on_later_tokens(name: str) -> None:
     assert change > 1e-3 * outputs(mixer, x).abs().max()
 
 
-def test_fnet_of_transformers_is_ours() -> None:
+def test_fnet_of_transformers_equals_ours() -> None:
     x = torch.randn(2, 100, 32, dtype=torch.float64)
     torch.testing.assert_close(make("fnet (transformers)", 32)(x), FNetMixer(32)(x), rtol=0, atol=1e-9)
 
 
-def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "linformer.linformer", None)
     with pytest.raises(ImportError, match=r"linformer cannot be imported .*pip install 'lagwise\[peers\]'"):
         attention_peers.linformer(32, 64)
 
 
-def test_packages_are_imported_when_they_are_used() -> None:
+def test_packages_are_imported_lazily() -> None:
     code = "import sys, lagwise.bench.attention_peers; print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

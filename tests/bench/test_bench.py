@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, and refuses wrong layers."""
+"""Benchmarks time the intended work, and refuse layers with wrong results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lagwise.ops.toeplitz import receptive_field
 @pytest.mark.covers("TNN eq. 21 to 26")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_literal_peer_is_our_layer(causal: bool, dtype: torch.dtype) -> None:
-    """Same parameters, same function: what is timed is the same work."""
+def test_the_literal_peer_equals_our_layer(causal: bool, dtype: torch.dtype) -> None:
+    """With equal parameters both compute the same function."""
     ours, literal = ToeplitzMixer(5, causal=causal).to(dtype), LiteralTNO(5, causal=causal).to(dtype)
     literal.load_state_dict(ours.kernel.network.state_dict())
     x = torch.randn(2, 200, 5, dtype=dtype)
@@ -30,7 +30,7 @@ def test_the_literal_peer_is_our_layer(causal: bool, dtype: torch.dtype) -> None
 
 
 class Leaky(nn.Module):
-    """A layer that looks one token ahead."""
+    """A layer that depends on the next token."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -107,8 +107,8 @@ def test_a_run_with_a_peer(tmp_path: Path) -> None:
     assert saved["torch"] == torch.__version__
 
 
-def test_memory_is_the_steps_own() -> None:
-    """A step on 64 MB of input needs its output and two gradients at least."""
+def test_memory_of_a_step() -> None:
+    """A step with an input of 64 MB needs at least its output and two gradients."""
     used = peak_memory(toeplitz.ours, channels=64, length=1024, batch=256, threads=1)
     assert 2 * 64 * 2**20 < used < 20 * 64 * 2**20
 
@@ -121,8 +121,8 @@ def test_unknown_peers(name: str) -> None:
 
 @pytest.mark.covers("TCNCA app. I and fig. 6")
 @pytest.mark.parametrize("causal", [True, False])
-def test_megas_literal_average_is_ours(causal: bool) -> None:
-    """Same parameters, same function: what TCNCA fig. 2 and 7 are measured on is the same work."""
+def test_megas_literal_average_equals_ours(causal: bool) -> None:
+    """With equal parameters both compute the same function (TCNCA fig. 2 and 7)."""
     ours, literal = (
         ema_tcn.BareEMA(5, causal=causal, engine="scan"),
         LiteralEMA(5, causal=causal, dimension=16 if causal else 8),
@@ -139,7 +139,7 @@ def test_megas_literal_average_is_ours(causal: bool) -> None:
 
 
 @pytest.mark.covers("TCNCA app. H, fig. 2 and 7")
-def test_averages_and_convolutions_are_timed_side_by_side() -> None:
+def test_averages_and_convolutions_are_timed() -> None:
     (row,) = ema_tcn.time_ema_tcn([300], channels=4, repeats=2, memory=False, progress=False)
     assert row.forward.keys() == row.step.keys() == row.error.keys()
     assert ema_tcn.PEER in row.forward
@@ -158,7 +158,7 @@ def test_a_wrong_stack_is_not_timed() -> None:
 
 
 @pytest.mark.covers("TCNCA app. D")
-def test_the_cheapest_stack_is_found_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheapest_stack_is_found_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False)
     assert [c.seconds.median for c in choices] == sorted(c.seconds.median for c in choices)
     assert all(receptive_field(*c.shape) >= 60 and c.shape.dilation <= c.shape.kernel_size for c in choices)

@@ -1,4 +1,4 @@
-"""Drafts are timed, if they do not change the text."""
+"""The benchmark of assisted decoding checks that drafts do not change the text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_perfect_draft_needs_few_forwards() -> None:
     assert len(table_rows([plain, *drafted])) == 3
 
 
-def test_a_text_that_drafts_change_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_change_the_text_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model, draft = (LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval() for _ in range(2))
     generate = model.generate
 

@@ -1,4 +1,4 @@
-"""Records of the MIT-BIH data base as rows."""
+"""Conversion of MIT-BIH records to rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ecg() -> ModuleType:
 
 
 def record(folder: Path, name: str, leads: list[str], rate: int = 360) -> np.ndarray:
-    """Noise with beats of several kinds, and two notes that are none."""
+    """Noise with beats of several kinds and two annotations that are not beats."""
     samples = np.random.default_rng(int(name)).normal(0, 0.3, (1000, 2)).round(2)
     options = {"adc_gain": [200.0] * 2, "baseline": [0] * 2, "write_dir": str(folder)}
     wfdb.wrsamp(name, rate, ["mV"] * 2, leads, samples, fmt=["212"] * 2, **options)
@@ -65,5 +65,5 @@ def test_records_become_rows_of_samples_and_beats(
 
 def test_another_sampling_rate_is_refused(ecg: ModuleType, tmp_path: Path) -> None:
     record(tmp_path, "1", ["MLII", "V1"], rate=250)
-    with pytest.raises(ValueError, match="250 samples a second, not 360"):
+    with pytest.raises(ValueError, match="250 samples per second, not 360"):
         ecg.read_record(tmp_path / "1")

@@ -1,4 +1,4 @@
-"""The benchmark of the family measures each once, beside TNN, and refuses wrong results."""
+"""The benchmark of all mixers measures each once, relative to TNN, and refuses wrong results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_member_is_measured(family: ModuleType) -> None:
     assert set(ATTENTION_PEERS) < set(family.names())
 
 
-def test_results_are_kept_one_by_one(family: ModuleType, tmp_path: Path) -> None:
+def test_each_result_is_saved_at_once(family: ModuleType, tmp_path: Path) -> None:
     out = tmp_path / "family.json"
     family.main(given(out, "lru,gfnet"))
     rows = json.loads(out.read_text())["results"]["rows"]
@@ -57,7 +57,7 @@ def test_results_are_kept_one_by_one(family: ModuleType, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("fault", "what"), [(1.01, "scaled"), (None, "leaky")])
-def test_a_wrong_result_is_not_timed(
+def test_wrong_results_are_not_timed(
     family: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: float | None, what: str
 ) -> None:
     mix = ShortConvMixer.mix

@@ -1,4 +1,4 @@
-"""The benchmark of forecasting: its protocol."""
+"""The protocol of the forecasting benchmark."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def series(rows: int) -> np.ndarray:
 
 
 def test_every_test_window_is_scored_once() -> None:
-    """107 test rows and a horizon of 10 make 98 windows, no multiple of any usual batch: none is dropped, and the
-    figure is the mean over exactly these windows."""
+    """107 test rows and a horizon of 10 give 98 windows, not a multiple of any usual batch size. None is dropped, and
+    the result is the mean over exactly these windows."""
     x, options = series(600), {"look_back": 48}
     cell = bench.run_benchmark(x, bench.Benchmark("made", PARTS), 10, options)
     assert cell["windows"] == 107 - 10 + 1
@@ -35,7 +35,7 @@ def test_every_test_window_is_scored_once() -> None:
     assert forecaster.mean_ == pytest.approx(mean)
 
 
-def test_models_never_see_the_test_part() -> None:
+def test_models_do_not_use_the_test_part() -> None:
     x = series(600)
     changed = x.copy()
     changed[400:] += 100
@@ -52,8 +52,8 @@ def test_published_splits() -> None:
         bench.BENCHMARKS["ETTh1"].split(100)
 
 
-def test_models_of_few_parameters_are_small() -> None:
-    """On the largest horizon too, and by the count of a fitted model."""
+def test_small_models_have_few_parameters() -> None:
+    """Also for the largest horizon, counted on a fitted model."""
     x = series(2200)
     for horizon in (96, 720):
         for name, options in bench.models(bench.BENCHMARKS["ETTh1"], horizon).items():
@@ -76,7 +76,7 @@ def test_table_beside_published_figures() -> None:
     assert shown["FITS (published)"][:2] == ["0.407", "0.333"]
 
 
-def test_files_are_found_and_missing_ones_named(tmp_path: Path) -> None:
+def test_files_are_found_and_missing_files_are_named(tmp_path: Path) -> None:
     made = pd.DataFrame({"date": range(3), "a": [1.0, 2.0, 3.0]})
     made.to_csv(tmp_path / "exchange_rate.csv.xz", index=False)
     assert bench.read_benchmark(tmp_path, "exchange").tolist() == [[1.0], [2.0], [3.0]]

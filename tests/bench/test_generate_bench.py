@@ -1,4 +1,4 @@
-"""Streaming is timed, if it is right."""
+"""The benchmark of generation checks streaming before it times it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 
 @pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
 @torch.no_grad()
-def test_baselines_are_the_layer_they_stand_for(peer: type) -> None:
+def test_baselines_equal_the_layer_they_replace(peer: type) -> None:
     mixer = ToeplitzMixer(6, kernel={"name": "rpe", "decay": 1.0}).double()
     other, x = peer(mixer), torch.randn(3, 390, 6, dtype=torch.float64)
     _, state = other.prefill(x[:, :250], other.init_state(3))
@@ -30,7 +30,7 @@ def test_baselines_are_the_layer_they_stand_for(peer: type) -> None:
     torch.testing.assert_close(torch.stack(tokens, 1), mixer(x)[:, 250:], rtol=0, atol=1e-9)
 
 
-def test_baselines_take_the_places_of_mixers() -> None:
+def test_baselines_replace_mixers() -> None:
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2)).eval()
     ids = torch.randint(20, (1, 30))
     before = model(ids).logits
@@ -57,13 +57,13 @@ def test_every_layer_is_checked_and_timed(tmp_path: Path) -> None:
 def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = ToeplitzMixer.prefill
     monkeypatch.setattr(ToeplitzMixer, "prefill", lambda *a, **k: (1.01 * (out := prefill(*a, **k))[0], out[1]))
-    with pytest.raises(ValueError, match=f"{EXACT} does not stream what it gives at once.*not timed"):
+    with pytest.raises(ValueError, match=f"streaming of {EXACT} differs from its forward pass.*not timed"):
         generate.time_generation("layers", [40], [1], channels=16, repeats=2, progress=False)
     with pytest.raises(ValueError, match="what must be layers or models"):
         generate.time_generation("blocks", [40], [1])
 
 
-def test_a_states_bytes_are_all_that_it_holds() -> None:
+def test_state_bytes_count_all_storage() -> None:
     layer = Layer(ToeplitzMixer(4, kernel={"name": "modal", "modes": 8}), 3)
     memory, modes = 3 * 4 * 8 * 8, 2 * 4 * 8 * 8 + 4 * 4
     assert state_bytes(layer.state) == memory + modes

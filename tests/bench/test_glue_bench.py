@@ -1,4 +1,4 @@
-"""The comparison on GLUE: all its scores, the same after an interruption, and refusals before anything is trained."""
+"""The GLUE comparison: scores, resuming, and errors before training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny masked language model in ``encoder``, and data in ``data``."""
+    """A folder with a tiny masked language model in ``encoder`` and data in ``data``."""
     place = tmp_path_factory.mktemp("glue")
     train(recipe("masked language modelling", place / "text"), place / "encoder", progress=False)
     for task in ("cola", "stsb"):
@@ -51,7 +51,7 @@ def whole(folder: Path) -> dict[str, Any]:
 
 
 def untimed(scores: dict[str, Any]) -> Any:
-    """Scores without the time that they took."""
+    """Scores without training times."""
     return json.loads(json.dumps(scores), object_hook=lambda each: {k: v for k, v in each.items() if k != "seconds"})
 
 
@@ -83,7 +83,7 @@ def test_the_table_has_means_and_spreads(whole: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_comparison_ends_with_the_same_scores(
+def test_a_resumed_comparison_has_the_same_scores(
     folder: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = LagwiseTrainer._save_checkpoint
@@ -107,7 +107,9 @@ def test_an_interrupted_comparison_ends_with_the_same_scores(
     assert untimed(compare(folder, tmp_path / "out", seeds=1)["scores"]["encoder"]) == untimed(first)
 
 
-def test_what_has_ended_is_not_done_again(folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_fine_tunings_are_not_repeated(
+    folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("train", "resume", "evaluate_run"):
         monkeypatch.setattr(glue, name, None)
     assert compare(folder, folder / "out") == whole
@@ -119,7 +121,7 @@ def test_what_has_ended_is_not_done_again(folder: Path, whole: dict[str, Any], m
     content = encoder.read_bytes()
     encoder.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     try:
-        with pytest.raises(ValueError, match=r"holds fine-tunings of .*encoder' as it was then"):
+        with pytest.raises(ValueError, match=r"holds fine-tunings of .*encoder' with other weights"):
             compare(folder, folder / "out")
     finally:
         encoder.write_bytes(content)
@@ -152,7 +154,7 @@ def test_untrained_models_and_changed_data(folder: Path, whole: dict[str, Any], 
         ({"overrides": ["training.learning_rat=1"]}, ValueError, "did you mean 'learning_rate'"),
     ],
 )
-def test_what_is_wrong_is_found_before_anything_is_trained(
+def test_errors_are_raised_before_training(
     folder: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -162,7 +164,7 @@ def test_what_is_wrong_is_found_before_anything_is_trained(
 
 def test_names_must_differ(folder: Path, tmp_path: Path) -> None:
     for runs in ([], [folder / "encoder", folder / "encoder"], [folder / "majority"]):
-        with pytest.raises((ValueError, FileNotFoundError), match=r"one or more folders of different names"):
+        with pytest.raises((ValueError, FileNotFoundError), match=r"one or more folders with different names"):
             compare_glue(runs, str(folder / "data"), tmp_path / "out", tasks=["cola"], progress=False)
 
 
@@ -180,8 +182,8 @@ def test_the_command(folder: Path, whole: dict[str, Any]) -> None:
     assert {"command", "torch", "processor"} <= content.keys()
 
 
-def test_baselines_learn_what_words_say(tmp_path: Path) -> None:
-    """A word decides the class, or how alike two texts are."""
+def test_baselines_learn_from_words(tmp_path: Path) -> None:
+    """The class depends on a word, or the score on how similar two texts are."""
     rows = read_labelled(open_glue(str(write_task(tmp_path, "cola", 80)), "cola"), ("text",), "label")
     assert tf_idf(rows)["matthews"] > 0.9
     assert majority(rows)["accuracy"] == 0.5

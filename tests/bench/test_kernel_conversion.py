@@ -1,4 +1,4 @@
-"""What the benchmark of conversion says of kernels that reduce, that do not, and that are state spaces."""
+"""The benchmark of conversion, for kernels that can be reduced, kernels that cannot, and state spaces."""
 
 from __future__ import annotations
 

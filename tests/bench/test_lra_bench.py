@@ -1,4 +1,4 @@
-"""The benchmark of Long Range Arena's shapes: every model is checked before it is timed."""
+"""The benchmark of Long Range Arena's shapes checks every model before timing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lagwise.models.presets import GRID_PRESETS, PRESETS
 
 @pytest.mark.parametrize("word", PRESETS)
 @pytest.mark.parametrize("task", ["listops", "retrieval", "image"])
-def test_every_model_serves_every_kind_of_task(task: str, word: str) -> None:
+def test_every_model_supports_every_kind_of_task(task: str, word: str) -> None:
     model = network(task, word)
     check(model, task)
     assert model(**batch_of(task, 2, 64)).logits.shape == (2, arena.SHAPES[task].classes)
@@ -20,7 +20,7 @@ def test_every_model_serves_every_kind_of_task(task: str, word: str) -> None:
         check(network(task, word, two_dimensions=True), task)
 
 
-def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network("listops", "tnn")
     right = model.forward
 
@@ -30,11 +30,11 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(model, "forward", wrong)
-    with pytest.raises(RuntimeError, match="a wrong result is not timed"):
+    with pytest.raises(RuntimeError, match="wrong results are not timed"):
         check(model, "listops")
 
 
-def test_ratios_are_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_relative_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "SHAPES", {"text": arena.Shape(64, 2, 258), "image": arena.Shape(64, 10, 0)})
     speeds = time_models(
         ["text", "image"], ["transformer", "tnn", "tnn-2d"], rows=2, repeats=2, threads=1, memory=False

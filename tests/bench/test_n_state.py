@@ -1,4 +1,4 @@
-"""The baseline of as many states as taps: exact for as many tokens, and then periodic."""
+"""The state space with one state per tap is exact for that many tokens, then periodic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lagwise.ops.recurrence import modal_prefill, modal_taps
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
-def test_n_states_are_n_taps_and_repeat(n: int) -> None:
+def test_n_states_reproduce_n_taps_periodically(n: int) -> None:
     taps = torch.randn(3, n, dtype=torch.float64)
     modes = n_state_modes(taps)
     assert modes.poles.shape == (3, n // 2 + 1)

@@ -1,4 +1,4 @@
-"""Servers under load are timed for answers that are whole."""
+"""The serving benchmark times only complete answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lagwise.training import Recipe, train
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Streams five tokens, whatever it is asked; or three, if the prompt says so."""
+    """A server that streams five tokens, or three if the prompt asks for them."""
 
     asked: list[dict[str, Any]] = []
 
@@ -51,7 +51,7 @@ def server() -> Iterator[Server]:
     listening.server_close()
 
 
-def test_every_client_asks_in_every_turn(server: Server) -> None:
+def test_every_client_sends_requests_in_every_turn(server: Server) -> None:
     rows = measure([server], ["x", "y"], clients=[1, 3], new_tokens=5, repeats=2, progress=False)
     assert [(row.clients, row.requests) for row in rows] == [(1, 4), (3, 6)]
     assert len(Echo.asked) == 1 + 10
@@ -62,12 +62,12 @@ def test_every_client_asks_in_every_turn(server: Server) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"), [("short", "lagwise added 3 tokens, not 5"), ("refused", "lagwise answered 400")]
 )
-def test_an_answer_that_is_not_whole_is_not_timed(server: Server, prompt: str, message: str) -> None:
+def test_incomplete_answers_are_not_timed(server: Server, prompt: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         measure([server], [prompt], clients=[1], new_tokens=5, repeats=2, progress=False)
 
 
-def test_the_transformer_is_of_equal_size_and_says_printable_characters() -> None:
+def test_the_transformer_has_equal_size_and_generates_printable_characters() -> None:
     config = LagwiseConfig(vocab_size=258, hidden_size=128, num_hidden_layers=2, block={"name": "mega"})
     model, tokenizer = LagwiseForCausalLM(config), load_tokenizer("bytes")
     transformer = make_transformer(model, tokenizer)

@@ -1,4 +1,4 @@
-"""Timing streams of signals."""
+"""Timing of streaming classifiers of signals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def model(**fields: Any) -> LagwiseForTokenClassification:
     return LagwiseForTokenClassification(LagwiseConfig(inputs=inputs, **config)).eval()
 
 
-def test_every_size_of_push_is_timed() -> None:
+def test_every_chunk_size_is_timed() -> None:
     results = time_signal(model(), 100.0, 1.0, [1, 10])
     assert [r.chunk for r in results] == [1, 10]
     for r in results:
@@ -42,5 +42,5 @@ def test_a_wrong_stream_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         wrong.classifier.weight.normal_()
     monkeypatch.setattr(type(wrong.model), "forward", later)
-    with pytest.raises(ValueError, match="the stream is off by"):
+    with pytest.raises(ValueError, match="streaming differs by"):
         time_signal(wrong, 100.0, 1.0, [1])

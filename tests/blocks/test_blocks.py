@@ -1,4 +1,4 @@
-"""Blocks and units against their published formulas, written out."""
+"""Blocks and units against their published formulas."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def affine(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 @pytest.mark.covers("TNN §3.1 and fig. 2", "SKI-TNN app. A")
-def test_gtu_is_its_formula() -> None:
-    """W_o (silu(W_u x) * T silu(W_v x)), T the dense Toeplitz matrices."""
+def test_gtu_equals_its_formula() -> None:
+    """W_o (silu(W_u x) * T silu(W_v x)), with dense Toeplitz matrices T."""
     unit = GTU(6, expansion=2, kernel=KERNEL).double()
     x = torch.randn(2, 30, 6, dtype=torch.float64)
     mixed = toeplitz_reference(F.silu(affine(unit.value, x)), unit.toeplitz.kernel.taps(30))
@@ -45,7 +45,7 @@ def test_gtu_is_its_formula() -> None:
 
 
 @pytest.mark.covers("TNN §3.1 and fig. 2")
-def test_channel_mixers_are_their_formulas() -> None:
+def test_channel_mixers_equal_their_formulas() -> None:
     x = torch.randn(3, 6)
     glu, mlp = GLU(6, expansion=2), MLP(6)
     torch.testing.assert_close(glu(x), affine(glu.out, F.silu(affine(glu.gate, x)) * affine(glu.value, x)))
@@ -53,7 +53,7 @@ def test_channel_mixers_are_their_formulas() -> None:
     assert (glu.gate.out_features, mlp.up.out_features) == (12, 24)
 
 
-def test_attention_mixer_is_torchs_own() -> None:
+def test_attention_mixer_equals_torchs_attention() -> None:
     mixer = AttentionMixer(8, heads=2, position="none")
     theirs = nn.MultiheadAttention(8, 2, batch_first=True)
     with torch.no_grad():
@@ -118,7 +118,7 @@ every_block = pytest.mark.parametrize("spec", EVERY_BLOCK.values(), ids=EVERY_BL
 
 
 def make(spec: dict[str, Any], *, causal: bool = True) -> nn.Module:
-    """A block whose parameters are all at work: MEGA's start with attention that hardly chooses."""
+    """A block whose parameters all affect the output; fresh MEGA blocks have nearly uniform attention."""
     block = build(BLOCKS, spec, 6, what="block", causal=causal).double()
     with torch.no_grad():
         for module in block.modules():
@@ -129,8 +129,8 @@ def make(spec: dict[str, Any], *, causal: bool = True) -> nn.Module:
 
 
 @pytest.mark.covers("MEGA §3.2 and 3.3, eq. 6 to 15", "TCNCA app. C and fig. 3")
-def test_mega_is_its_formula() -> None:
-    """TCNCA fig. 3, written out with attention over all pairs of one chunk."""
+def test_mega_equals_its_formula() -> None:
+    """TCNCA fig. 3, with attention over all pairs of one chunk."""
     block: Any = make({"name": "mega", "query_size": 4, "value_size": 5, "chunk": 7, "position": "none"})
     assert isinstance(block, MegaBlock)
     x = torch.randn(2, 25, 6, dtype=torch.float64)
@@ -215,13 +215,13 @@ def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
 
 @every_block
 @pytest.mark.parametrize("causal", [True, False])
-def test_nan_and_infinity_at_padding_reach_nothing(spec: dict, causal: bool) -> None:
+def test_nan_and_infinity_at_padding_have_no_effect(spec: dict, causal: bool) -> None:
     check_poisoned_padding(make(spec, causal=causal), 6, streamed=causal)
 
 
 @every_block
-def test_rows_of_a_block_may_be_out_of_step(spec: dict) -> None:
-    """Left-padded rows cross the boundaries of chunks at their own times; each is what it would be alone."""
+def test_rows_of_a_block_may_have_different_offsets(spec: dict) -> None:
+    """Left-padded rows cross chunk boundaries at different times, and each gives the same outputs as alone."""
     block: Any = make(spec)
     x = torch.randn(3, 30, 6, dtype=torch.float64)
     padding = torch.tensor([0, 3, 9])

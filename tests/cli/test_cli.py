@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line from the user's perspective."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lagwise(*arguments: object) -> subprocess.CompletedProcess[str]:
         (["bench", "toeplitz"], ["--peer", "module:factory", "--out"]),
     ],
 )
-def test_help_teaches(command: list[str], words: list[str]) -> None:
+def test_help_shows_examples(command: list[str], words: list[str]) -> None:
     result = runner.invoke(app, [*command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     assert result.exit_code == 0
     for word in words:
@@ -43,13 +43,15 @@ def test_help_teaches(command: list[str], words: list[str]) -> None:
 
 
 def test_help_is_quick_to_load() -> None:
-    """Neither torch nor transformers is imported for it."""
+    """It imports neither torch nor transformers."""
     code = "import sys, lagwise.cli.main; print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
-def test_stopping_says_how_to_go_on(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_training_prints_how_to_resume(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stopped(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
@@ -73,7 +75,7 @@ def test_recipes_are_listed_and_shown() -> None:
     assert "# training.clip: Largest gradient norm" in shown
 
 
-def test_from_text_to_report(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_train_evaluate_generate_and_report(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(tiny_recipe.to_yaml())
     run = tmp_path / "run"
@@ -114,7 +116,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestGenerate:
-    def test_text_goes_out_and_speeds_beside_it(self, run: Path) -> None:
+    def test_text_goes_to_stdout_and_speeds_to_stderr(self, run: Path) -> None:
         result = runner.invoke(app, ["generate", str(run), "--prompt", "the ", "--tokens", "9", "--temperature", "0"])
         assert result.exit_code == 0
         assert result.stdout.startswith("the ")
@@ -132,7 +134,7 @@ class TestGenerate:
             result = runner.invoke(app, ["generate", str(run), "--prompt-file", source, *options], input=given)
             assert "où \n" + result.stdout == whole
 
-    def test_it_ends_before_a_stop_text(self, run: Path) -> None:
+    def test_it_stops_before_a_stop_text(self, run: Path) -> None:
         options = ["--tokens", "30", "--seed", "1", "--temperature", "1.5"]
         said = runner.invoke(app, ["generate", str(run), "--prompt", "the ", *options]).stdout
         place = next(i for i in range(8, len(said)) if "\ufffd" not in said[i : i + 2])
@@ -141,7 +143,7 @@ class TestGenerate:
         stopped = runner.invoke(app, ["generate", str(run), "--prompt", "the ", *options, *stops]).stdout
         assert stopped == said[: said.index(text, 4)] + "\n"
 
-    def test_an_interruption_leaves_what_is_there(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interruption_keeps_the_text_so_far(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         written: list[str] = []
 
         def write(text: str) -> None:
@@ -156,7 +158,7 @@ class TestGenerate:
         assert result.stdout == "".join(written) + "\n"
         assert "tokens/s" in result.stderr
 
-    def test_mistakes(self, run: Path, tmp_path: Path) -> None:
+    def test_invalid_options(self, run: Path, tmp_path: Path) -> None:
         latin = tmp_path / "latin.txt"
         latin.write_bytes("où".encode("latin-1"))
         for options, message in (
@@ -172,7 +174,7 @@ class TestGenerate:
             assert "aaa" not in result.stdout
 
 
-def test_a_run_becomes_one_that_streams_in_constant_memory(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_converted_run_streams_in_constant_memory(tiny_recipe: Recipe, tmp_path: Path) -> None:
     recipe, trained, out = tmp_path / "mine.yaml", tmp_path / "run", tmp_path / "converted"
     recipe.write_text(tiny_recipe.to_yaml())
     decay = "model.block.token_mixer.kernel.decay=0.9"
@@ -197,7 +199,7 @@ def test_a_run_becomes_one_that_streams_in_constant_memory(tiny_recipe: Recipe, 
     assert [f.name for f in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-def test_a_users_mistake_is_one_line(tmp_path: Path) -> None:
+def test_user_errors_are_one_line(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.touch()
     for arguments, message in (

@@ -1,4 +1,4 @@
-"""Whatever goes wrong is one line, and exit status 2."""
+"""Every failure prints one line and exits with status 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ command_line = importlib.import_module("lagwise.cli.main")
 
 
 class Panic(BaseException):
-    """As tokenizers raises one."""
+    """A stand-in for the exception that tokenizers raises on a panic."""
 
 
 def outcome(app: typer.Typer, *arguments: object) -> object:
@@ -76,7 +76,7 @@ def test_every_failure_is_one_line(capsys: pytest.CaptureFixture[str], error: Ba
     assert len(said.splitlines()) == 1
 
 
-def test_long_messages_keep_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_messages_are_shortened_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(failing(ValueError("the beginning " + 10**5 * "x " + "the end"))) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: the beginning x")
@@ -84,9 +84,7 @@ def test_long_messages_keep_their_ends(capsys: pytest.CaptureFixture[str]) -> No
     assert len(said) < 700
 
 
-def test_the_traceback_is_there_for_those_who_ask(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAGWISE_DEBUG", "1")
     assert outcome(failing(KeyError("config"))) == 2
     said = capsys.readouterr().err
@@ -95,7 +93,7 @@ def test_the_traceback_is_there_for_those_who_ask(
     assert said.splitlines()[-1].startswith("error: unexpected KeyError")
 
 
-def test_stopping_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interruption_is_not_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(failing(KeyboardInterrupt())) == 130
     assert outcome(failing(typer.Exit(3))) == 3
     assert capsys.readouterr().err == ""

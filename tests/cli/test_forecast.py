@@ -1,4 +1,4 @@
-"""``lagwise forecast`` and ``lagwise bench forecast`` as a user meets them."""
+"""``lagwise forecast`` and ``lagwise bench forecast`` on the command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
         (["--horizon", "24", "--time", "site"], "column 'site' has 'A' in row 1, which is not a time"),
     ],
 )
-def test_what_does_not_serve(data: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments(data: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     result = runner.invoke(app, ["forecast", "--data", str(data), *arguments])
     assert isinstance(result.exception, ValueError)

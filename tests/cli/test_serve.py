@@ -1,4 +1,4 @@
-"""``lagwise serve`` from the command line."""
+"""``lagwise serve`` on the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def test_what_is_missing_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", str(run)])
     assert isinstance(result.exception, ImportError)
@@ -45,7 +45,7 @@ def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: started.append((app, options)))
     options = ["--max-tokens", "5", "--max-body", "200", "--api-key", "sesame"]
     result = CliRunner().invoke(app, ["serve", str(run), *options])
-    assert result.output == "Serving 'tiny' at http://127.0.0.1:8000/v1 (Ctrl-C ends it)\n"
+    assert result.output == "Serving 'tiny' at http://127.0.0.1:8000/v1 (Ctrl-C to stop)\n"
     [(served, settings)] = started
     assert (settings["host"], settings["port"]) == ("127.0.0.1", 8000)
     with TestClient(served, headers={"authorization": "Bearer sesame"}) as client:
@@ -56,7 +56,7 @@ def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert client.get("/v1/models", headers={"authorization": ""}).status_code == 401
 
 
-def test_a_step_is_compiled_if_asked_and_taken_from_the_cache_if_there(
+def test_a_step_is_compiled_on_request_and_otherwise_loaded_from_the_cache(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uvicorn = pytest.importorskip("uvicorn")
@@ -78,7 +78,7 @@ def test_a_step_is_compiled_if_asked_and_taken_from_the_cache_if_there(
 
 
 @pytest.mark.slow
-def test_a_folder_is_served_on_this_machine_alone_and_ctrl_c_ends_it(run: Path) -> None:
+def test_a_folder_is_served_locally_until_ctrl_c(run: Path) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,4 +1,4 @@
-"""Tables in full, whatever they go to, and nothing that takes over a terminal."""
+"""Tables are printed in full to any output, and escape sequences do not reach a terminal."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_a_table_in_a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "8192    literal         123.4        0-9       7.25x     1,120 MB" in terminal.getvalue()
 
 
-def test_cells_stay_in_their_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_stay_in_their_columns(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("T", ("name", ""), [("a\nb\x1b[2Jc", "\u009b1mx"), ("", "é")])
     assert capsys.readouterr().out == "\nT\nname\na b[2Jc  1mx\n           é\n"
 
 
-def test_a_path_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """Square brackets are markup to some printers."""
+def test_paths_are_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    """Some printers interpret square brackets as markup."""
     speeds = {"before": 1.0, "after": 2.0}
     result = {"modes": 1, "tolerance": 0.1, "layers": [], "tokens_per_second": speeds, "out": "runs/[/x][bold]y"}
     print_conversion({**result, "not_measured": "[/no] data"})
@@ -76,11 +76,11 @@ def test_escape_sequences_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatc
     assert terminal.getvalue() == "a[31mred]0;title2Jtab\tline\nnà€"
 
 
-def test_they_reach_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_escape_sequences_reach_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     write("a\x1b[31m\r\n")
     assert capsys.readouterr().out == "a\x1b[31m\r\n"
 
 
-def test_every_other_character_is_kept() -> None:
+def test_other_characters_are_kept() -> None:
     kept = [chr(i) for i in range(0x300) if plain(chr(i))]
     assert kept == ["\t", "\n", *map(chr, range(0x20, 0x7F)), *map(chr, range(0xA0, 0x300))]

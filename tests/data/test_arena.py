@@ -1,4 +1,4 @@
-"""Long Range Arena: the generators' statistics, the published file formats, and damaged files."""
+"""Long Range Arena: statistics of the generators, published file formats, and damaged files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPERATIONS: dict[str, Any] = {
 
 
 def value_and_depth(words: list[str]) -> tuple[int, int, list[int]]:
-    """What an expression is worth, by a stack; how deep it is; and the numbers of arguments of its operators."""
+    """The value of an expression, computed with a stack; its depth; and the numbers of arguments of its operators."""
     lists: list[list[Any]] = [[]]
     deepest, counts = 1, []
     for word in words:
@@ -49,7 +49,7 @@ def made() -> listops.Expressions:
     return listops.expressions(0, 0)
 
 
-def test_expressions_are_worth_their_answers_and_as_the_original_deals_them_out(made: listops.Expressions) -> None:
+def test_expressions_have_correct_answers_and_the_published_distribution(made: listops.Expressions) -> None:
     rows = [text.split() for text in listops.texts(made, brackets=False)]
     assert len({tuple(row) for row in rows}) == len(rows) == listops.BLOCK
     counts: list[int] = []
@@ -69,7 +69,7 @@ def test_expressions_are_worth_their_answers_and_as_the_original_deals_them_out(
     assert {*np.argsort(shares)[-3:]} >= {0, 9}
 
 
-def test_brackets_are_those_of_the_published_files(made: listops.Expressions) -> None:
+def test_brackets_are_as_in_the_published_files(made: listops.Expressions) -> None:
     small = listops.Expressions(
         [np.array([11, 2, 10, 4, 7, 14, 0, 14])], [np.array([3, 0, 2, 0, 0, 0, 0, 0])], np.array([4]), np.array([3])
     )
@@ -80,14 +80,14 @@ def test_brackets_are_those_of_the_published_files(made: listops.Expressions) ->
         assert text.count("(") == text.count(")")
 
 
-def test_a_row_depends_on_the_seed_and_its_number_alone(made: listops.Expressions) -> None:
+def test_a_row_depends_only_on_the_seed_and_its_index(made: listops.Expressions) -> None:
     again = listops.expressions(0, 0, count=20)
     assert all(np.array_equal(one, other) for one, other in zip(again.codes, made.codes, strict=False))
     assert not np.array_equal(listops.expressions(1, 0, count=1).codes[0], made.codes[0])
     assert not np.array_equal(listops.expressions(0, 1, count=1).codes[0], made.codes[0])
 
 
-def test_listops_is_written_and_read_as_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listops_is_written_and_read_in_the_published_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
     generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
     assert (tmp_path / "listops" / "basic_train.tsv").read_text().startswith("Source\tTarget\n( ( ")
@@ -128,7 +128,7 @@ def drawn() -> tuple[np.ndarray, np.ndarray]:
     return pathfinder.pictures(0, 0)
 
 
-def test_pictures_have_their_contours_and_marks(drawn: tuple[np.ndarray, np.ndarray]) -> None:
+def test_images_have_their_contours_and_marks(drawn: tuple[np.ndarray, np.ndarray]) -> None:
     pictures, labels = drawn
     assert pictures.shape == (256, 32, 32)
     assert labels.sum() == 128
@@ -143,14 +143,14 @@ def test_pictures_have_their_contours_and_marks(drawn: tuple[np.ndarray, np.ndar
     assert np.linalg.norm(found.centres[:, 0] - found.centres[:, 14], axis=-1).min() >= 7
 
 
-def test_grey_values_do_not_tell_the_label(drawn: tuple[np.ndarray, np.ndarray]) -> None:
+def test_grey_values_do_not_reveal_the_label(drawn: tuple[np.ndarray, np.ndarray]) -> None:
     pictures, labels = drawn
     values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)
     scores = cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5)
     assert scores.mean() < 0.6  # three deviations of chance are 0.094
 
 
-def test_pathfinder_is_written_and_read_as_it_is_published(tmp_path: Path) -> None:
+def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path) -> None:
     generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
     root = tmp_path / "data" / "curv_contour_length_14"
     assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
@@ -171,7 +171,7 @@ def test_pathfinder_is_written_and_read_as_it_is_published(tmp_path: Path) -> No
         open_pictures(str(tmp_path / "data"))
 
 
-def test_passages_of_one_split_are_in_no_pair_of_another(tmp_path: Path) -> None:
+def test_splits_share_no_passages(tmp_path: Path) -> None:
     books = {}
     for split in ("train", "valid", "test"):
         for number in range(2):
@@ -194,7 +194,7 @@ def test_passages_of_one_split_are_in_no_pair_of_another(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_generated_folder_that_was_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_generated_folder_is_generated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     folder = generated_source("lra-pathfinder:10", progress=False)
     assert folder is not None

@@ -1,4 +1,4 @@
-"""Associative recall: sequences that follow the rules, in splits that share none; lengths that change."""
+"""Associative recall: the rules of sequences, disjoint splits, and varying lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rows(examples: RecallExamples, count: int) -> np.ndarray:
 @pytest.mark.covers("TCNCA table 3 and app. G")
 @pytest.mark.parametrize(("length", "vocab_size"), [(4, 4), (6, 10), (64, 10), (50, 400)])
 def test_every_key_keeps_its_value_and_the_query_has_occurred(length: int, vocab_size: int) -> None:
-    """The rules of TCNCA app. G, checked row by row with a dictionary."""
+    """The rules of TCNCA app. G, checked per row with a dictionary."""
     ids = draw_sequences(np.random.default_rng(0), 200, length, vocab_size)
     assert ids.shape == (200, length)
     every, last = (answers(ids, vocab_size, every=e) for e in (True, False))
@@ -40,7 +40,7 @@ def test_keys_values_and_queries_are_drawn_evenly() -> None:
 
 
 def test_splits_share_no_sequence() -> None:
-    """Short sequences, so that each split sees nearly all of its own, and long ones."""
+    """For short sequences, where each split covers nearly all of its own, and for long ones."""
     for length, vocab_size, count in ((6, 6, 1000), (8, 10, 3000), (64, 10, 1000)):
         found = [
             {row.tobytes() for row in rows(RecallExamples(split, length, vocab_size, count, 0), count)}
@@ -58,7 +58,7 @@ def test_one_sequence_in_ten_is_in_valid_and_in_test() -> None:
         np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], rtol=0, atol=0.03)
 
 
-def test_examples_depend_on_split_length_vocabulary_seed_and_number_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_depend_only_on_split_length_vocabulary_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 640)  # blocks of ten
     one, same, other = (RecallExamples("train", 64, 10, count, seed) for count, seed in ((1000, 1), (50, 1), (50, 2)))
     order = (33, 5, 34, 0, 19)
@@ -68,7 +68,7 @@ def test_examples_depend_on_split_length_vocabulary_seed_and_number_only(monkeyp
     assert len({tuple(row) for row in rows(one, 50).tolist()}) == 50
 
 
-def test_the_task_gives_training_validation_and_test() -> None:
+def test_the_task_has_training_validation_and_test_splits() -> None:
     task = AssociativeRecall(10, loss="last")
     assert len(task.training_examples(8, 7, 0)) == 7
     assert len(task.validation_examples(8, 100)) == 12
@@ -95,12 +95,12 @@ def test_words_stand_for_keys_and_values(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [2, 7, 0])
-def test_vocabularies_that_cannot_be(vocab_size: int) -> None:
+def test_invalid_vocabularies(vocab_size: int) -> None:
     with pytest.raises(ValueError, match=rf"data\.vocab_size .* even and at least 4 .* got {vocab_size}"):
         AssociativeRecall(vocab_size)
 
 
-def test_lengths_and_losses_that_cannot_be() -> None:
+def test_invalid_lengths_and_losses() -> None:
     task = AssociativeRecall(4)
     for length in (2, 7):
         with pytest.raises(ValueError, match=f"even and at least 4 .* got {length}"):
@@ -110,7 +110,7 @@ def test_lengths_and_losses_that_cannot_be() -> None:
 
 
 def test_a_split_without_sequences_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of length 4 over 4 tokens there are four sequences, none of them in the valid split."""
+    """There are four sequences of length 4 over 4 tokens, and none is in the valid split."""
     monkeypatch.setattr(module, "_BLOCK", 1 << 10)
     with pytest.raises(ValueError, match="none is left for the valid split"):
         AssociativeRecall(4).validation_examples(4, 100)
@@ -123,28 +123,28 @@ class TestScheduledExamples:
     def schedule(self, text_data: TokenData, steps: int = 200, seed: int = 0) -> ScheduledExamples:
         return ScheduledExamples(text_data, [16, 32, 100], 3, steps, seed)
 
-    def test_all_rows_of_a_step_are_alike_and_every_length_comes(self, text_data: TokenData) -> None:
+    def test_rows_of_a_step_have_one_length_and_every_length_occurs(self, text_data: TokenData) -> None:
         examples = self.schedule(text_data)
         assert len(examples) == 600
         lengths = np.array([len(examples[i]["input_ids"]) for i in range(600)]).reshape(200, 3)
         assert (lengths == lengths[:, :1]).all()
         assert (np.unique(lengths[:, 0], return_counts=True)[1] > 40).all()
 
-    def test_examples_depend_on_seed_and_number_only(self, text_data: TokenData) -> None:
+    def test_examples_depend_only_on_seed_and_index(self, text_data: TokenData) -> None:
         one, shorter, other = (self.schedule(text_data, n, seed) for n, seed in ((200, 0), (60, 0), (60, 1)))
         forwards = [one[i]["input_ids"] for i in range(180)]
         backwards = [shorter[i]["input_ids"] for i in reversed(range(180))][::-1]
         assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
         assert any(len(other[i]["input_ids"]) != len(forwards[i]) for i in range(180))
 
-    def test_each_length_goes_through_the_text(self, text_data: TokenData) -> None:
+    def test_each_length_covers_the_text(self, text_data: TokenData) -> None:
         examples = self.schedule(text_data)
         for length in (16, 32, 100):
             mine = [examples[i]["input_ids"] for i in range(600) if len(examples[i]["input_ids"]) == length]
             windows = TrainingWindows(text_data.splits["train"], length, 600, 0)
             assert all(torch.equal(ids, windows[n]["input_ids"]) for n, ids in enumerate(mine))
 
-    def test_one_length_is_no_schedule(self, text_data: TokenData) -> None:
+    def test_a_single_length_equals_fixed_windows(self, text_data: TokenData) -> None:
         examples, plain = ScheduledExamples(text_data, [32], 3, 5, 7), text_data.training_examples(32, 15, 7)
         assert all(torch.equal(examples[i]["input_ids"], plain[i]["input_ids"]) for i in range(15))
 

@@ -1,4 +1,4 @@
-"""Buckets and the padding collator."""
+"""Length buckets and the padding collator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lagwise.data import BucketedExamples, DocumentPackingCollator, EncodedExamp
 
 
 def rows(count: int, seed: int = 0) -> datasets.Dataset:
-    """Rows that say which they are by their label and first token."""
+    """Rows that are identified by their label and first token."""
     lengths = np.random.default_rng(seed).integers(1, 100, count).tolist()
     ids = [[i] * size for i, size in enumerate(lengths)]
     return datasets.Dataset.from_dict({"input_ids": ids, "label": list(range(count)), "length": lengths})
@@ -26,7 +26,7 @@ def labels(examples: Any, indices: Any) -> list[int]:
 
 
 class TestBuckets:
-    def test_every_row_once_an_epoch_and_the_last_batch_filled(self) -> None:
+    def test_each_epoch_has_every_row_once_and_full_batches(self) -> None:
         examples = BucketedExamples(rows(45), 4, epochs=2)
         assert (examples.steps_per_epoch, examples.steps, len(examples)) == (12, 24, 96)
         epochs = [labels(examples, range(start, start + 48)) for start in (0, 48)]
@@ -34,14 +34,14 @@ class TestBuckets:
             assert set(epoch) == set(range(45))
         assert epochs[0] != epochs[1]
 
-    def test_batches_have_rows_of_like_lengths_in_any_order(self) -> None:
+    def test_batches_have_rows_of_similar_lengths_in_random_order(self) -> None:
         examples = BucketedExamples(rows(640), 8, epochs=1)
         lengths = np.array([len(examples[i]["input_ids"]) for i in range(len(examples))]).reshape(-1, 8)
         spread = lengths.max(axis=1) - lengths.min(axis=1)
         assert spread.mean() < 5
         assert np.abs(np.diff(lengths[:, 0])).mean() > 15
 
-    def test_examples_depend_on_seed_and_index_only(self) -> None:
+    def test_examples_depend_only_on_seed_and_index(self) -> None:
         data = rows(45)
         one, same, other = (BucketedExamples(data, 4, steps=60, seed=seed) for seed in (1, 1, 2))
         everything = labels(one, range(240))
@@ -82,14 +82,14 @@ class TestBuckets:
         series = EncodedExamples(datasets.Dataset.from_dict({"input_values": [[[1.0, 2.0]]], "length": [1]}))[0]
         assert {name: value.tolist() for name, value in series.items()} == {"input_values": [[1.0, 2.0]]}
 
-    def test_a_loader_takes_them(self) -> None:
+    def test_it_works_in_a_data_loader(self) -> None:
         examples = BucketedExamples(rows(20), 4, epochs=1)
         loader = DataLoader(examples, 4, sampler=SequentialSampler(examples), collate_fn=PaddingCollator())
         assert [len(batch["labels"]) for batch in loader] == [4] * 5
 
 
 class TestPadding:
-    def test_what_it_gives(self) -> None:
+    def test_padded_batches(self) -> None:
         examples = [
             {"input_ids": [1, 2, 3], "token_type_ids": [0, 0, 1], "label": 1},
             {"input_ids": [4], "token_type_ids": [0], "label": 0},

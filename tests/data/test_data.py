@@ -30,7 +30,7 @@ def split_texts(name: str) -> dict[str, str]:
 
 
 class TestSources:
-    def test_a_text_file_is_cut_at_lines_without_loss(self, tmp_path: Path) -> None:
+    def test_a_text_file_is_split_at_lines_without_loss(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("".join(f"line {i}\n" for i in range(1000)))
         parts = split_texts(str(tmp_path / "a.txt"))
         assert parts["train"] + parts["valid"] + parts["test"] == (tmp_path / "a.txt").read_text()
@@ -51,12 +51,12 @@ class TestSources:
         found = [d for split in ("train", "valid", "test") for d in source.documents(split)]
         assert found == documents
 
-    def test_a_folder_is_split_by_the_words_in_its_names(self, tmp_path: Path) -> None:
+    def test_file_names_determine_the_splits_of_a_folder(self, tmp_path: Path) -> None:
         for name in ("my-train", "my.val", "my_test"):
             (tmp_path / f"{name}.txt").write_text(name)
         assert split_texts(str(tmp_path)) == {"train": "my-train", "valid": "my.val", "test": "my_test"}
 
-    def test_a_text_without_lines_is_cut_at_spaces(self, tmp_path: Path) -> None:
+    def test_a_text_without_lines_is_split_at_spaces(self, tmp_path: Path) -> None:
         text = " ".join(f"word{i}" for i in range(5000))
         (tmp_path / "a.txt").write_text(text)
         parts = split_texts(str(tmp_path / "a.txt"))
@@ -64,7 +64,7 @@ class TestSources:
         assert parts["train"].endswith(" ")
         assert 0.04 < len(parts["test"]) / len(text) < 0.06
 
-    def test_few_records_are_cut_each_and_not_glued(self, tmp_path: Path) -> None:
+    def test_few_records_are_split_individually(self, tmp_path: Path) -> None:
         records = ["a" * 1000, "b" * 1000]
         (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": r}) for r in records) + "\n\n")
         source = open_source(str(tmp_path / "a.jsonl"))
@@ -112,7 +112,7 @@ class TestSources:
         assert one != other
 
     def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
-        """A folder stands in for the hub: `datasets` loads both by name."""
+        """A folder stands in for the hub, since `datasets` loads both by name."""
         for split, count in (("train", 40), ("test", 6)):
             lines = "".join(json.dumps({"text": f"{split} {i}"}) + "\n" for i in range(count))
             (tmp_path / f"{split}.jsonl").write_text(lines)
@@ -136,7 +136,7 @@ class TestSources:
             ("bad.parquet", b"PAR1 not really", "parquet"),
         ],
     )
-    def test_bad_files_are_named_with_their_trouble(
+    def test_errors_name_the_file_and_the_problem(
         self, tmp_path: Path, name: str, content: bytes, message: str
     ) -> None:
         (tmp_path / name).write_bytes(content)
@@ -145,9 +145,7 @@ class TestSources:
         assert name in str(error.value)
 
     @pytest.mark.parametrize("name", ["bomb.txt.xz", "bomb.jsonl.xz", "lines.jsonl.xz"])
-    def test_a_file_that_unpacks_beyond_memory_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
+    def test_a_decompression_bomb_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         monkeypatch.setattr(reading, "memory", lambda: 8 * 10**6)
         line = b'{"text": "' + b"a" * 10**5 + b'"}\n'
         content = line * 50 if name.startswith("lines") else b"a" * 5 * 10**6
@@ -188,14 +186,14 @@ class TestTokenizers:
         (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
         assert load_tokenizer(str(tmp_path))(TEXT)["input_ids"] == trained(TEXT)["input_ids"]
 
-    def test_token_bytes_add_up(self) -> None:
+    def test_token_bytes_sum_to_the_text_size(self) -> None:
         tokenizer = load_tokenizer("bpe", vocab_size=300, texts=iter([TEXT]))
         sizes = token_bytes(tokenizer, math.nan)
         assert sizes[tokenizer(TEXT)["input_ids"]].sum() == len(TEXT.encode())
         assert sizes[tokenizer.eos_token_id] == 0
 
-    def test_other_tokenizers_count_by_their_average(self, tmp_path: Path) -> None:
-        """A tokenizer of words gives no bytes to spaces; each of its tokens stands for the text's average."""
+    def test_other_tokenizers_use_average_bytes_per_token(self, tmp_path: Path) -> None:
+        """A word tokenizer assigns no bytes to spaces, so each token counts as the text's average."""
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
 
@@ -208,7 +206,7 @@ class TestTokenizers:
         sizes = token_bytes(data.tokenizer, data.bytes_per_token("train"))
         assert sizes[data.splits["train"]].sum() == pytest.approx(data.text_bytes["train"], rel=0.01)
 
-    def test_text_that_spells_a_special_token_is_text(self, tmp_path: Path) -> None:
+    def test_special_tokens_in_the_text_are_encoded_as_text(self, tmp_path: Path) -> None:
         text = "before <|endoftext|> after\n" * 200
         (tmp_path / "a.txt").write_text(text)
         for tokenizer in ("bytes", "bpe"):
@@ -227,7 +225,7 @@ class TestTokenizers:
 
 
 class TestTokenFiles:
-    def test_text_comes_back(self, text_file: Path) -> None:
+    def test_decoding_restores_the_text(self, text_file: Path) -> None:
         for tokenizer in ("bytes", "bpe"):
             data = prepare(str(text_file), tokenizer, vocab_size=300, progress=False)
             parts = split_texts(str(text_file))
@@ -237,7 +235,7 @@ class TestTokenFiles:
                 assert data.tokenizer.decode(ids, skip_special_tokens=True) == text
                 assert data.text_bytes[split] == len(text.encode())
 
-    def test_long_documents_are_cut_for_the_tokenizer_without_loss(self) -> None:
+    def test_long_documents_are_encoded_in_pieces_without_loss(self) -> None:
         text = "\n\n".join(f"Paragraph {i}.\n  indented\n" for i in range(20000))
         found = list(pieces(text, 1 << 16))
         assert len(found) > 5
@@ -246,7 +244,7 @@ class TestTokenFiles:
         assert "".join(pieces("x" * 200_000, 1000)) == "x" * 200_000
 
     @pytest.mark.parametrize("space", [" ", "\n", "  ", " \n", "\n  ", "\t "])
-    def test_pieces_have_the_words_of_the_whole(self, space: str) -> None:
+    def test_encoding_in_pieces_keeps_words_whole(self, space: str) -> None:
         tokenizer = load_tokenizer("bytes").backend_tokenizer.pre_tokenizer
         text = space.join(["word", "it's", "x2", "...", "ü"] * 50)
         whole = [word for word, _ in tokenizer.pre_tokenize_str(text)]
@@ -254,19 +252,19 @@ class TestTokenFiles:
         assert len(cut) > 20
         assert [word for piece in cut for word in piece] == whole
 
-    def test_a_long_line_trains_a_bpe_in_time(self) -> None:
-        """As one word, these letters take a minute and more."""
+    def test_bpe_training_on_a_long_line_is_fast(self) -> None:
+        """As a single word these letters would take over a minute."""
         text = "".join(random.Random(0).choices("abcdefgh", k=300_000))
         tokenizer = load_tokenizer("bpe", vocab_size=2000, texts=iter([text]))
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
-    def test_second_time_nothing_is_encoded(self, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_token_files_are_reused(self, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = prepare(str(text_file), "bytes", progress=False)
         monkeypatch.setattr(tokens_module, "_encode", lambda *a: pytest.fail("encoded again"))
         assert prepare(str(text_file), "bytes", progress=False).folder == first.folder
 
     @pytest.mark.parametrize("damage", ["a token", "half of the file", "text_bytes", "meta", "the tokenizer"])
-    def test_damaged_token_files_are_made_again(self, tmp_path: Path, text_file: Path, damage: str) -> None:
+    def test_damaged_token_files_are_rebuilt(self, tmp_path: Path, text_file: Path, damage: str) -> None:
         whole = prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
         expected = {split: ids.tolist() for split, ids in whole.splits.items()}
         tokens, meta = whole.folder / "train.bin", whole.folder / "meta.json"
@@ -288,7 +286,7 @@ class TestTokenFiles:
         assert again.text_bytes == whole.text_bytes
         assert {split: ids.tolist() for split, ids in again.splits.items()} == expected
 
-    def test_token_files_that_a_killed_process_left_are_removed(self, tmp_path: Path, text_file: Path) -> None:
+    def test_leftover_files_of_a_killed_process_are_removed(self, tmp_path: Path, text_file: Path) -> None:
         dead, alive = (tmp_path / "tokens" / f".saving-{name}" for name in ("dead", "alive"))
         for folder in (dead, alive):
             folder.mkdir(parents=True)
@@ -309,14 +307,14 @@ class TestTokenFiles:
         assert one.folder == other.folder
         assert len(calls) == 1
 
-    def test_changed_text_is_encoded_anew(self, tmp_path: Path) -> None:
+    def test_changed_text_is_encoded_again(self, tmp_path: Path) -> None:
         path = tmp_path / "a.txt"
         path.write_text(TEXT)
         before = prepare(str(path), "bytes", progress=False).folder
         path.write_text(TEXT.replace("text", "test"))
         assert prepare(str(path), "bytes", progress=False).folder != before
 
-    def test_a_full_disk_leaves_nothing_and_says_what_to_do(
+    def test_a_full_disk_leaves_no_files_and_gives_advice(
         self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*args: object) -> None:
@@ -334,7 +332,7 @@ class TestTokenFiles:
 
 
 class TestWindows:
-    def test_an_epoch_shows_every_window_once(self) -> None:
+    def test_an_epoch_has_every_window_once(self) -> None:
         tokens = np.arange(1000, dtype=np.uint16)
         windows = TrainingWindows(tokens, 10, 1000, seed=0)
         epoch = [windows[i]["input_ids"] for i in range(windows.per_epoch)]
@@ -343,7 +341,7 @@ class TestWindows:
         assert np.diff(starts).tolist() == [10] * 98
         assert all(w.tolist() == list(range(w[0], w[0] + 10)) for w in epoch)
 
-    def test_examples_depend_on_seed_and_number_only(self) -> None:
+    def test_examples_depend_only_on_seed_and_index(self) -> None:
         tokens = np.arange(1000, dtype=np.uint16)
         one, same, other = (TrainingWindows(tokens, 10, 500, seed) for seed in (1, 1, 2))
         starts = {i: int(one[i]["input_ids"][0]) for i in (300, 5, 299, 0)}

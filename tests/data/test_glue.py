@@ -1,4 +1,4 @@
-"""GLUE's tasks from their files: every layout, and files that are damaged or of another task."""
+"""GLUE's tasks from files: every layout, damaged files, and files of another task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def texts_of(task: str, rows: list[list[str]]) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("task", LAYOUTS)
-def test_every_task_is_read_as_it_is_published(tmp_path: Path, task: str) -> None:
+def test_every_task_is_read_from_its_published_files(tmp_path: Path, task: str) -> None:
     folder = write_task(tmp_path / "all", task)
     write_lines(folder / "test.tsv", [["index", "sentence"], ["0", "no label here"]])
     source = open_glue(str(folder), task)
@@ -71,7 +71,7 @@ def test_variants_of_the_files(tmp_path: Path) -> None:
     assert len(open_glue(str(packed), "mrpc").read()["train"]) == 6
 
 
-def test_unlabelled_files_are_read_one_by_one_alone(tmp_path: Path) -> None:
+def test_unlabelled_files_are_read_only_individually(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "test.tsv", [["index", "sentence"], ["0", "What now?"]])
     for task in ("cola", "sst2"):
         assert open_glue(str(path), task).read()["train"].to_dict() == {"text": ["What now?"]}
@@ -109,7 +109,7 @@ def test_an_open_quote_in_csv(tmp_path: Path) -> None:
         open_glue(str(tmp_path / "a.csv"), "stsb").read()
 
 
-def test_broken_lines_of_qqp_are_left_out(tmp_path: Path) -> None:
+def test_broken_lines_of_qqp_are_skipped(tmp_path: Path) -> None:
     """The published training file has a few."""
     header, rows = FILES["qqp"][1], rows_of("qqp", 12)
     assert header is not None
@@ -122,7 +122,7 @@ def test_broken_lines_of_qqp_are_left_out(tmp_path: Path) -> None:
         open_glue(str(path), "qqp").read()
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file or folder .*hub:nyu-mll/glue:cola"):
         open_glue(str(tmp_path / "none"), "cola")
     with pytest.raises(ValueError, match=r"no files of GLUE's mnli in .*: train and dev_matched .* a folder 'mnli'"):
@@ -138,7 +138,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_hubs_columns_and_splits(tmp_path: Path) -> None:
-    """A folder stands in for the hub: `datasets` loads both by name."""
+    """A folder stands in for the hub, since `datasets` loads both by name."""
     for split, label in (("train", 1), ("validation", 0), ("test", -1)):
         rows: dict[str, list[Any]] = {"sentence": [f"a {split}", f"b {split}"], "label": [label] * 2, "idx": [0, 1]}
         made = datasets.Dataset.from_dict(rows)
@@ -157,8 +157,8 @@ def test_the_hubs_columns_and_splits(tmp_path: Path) -> None:
         open_glue(f"hub:{tmp_path}", "rte").read()
 
 
-def test_classes_and_their_order_are_those_of_the_task(tmp_path: Path) -> None:
-    """So that the class whose F1 is the metric is the second, whatever the alphabet."""
+def test_classes_have_the_tasks_names_and_order(tmp_path: Path) -> None:
+    """The class whose F1 is the metric must be the second, regardless of the alphabet."""
     data = prepare_labelled(open_glue(str(write_task(tmp_path, "mrpc")), "mrpc"), text=PAIR, length=32, progress=False)
     assert data.label_names == ("not_equivalent", "equivalent")
     other = open_glue(str(tmp_path / "mrpc"), "mrpc").fingerprint()

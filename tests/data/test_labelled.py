@@ -1,4 +1,4 @@
-"""Labelled rows from file to model inputs: what the labels are, what is refused, what is cached."""
+"""Labelled rows from files to model inputs: labels, errors and caching."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def source(tmp_path: Path) -> str:
 
 
 class TestText:
-    def test_rows_come_back(self, source: str) -> None:
+    def test_encoded_rows_restore_the_text(self, source: str) -> None:
         data = prepare(source)
         assert (data.kind, data.label_names, data.features) == ("classification", ("bad", "good"), None)
         assert data.counts == {
@@ -79,7 +79,7 @@ class TestText:
         assert encoded["input_ids"][:] == [[256, *b"12345678"], [*b"123456", 256, *b"12"], [*b"12", 256, *b"3"]]
         assert encoded["length"][:] == [9, 9, 4]
 
-    def test_the_only_column_of_text_is_found(self, tmp_path: Path) -> None:
+    def test_a_single_text_column_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("id,review,label\n" + "".join(f"{i},so {i},{i % 2}\n" for i in range(12)))
         data = prepare(str(tmp_path / "a.csv"))
         assert data.encoder.columns == ("review",)
@@ -115,7 +115,7 @@ class TestSeries:
         rows[0] |= first
         return rows
 
-    def test_values_stay_as_they_are(self, tmp_path: Path) -> None:
+    def test_values_are_unchanged(self, tmp_path: Path) -> None:
         data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values", length=2)
         assert (data.kind, data.label_names, data.tokenizer, data.features) == ("regression", None, None, 2)
         assert data.reason == "the labels are numbers with fractions"
@@ -126,7 +126,7 @@ class TestSeries:
                 assert row["input_values"] == [[number, 0.5]] * min(2, 1 + number % 3)
         assert data.encode([{"input_values": np.ones((5, 2))}])["input_values"][0] == [[1, 1], [1, 1]]
 
-    def test_numbers_alone_are_one_feature(self, tmp_path: Path) -> None:
+    def test_a_list_of_numbers_is_one_feature(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(60, dtype=np.float64).reshape(20, 3), label=np.arange(20) % 2)
         data = prepare(str(tmp_path / "a.npz"), inputs="values", text="x")
         assert data.features == 1
@@ -160,7 +160,7 @@ class TestSeries:
             with pytest.raises(ValueError, match=message):
                 data.encode([{"input_values": [[1.0, 1.0]]}, {"input_values": value}])
 
-    def test_text_is_no_series(self, tmp_path: Path) -> None:
+    def test_text_is_not_a_series(self, tmp_path: Path) -> None:
         rows = [{"input_values": "text", "label": i} for i in range(9)]
         with pytest.raises(ValueError, match=r"'input_values' must hold series.* but it is a column of string"):
             prepare(write(tmp_path / "a.jsonl", rows), inputs="values")
@@ -172,13 +172,13 @@ class TestSplits:
             write(path / "named" / f"{name}.jsonl", rows)
         return str(path / "named")
 
-    def test_a_test_without_labels_is_left_out(self, tmp_path: Path) -> None:
+    def test_a_test_split_without_labels_is_skipped(self, tmp_path: Path) -> None:
         unlabelled = [{"text": "?", "label": None}] * 5
         data = prepare(self.folder(tmp_path, train=reviews(), test=unlabelled))
         assert "test has no labels and is left out" in data.notes
         assert {s: len(rows) for s, rows in data.splits.items()} == {"train": 22, "valid": 4, "test": 4}
 
-    def test_rows_without_labels_are_left_out_of_scores(self, tmp_path: Path) -> None:
+    def test_rows_without_labels_are_not_scored(self, tmp_path: Path) -> None:
         partly = [{"text": "?", "label": ""}, {"text": "!", "label": "bad"}, {"text": "?"}]
         data = prepare(self.folder(tmp_path, train=reviews(), valid=reviews(4), test=partly))
         assert "2 rows of test have no label and are left out" in data.notes
@@ -191,7 +191,7 @@ class TestSplits:
         with pytest.raises(ValueError, match=r"test of .* has no column 'text'; .*task.text=COLUMN.*content, label"):
             prepare(folder)
 
-    def test_a_label_that_train_lacks(self, tmp_path: Path) -> None:
+    def test_a_label_missing_in_train_is_an_error(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path, train=reviews(), test=[*reviews(3), {"text": "a", "label": "odd"}])
         with pytest.raises(ValueError, match=r"'odd' of test row 4 \(1 such rows in test\) does not occur in train"):
             prepare(folder)
@@ -223,7 +223,7 @@ class TestLabels:
             (list(range(51)), "regression", None, "51 different whole numbers, more than 50"),
         ],
     )
-    def test_what_labels_are(self, values: list, kind: str, names: Any, reason: str) -> None:
+    def test_kinds_of_labels(self, values: list, kind: str, names: Any, reason: str) -> None:
         labels = read_labels({"train": values}, "auto", lambda split, i: f"row {i}")
         assert (labels.kind, labels.names) == (kind, names)
         assert reason in labels.reason
@@ -232,7 +232,7 @@ class TestLabels:
         else:
             assert sorted(labels.values["train"]) == list(range(len(names)))
 
-    def test_the_kind_may_be_chosen(self) -> None:
+    def test_the_kind_of_labels_can_be_set(self) -> None:
         where = lambda split, i: f"row {i}"  # noqa: E731
         assert read_labels({"train": [1, 2]}, "regression", where).values == {"train": [1.0, 2.0]}
         assert read_labels({"train": [0.5, 2]}, "classification", where).names == ("0.5", "2")
@@ -290,7 +290,7 @@ class TestErrors:
             (reviews(), {"tokenizer": "word"}, "'bytes', 'bpe', 'words' or a folder"),
         ],
     )
-    def test_each_is_one_line(self, tmp_path: Path, rows: list, options: dict[str, Any], message: str) -> None:
+    def test_errors_are_one_line(self, tmp_path: Path, rows: list, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message) as error:
             prepare(write(tmp_path / "a.jsonl", rows), **options)
         assert "\n" not in str(error.value)
@@ -302,7 +302,7 @@ class TestErrors:
 
 
 class TestCache:
-    def test_second_time_nothing_is_read(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cached_rows_are_reused(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         first = prepare(source)
         monkeypatch.setattr(labelled_module, "read_labelled", lambda *a, **k: pytest.fail("read again"))
         again = prepare(source)
@@ -312,7 +312,7 @@ class TestCache:
         for split, rows in first.splits.items():
             assert again.splits[split].to_dict() == rows.to_dict()
 
-    def test_everything_that_matters_is_in_the_key(self, source: str, tmp_path: Path) -> None:
+    def test_the_cache_key_covers_all_options(self, source: str, tmp_path: Path) -> None:
         other = write(tmp_path / "b.jsonl", reviews(32))
         seen = [prepare(source), prepare(source, length=9), prepare(source, tokenizer="bpe", vocab_size=260)]
         seen += [prepare(other), prepare(source, kind="classification"), prepare(source, text=["text"], label="label")]
@@ -321,7 +321,7 @@ class TestCache:
         assert identities[0] == identities[5]
 
     @pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
-    def test_damage_is_found_and_mended(self, source: str, tmp_path: Path, damage: str) -> None:
+    def test_damaged_cache_files_are_rebuilt(self, source: str, tmp_path: Path, damage: str) -> None:
         data = prepare(source, cache=tmp_path)
         expected = data.splits["test"].to_dict()
         file = data.folder / ("meta.json" if damage == "meta" else "test.arrow")
@@ -332,7 +332,7 @@ class TestCache:
         with pytest.warns(UserWarning, match="damaged"):
             assert prepare(source, cache=tmp_path).splits["test"].to_dict() == expected
 
-    def test_a_full_disk_leaves_nothing_and_says_what_to_do(
+    def test_a_full_disk_leaves_no_files_and_gives_advice(
         self, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*args: object) -> None:

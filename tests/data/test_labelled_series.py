@@ -1,4 +1,4 @@
-"""Series with labels inside them, their windows, and the targets of steps."""
+"""Series with labels of samples: windows, and targets of steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lagwise.data.series_windows import RandomWindows, StepCollator, even_window
 
 
 def rows(**changes: Any) -> list[dict[str, Any]]:
-    """Five series with a label for each sample; changes apply to the second."""
+    """Five series with a label per sample; ``changes`` apply to the second."""
     made = []
     for n in range(5):
         values = np.random.default_rng(n).normal(3, 2, (20 + n, 2)).round(3)
@@ -57,13 +57,13 @@ def test_labels_of_samples_are_kept_with_their_series(tmp_path: Path) -> None:
     assert "valid and test made from 10 %" in data.notes[0]
 
 
-def test_a_label_of_a_whole_series_is_that_of_its_samples(tmp_path: Path) -> None:
+def test_a_label_of_a_whole_series_applies_to_all_samples(tmp_path: Path) -> None:
     made = [{**row, "label": "xy"[n % 2]} for n, row in enumerate(rows())]
     data = prepared(tmp_path, made)
     assert all(len(set(row["label"])) == 1 for split in data.splits.values() for row in split)
 
 
-def test_one_series_is_cut_in_time(tmp_path: Path) -> None:
+def test_a_single_series_is_split_in_time(tmp_path: Path) -> None:
     (record,) = made = rows()[:1]
     data = prepared(tmp_path, made)
     parts = [data.splits[split]["input_values"][0] for split in ("train", "valid", "test")]
@@ -126,7 +126,7 @@ def test_faulty_events_are_named(at: list[int], label: list[Any], message: str, 
         )
 
 
-def test_amounts_are_no_classes(tmp_path: Path) -> None:
+def test_numbers_are_not_classes(tmp_path: Path) -> None:
     made = [{**row, "label": np.linspace(0, 1, len(row["label"])).tolist()} for row in rows()]
     with pytest.raises(ValueError, match="must be classes, but the labels are numbers with fractions"):
         prepared(tmp_path, made)
@@ -136,7 +136,7 @@ def test_amounts_are_no_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stride", [1, 3, 4])
 @pytest.mark.parametrize("delay", [0, 1, 5, 40])
-def test_targets_are_those_of_the_definition(stride: int, delay: int) -> None:
+def test_targets_equal_their_definition(stride: int, delay: int) -> None:
     labels = np.random.default_rng(0).integers(0, 3, 22)
     steps = -(-22 // stride)
     expected = [min((t + 1) * stride, 22) - 1 - delay for t in range(steps)]
@@ -150,7 +150,7 @@ def test_targets_are_those_of_the_definition(stride: int, delay: int) -> None:
     }
 
 
-def test_windows_are_the_same_whenever_they_are_asked_for(tmp_path: Path) -> None:
+def test_windows_are_reproducible(tmp_path: Path) -> None:
     data = prepared(tmp_path, rows())
     strengths = {"stretch": 0.2, "mix": 0.3, "filter": 0.3, "wander": 1.0, "noise": 0.5, "drop": 0.5}
 
@@ -177,7 +177,7 @@ def test_even_windows_cover_rows_or_are_spread_over_them() -> None:
     assert even_windows([5, 2], 3, 2) == [(0, 0, 3), (1, 0, 2)]
 
 
-def test_changes_of_strength_zero_change_nothing() -> None:
+def test_augmentation_of_strength_zero_changes_nothing() -> None:
     x = np.random.default_rng(0).normal(size=(30, 2))
     none = dict.fromkeys(CHANGES, 0.0)
     np.testing.assert_array_equal(changed(x, none, 6, np.random.default_rng(0)), x)

@@ -1,4 +1,4 @@
-"""Which tokens are hidden, by what, and that it never depends on when."""
+"""Which tokens are masked, with which replacement, and that this depends only on the seed and the position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random(seed: int = 0) -> np.random.Generator:
 
 
 @pytest.mark.parametrize("options", [{}, {"whole_words": False}, {"span": 3.8}, {"rate": 0.4}], ids=str)
-def test_shares(bpe, options) -> None:
+def test_shares_of_replacements(bpe, options) -> None:
     masking, ids = Masking(bpe, **options), np.tile(ids_of(bpe), 20)
     hidden, labels = masking(ids, random())
     chosen = labels != -100
@@ -45,7 +45,7 @@ def test_shares(bpe, options) -> None:
 
 
 def words_of(tokenizer, text: str) -> list[str]:
-    """The words of a text as masking sees them."""
+    """The words of a text as used by masking."""
     ids = ids_of(tokenizer, text)
     continues, extends = word_edges(tokenizer)
     groups: list[list[int]] = []
@@ -57,7 +57,7 @@ def words_of(tokenizer, text: str) -> list[str]:
     return [tokenizer.decode(group) for group in groups]
 
 
-def test_words_of_bytes_are_runs_of_letters_digits_and_bytes_beyond_ascii(by_bytes) -> None:
+def test_words_of_bytes_are_runs_of_letters_digits_and_non_ascii_bytes(by_bytes) -> None:
     assert words_of(by_bytes, "A naïve fox,1851!") == ["A", " ", "naïve", " ", "fox", ",", "1851", "!"]
 
 
@@ -65,7 +65,7 @@ def test_words_of_a_bpe_begin_with_their_space(bpe) -> None:
     assert words_of(bpe, "saw it. again") == ["saw", " it", ".", " again"]
 
 
-def test_word_pieces_that_are_marked_go_on_with_a_word() -> None:
+def test_marked_word_pieces_continue_a_word() -> None:
     tokenizer = with_mask(word_tokenizer(["un", "##believ", "##able", "fox"]))
     continues, extends = word_edges(tokenizer)
     assert continues[:4].tolist() == [False, True, True, False]
@@ -73,7 +73,7 @@ def test_word_pieces_that_are_marked_go_on_with_a_word() -> None:
     assert not extends[tokenizer.all_special_ids].any()
 
 
-def test_whole_words_are_hidden_or_none_of_them(bpe) -> None:
+def test_words_are_masked_as_a_whole(bpe) -> None:
     masking, ids = Masking(bpe), ids_of(bpe)
     continues, extends = word_edges(bpe)
     joined = extends[ids[:-1]] & continues[ids[1:]]
@@ -84,12 +84,12 @@ def test_whole_words_are_hidden_or_none_of_them(bpe) -> None:
     assert not (single[1:] == single[:-1])[joined].all()
 
 
-def test_text_without_spaces_is_hidden_in_the_same_share(by_bytes) -> None:
+def test_text_without_spaces_has_the_same_share_of_masked_tokens(by_bytes) -> None:
     ids = ids_of(by_bytes, "鲸鱼在海里游泳，水手们看着它。" * 100)
     assert (Masking(by_bytes)(ids, random())[1] != -100).mean() == pytest.approx(0.15, abs=0.01)
 
 
-def test_spans_hide_neighbouring_words(by_bytes) -> None:
+def test_spans_mask_neighbouring_words(by_bytes) -> None:
     ids = ids_of(by_bytes)
 
     def runs(span: float) -> int:
@@ -99,7 +99,7 @@ def test_spans_hide_neighbouring_words(by_bytes) -> None:
     assert runs(4) < 0.5 * runs(1)
 
 
-def test_special_tokens_are_never_hidden(by_bytes) -> None:
+def test_special_tokens_are_never_masked(by_bytes) -> None:
     ids = np.where(np.arange(400) % 3 == 0, by_bytes.eos_token_id, 65)
     for whole_words in (False, True):
         labels = Masking(by_bytes, rate=0.9, whole_words=whole_words)(ids, random())[1]
@@ -107,7 +107,7 @@ def test_special_tokens_are_never_hidden(by_bytes) -> None:
         assert (labels == 65).any()
 
 
-def test_one_token_is_hidden_at_least(by_bytes) -> None:
+def test_at_least_one_token_is_masked(by_bytes) -> None:
     assert (Masking(by_bytes)(np.asarray([65, 32]), random())[1] != -100).sum() == 1
 
 
@@ -128,7 +128,7 @@ class TestExamples:
         ids[1, 7] = by_bytes.eos_token_id
         return [{"input_ids": row} for row in ids]
 
-    def test_an_example_depends_on_its_place_and_the_seed_alone(self, by_bytes) -> None:
+    def test_an_example_depends_only_on_its_index_and_the_seed(self, by_bytes) -> None:
         sequences = self.sequences(by_bytes)
         one, other, third = (MaskedExamples(sequences, Masking(by_bytes), by_bytes.eos_token_id, s) for s in (3, 3, 4))
         backwards = [other[i] for i in (2, 1, 0)][::-1]
@@ -137,13 +137,13 @@ class TestExamples:
                 assert torch.equal(one[i][name], backwards[i][name])
         assert any(not torch.equal(one[i]["labels"], third[i]["labels"]) for i in range(3))
 
-    def test_documents_are_kept_apart_where_there_are_several(self, by_bytes) -> None:
+    def test_several_documents_are_kept_apart(self, by_bytes) -> None:
         examples = MaskedExamples(self.sequences(by_bytes), Masking(by_bytes), by_bytes.eos_token_id, 0)
         batch = collate_documents([examples[0], examples[1]])
         assert batch["seq_idx"].tolist() == [[0] * 20, [0] * 8 + [1] * 12]
         assert "seq_idx" not in collate_documents([examples[0], examples[2]])
 
-    def test_the_end_of_a_text_belongs_to_it(self) -> None:
+    def test_the_end_of_text_token_belongs_to_its_document(self) -> None:
         assert document_of(np.asarray([5, 9, 9, 4, 9]), 9).tolist() == [0, 0, 1, 2, 2]
 
 

@@ -1,4 +1,4 @@
-"""The collator that packs."""
+"""The packing collator."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 
 
 def documents(*sizes: int) -> list[dict[str, Any]]:
-    """Tokens say which document they are of, and where in it."""
+    """Documents whose tokens encode the document and the position."""
     return [{"input_ids": [100 * n + i for i in range(size)]} for n, size in enumerate(sizes)]
 
 
-def test_what_it_gives() -> None:
+def test_packed_batches() -> None:
     batch = PackingCollator(6)(documents(2, 4, 1, 3))
     assert {name: value.tolist() for name, value in batch.items()} == {
         "input_ids": [[100, 101, 102, 103, 0, 1], [300, 301, 302, 200, 0, 0]],
@@ -34,7 +34,7 @@ def test_what_it_gives() -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any), length=st.integers(9, 30))
-def test_every_document_is_there_once_and_whole(sizes: list[int], length: int) -> None:
+def test_every_document_occurs_once_and_complete(sizes: list[int], length: int) -> None:
     batch = PackingCollator(length)(documents(*sizes))
     assert batch["input_ids"].shape[1] <= length
     seen = []
@@ -47,7 +47,7 @@ def test_every_document_is_there_once_and_whole(sizes: list[int], length: int) -
     assert all(torch.equal(value, again[name]) for name, value in batch.items())
 
 
-def test_rows_are_few() -> None:
+def test_few_rows_are_used() -> None:
     random = np.random.default_rng(0)
     sizes = random.integers(1, 500, 200).tolist()
     rows = first_fit_decreasing(sizes, 1000)
@@ -55,7 +55,7 @@ def test_rows_are_few() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_labels_and_masks_of_ones_own(kind: Any) -> None:
+def test_custom_labels_and_masks(kind: Any) -> None:
     example = {"input_ids": kind([9, 5, 6, 7]), "labels": kind([-100, -100, -100, 7])}
     padded = {**example, "attention_mask": kind([0, 1, 1, 1])}
     batch = PackingCollator(8)([padded, padded])
@@ -77,13 +77,13 @@ def test_bad_documents_are_named(examples: list, message: str) -> None:
         PackingCollator(8)(examples)
 
 
-def test_a_row_has_a_length() -> None:
+def test_the_row_length_is_required() -> None:
     with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
         PackingCollator(0)
 
 
-def test_the_trainer_of_transformers_takes_it(tmp_path: Path) -> None:
-    """Gradient accumulation included: the loss is the mean over all tokens predicted in a step."""
+def test_it_works_with_the_trainer_of_transformers(tmp_path: Path) -> None:
+    """With gradient accumulation the loss is the mean over all tokens predicted in a step."""
     sizes = (1, 7, 3, 12, 5, 2, 9, 4)
     examples = [{"input_ids": torch.randint(0, 256, (size,)).tolist()} for size in sizes]
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1))
@@ -111,6 +111,6 @@ def test_the_trainer_of_transformers_takes_it(tmp_path: Path) -> None:
     assert logged[1] < logged[0]
 
 
-def test_a_loader_takes_it() -> None:
+def test_it_works_in_a_data_loader() -> None:
     batches = list(DataLoader(documents(5, 3, 8, 2), batch_size=2, collate_fn=PackingCollator(8)))
     assert [tuple(batch["input_ids"].shape) for batch in batches] == [(1, 8), (2, 8)]

@@ -1,4 +1,4 @@
-"""Labelled pictures: where they come from, how they are read, and what is refused."""
+"""Labelled images: sources, decoding, and errors."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def prepared(name: Path | str, tmp_path: Path, **options):
 
 
 def pixels_of(data, split: str) -> dict[int, list[bytes]]:
-    """The pictures of each class, decoded."""
+    """The decoded images of each class."""
     found: dict[int, list[bytes]] = {}
     for row in data.splits[split]:
         found.setdefault(row["label"], []).append(decode(row["image"], 3, "it").tobytes())
     return {label: sorted(images) for label, images in found.items()}
 
 
-def test_a_folder_for_each_class(tmp_path: Path) -> None:
+def test_one_folder_per_class(tmp_path: Path) -> None:
     data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
     assert data.label_names == ("cat", "dog")
     assert data.size == (6, 8)
@@ -67,7 +67,7 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
     assert data.std == pytest.approx(train.std((0, 1, 2)), abs=1e-5)
 
 
-def test_splits_that_folders_name_are_kept(tmp_path: Path) -> None:
+def test_splits_named_by_folders_are_kept(tmp_path: Path) -> None:
     images, labels = arrays()
     for split, part in (("train", slice(0, 6)), ("val", slice(6, 8)), ("test", slice(8, 12))):
         folder_of(tmp_path / "data" / split, images[part], labels[part])
@@ -94,7 +94,7 @@ def test_arrays_of_several_splits(tmp_path: Path, names: tuple[str, ...]) -> Non
     assert (np.asarray(decode(first["image"], 1, "it")) == images[8]).all()
 
 
-def test_a_table_with_encoded_pictures(tmp_path: Path) -> None:
+def test_a_table_with_encoded_images(tmp_path: Path) -> None:
     from datasets import Dataset
 
     images, labels = arrays()
@@ -105,8 +105,8 @@ def test_a_table_with_encoded_pictures(tmp_path: Path) -> None:
         assert sum(len(rows) for rows in data.splits.values()) == ROWS
 
 
-def test_a_test_set_without_labels_is_left_out(tmp_path: Path) -> None:
-    """As that of ImageNet on the hub: its classes are all -1."""
+def test_a_test_set_without_labels_is_skipped(tmp_path: Path) -> None:
+    """Like that of ImageNet on the hub, whose classes are all -1."""
     from datasets import ClassLabel, Dataset
 
     images, labels = arrays()
@@ -126,7 +126,7 @@ def test_digits(tmp_path: Path) -> None:
     assert sum(len(rows) for rows in data.splits.values()) == 1797
 
 
-def test_the_reader_is_the_image_processor_that_a_run_saves(tmp_path: Path) -> None:
+def test_decoding_equals_the_saved_image_processor(tmp_path: Path) -> None:
     images, _ = arrays()
     for channels, mode in ((3, "RGB"), (1, "L")):
         reader = PictureReader((10, 12), (0.4,) * channels, (0.2,) * channels)
@@ -142,7 +142,7 @@ def test_the_reader_is_the_image_processor_that_a_run_saves(tmp_path: Path) -> N
             torch.testing.assert_close(reader(file.getvalue(), "it"), theirs.float(), rtol=0, atol=1e-5)
 
 
-def test_grey_pictures_become_colour_and_colour_grey(tmp_path: Path) -> None:
+def test_images_are_converted_between_grey_and_colour(tmp_path: Path) -> None:
     grey, _ = arrays(1)
     colour = PictureReader((6, 8), (0.0,) * 3, (1.0,) * 3)(encode_array(grey[0]), "it")
     assert colour.shape == (3, 6, 8)
@@ -156,14 +156,14 @@ def test_hidden_files_are_left_out(tmp_path: Path) -> None:
     assert sum(len(rows) for rows in prepared(root, tmp_path).splits.values()) == ROWS
 
 
-def test_a_picture_is_turned_as_its_camera_says() -> None:
+def test_images_are_rotated_by_their_exif_orientation() -> None:
     file, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(arrays()[0][0]).save(file, "PNG", exif=exif)
     assert decode(file.getvalue(), 3, "it").size == (6, 8)
 
 
-def test_an_epoch_has_every_picture_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+def test_an_epoch_has_every_image_once_in_a_new_order(tmp_path: Path) -> None:
     data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
     examples = PictureExamples(data.splits["train"], data.reader)
     shuffled, again = (ShuffledPictures(examples, 20, seed) for seed in (3, 3))
@@ -199,7 +199,7 @@ class TestWrongData:
         Image.fromarray(arrays()[0][0]).save(root / "test" / "1.png")
         self.check(root, tmp_path, r"test/1\.png' is in none of their class folders")
 
-    def test_more_than_eight_bits(self, tmp_path: Path) -> None:
+    def test_more_than_eight_bits_are_refused(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
         Image.fromarray(np.full((6, 8), 40_000, dtype=np.uint16)).save(root / "cat" / "04.png")
         self.check(root, tmp_path, "more than 8 bits a channel")
@@ -226,18 +226,18 @@ class TestWrongData:
         np.savez(tmp_path / "p.npz", **change(*arrays()))
         self.check(tmp_path / "p.npz", tmp_path, message)
 
-    def test_a_table_without_pictures(self, tmp_path: Path) -> None:
+    def test_a_table_without_images(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("image,label\ncat.png,1\ndog.png,0\n")
         self.check(tmp_path / "t.csv", tmp_path, "holds str, not an encoded picture")
         (tmp_path / "u.csv").write_text("picture,label\ncat.png,1\n")
         self.check(tmp_path / "u.csv", tmp_path, "no column 'image'")
 
-    def test_unknown_changes(self) -> None:
+    def test_unknown_augmentations(self) -> None:
         with pytest.raises(ValueError, match=r"unknown task\.augment"):
             check_changes(["rotate"])
 
 
-def test_the_key_knows_the_classes_and_the_size(tmp_path: Path) -> None:
+def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data", *arrays())
     before = pictures_key(open_pictures(str(root)), None, 3)
     assert pictures_key(open_pictures(str(root)), (8, 8), 3) != before
@@ -252,7 +252,7 @@ def torchvision() -> None:
         pytest.skip("torchvision is not there")
 
 
-def test_pictures_of_another_size_are_resized_before_they_are_cropped(tmp_path: Path) -> None:
+def test_images_are_resized_before_they_are_cropped(tmp_path: Path) -> None:
     torchvision()
     rows = prepared(folder_of(tmp_path / "data", *arrays(side=10)), tmp_path).splits["train"]
     for side in (4, 64):
@@ -262,7 +262,7 @@ def test_pictures_of_another_size_are_resized_before_they_are_cropped(tmp_path: 
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_depend_on_the_seed_and_the_place_alone(tmp_path: Path, name: str) -> None:
+def test_augmentation_depends_only_on_the_seed_and_the_index(tmp_path: Path, name: str) -> None:
     torchvision()
     data = prepared(folder_of(tmp_path / "data", *arrays(side=16)), tmp_path)
     rows = data.splits["train"]
@@ -277,7 +277,7 @@ def test_changes_depend_on_the_seed_and_the_place_alone(tmp_path: Path, name: st
     assert all(each.shape == plain[0]["pixel_values"].shape for each in found)
 
 
-def test_mixed_pictures_have_shares_of_classes(tmp_path: Path) -> None:
+def test_mixed_images_have_mixed_labels(tmp_path: Path) -> None:
     torchvision()
     data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
     examples = PictureExamples(data.splits["train"], data.reader)
@@ -288,7 +288,7 @@ def test_mixed_pictures_have_shares_of_classes(tmp_path: Path) -> None:
     assert torch.equal(again["pixel_values"], batch["pixel_values"])
 
 
-def test_without_torchvision_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_torchvision_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchvision.transforms", None)
     with pytest.raises(ImportError, match=r"lagwise\[vision\]"):
         PictureExamples([], PictureReader((6, 8), (0.0,), (1.0,)), ["flip"])  # type: ignore[arg-type]

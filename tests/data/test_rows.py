@@ -1,4 +1,4 @@
-"""Tables of rows: files as they come, and the splits that are made of them."""
+"""Tables of rows: file formats, and how splits are made."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(path: Path | str, columns: list[str] | None = None) -> dict[str, Any]:
 
 class TestFiles:
     @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".npz"])
-    def test_every_kind_gives_the_same_rows(self, tmp_path: Path, suffix: str) -> None:
+    def test_every_format_gives_the_same_rows(self, tmp_path: Path, suffix: str) -> None:
         path = write(tmp_path / f"a{suffix}", TABLE)
         assert open_rows(str(path)).columns == ("text", "label")
         assert read(path) == TABLE
@@ -69,8 +69,8 @@ class TestFiles:
         (tmp_path / "a.csv").write_text("text\n" + "x" * 200_000)
         assert len(read(tmp_path / "a.csv")["text"][0]) == 200_000
 
-    def test_quotes_that_are_only_characters(self, tmp_path: Path) -> None:
-        """As in GLUE: the quote that opens the first field would otherwise swallow a row."""
+    def test_quotes_are_ordinary_characters_in_tsv(self, tmp_path: Path) -> None:
+        """In GLUE an opening quote in the first field would otherwise consume the rest of the row."""
         (tmp_path / "a.tsv").write_text('text\tlabel\n"What" he said\t1\nplain\t0\n"open\t1\nand closed"\t0\n')
         expected = ['"What" he said', "plain", '"open', 'and closed"']
         assert read(tmp_path / "a.tsv") == {"text": expected, "label": ["1", "0", "1", "0"]}
@@ -93,9 +93,7 @@ class TestFiles:
             ("a.npz", "no zip", r"a\.npz is not an \.npz file"),
         ],
     )
-    def test_faults_are_named_with_their_place(
-        self, tmp_path: Path, name: str, content: str | bytes, message: str
-    ) -> None:
+    def test_errors_name_the_file_and_line(self, tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         with pytest.raises(ValueError, match=message) as error:
@@ -103,7 +101,7 @@ class TestFiles:
         assert name in str(error.value)
         assert "\n" not in str(error.value)
 
-    def test_a_faulty_column_that_nobody_asks_for(self, tmp_path: Path) -> None:
+    def test_errors_in_unused_columns_are_ignored(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n{"text": "b", "id": "x"}\n')
         assert read(tmp_path / "a.jsonl", ["text"]) == {"text": ["a", "b"]}
 
@@ -120,11 +118,11 @@ class TestFiles:
         with pytest.raises(ValueError, match=r"'input_values' holds Python objects.*\.parquet"):
             read(tmp_path / "c.npz")
 
-    def test_categories_are_their_names(self, tmp_path: Path) -> None:
+    def test_categories_are_read_as_names(self, tmp_path: Path) -> None:
         parquet.write_table(pa.table({"label": pa.array(["b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")
         assert read(tmp_path / "a.parquet") == {"label": ["b", "a"]}
 
-    def test_what_is_not_there(self, tmp_path: Path) -> None:
+    def test_missing_files(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="hub:nowhere"):
             open_rows("nowhere")
         with pytest.raises(ValueError, match=r"no \.csv.* file in folder"):
@@ -138,7 +136,7 @@ class TestFiles:
 
 
 class TestFolders:
-    def test_names_that_say_the_split(self, tmp_path: Path) -> None:
+    def test_file_names_determine_splits(self, tmp_path: Path) -> None:
         for name in ("train-0.csv", "train-1.csv", "dev.csv"):
             write(tmp_path / name, {"text": [name], "label": ["a"]})
         source = open_rows(str(tmp_path))
@@ -174,7 +172,7 @@ class TestFolders:
         assert open_rows(str(tmp_path / "a")).fingerprint() not in prints
 
     def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
-        """A folder stands in for the hub: `datasets` loads both by name."""
+        """A folder stands in for the hub, since `datasets` loads both by name."""
         for split in ("train", "validation"):
             write(tmp_path / f"{split}.jsonl", {"text": [split], "label": [1]})
         source = open_rows(f"hub:{tmp_path}")
@@ -198,21 +196,21 @@ class TestSplits:
     labels = ["a"] * 300 + ["b"] * 50 + ["c"] * 3
     texts = [f"row {i}" for i in range(353)]
 
-    def test_every_class_is_in_every_split_with_its_share(self) -> None:
+    def test_splits_are_stratified(self) -> None:
         splits = split_rows({"train": table(self.texts, self.labels)}, "label")
         assert list(splits) == ["train", "valid", "test"]
         counts = {s: [rows["label"][:].count(c) for c in "abc"] for s, rows in splits.items()}
         assert counts == {"train": [240, 40, 1], "valid": [30, 5, 1], "test": [30, 5, 1]}
         assert sorted(places(splits)) == sorted(self.texts)
 
-    def test_they_depend_on_content_and_seed_alone(self) -> None:
+    def test_splits_depend_only_on_content_and_seed(self) -> None:
         first = places(split_rows({"train": table(self.texts, self.labels)}, "label"))
         again = places(split_rows({"train": table(self.texts[::-1], self.labels[::-1])}, "label"))
         other = places(split_rows({"train": table(self.texts, self.labels)}, "label", seed=1))
         assert first == again
         assert first != other
 
-    def test_more_rows_move_few_others(self) -> None:
+    def test_added_rows_move_few_others(self) -> None:
         first = places(split_rows({"train": table(self.texts, self.labels)}, "label"))
         more = table([*self.texts, *(f"more {i}" for i in range(100))], [*self.labels, *["a"] * 100])
         grown = places(split_rows({"train": more}, "label"))
@@ -220,7 +218,7 @@ class TestSplits:
         assert sum(first[t] != grown[t] for t in self.texts) < 20
         assert moved <= {("train", "valid"), ("train", "test"), ("valid", "train"), ("test", "train")}
 
-    def test_equal_rows_stay_together_whatever_their_label(self) -> None:
+    def test_equal_rows_are_in_one_split_whatever_their_label(self) -> None:
         texts = [f"row {i % 40}" for i in range(200)]
         splits = split_rows({"train": table(texts, ["a", "b", "b", "a", "a"] * 40)}, "label")
         seen = [set(rows["text"][:]) for rows in splits.values()]
@@ -239,7 +237,7 @@ class TestSplits:
         splits = split_rows({"train": table(self.texts, list(range(353)))})
         assert {s: len(r) for s, r in splits.items()} == {"train": 283, "valid": 35, "test": 35}
 
-    def test_series_are_content_too(self) -> None:
+    def test_splits_depend_on_the_content_of_series(self) -> None:
         rows = datasets.Dataset.from_dict({"input_values": [[[float(i % 20)]] * 3 for i in range(40)]})
         splits = split_rows({"train": rows})
         seen = [{row[0][0] for row in part["input_values"]} for part in splits.values()]

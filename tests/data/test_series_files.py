@@ -1,4 +1,4 @@
-"""Sound files and tables of samples as rows of series."""
+"""Audio files and tables of samples as rows of series."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(path: Path, samples: np.ndarray, rate: int = RATE) -> Path:
 
 
 def classes(folder: Path, **rates: int) -> Path:
-    """Two sounds in a folder for each class."""
+    """Folders of two classes with two sounds each."""
     for name, rate in rates.items():
         for i in range(2):
             write(folder / name / f"{i}.wav", (wave(40 + i) * 32767).astype(np.int16), rate)
@@ -46,7 +46,7 @@ def classes(folder: Path, **rates: int) -> Path:
     ],
     ids=["8 bits", "16 bits", "32 bits", "float32", "float64"],
 )
-def test_samples_of_every_kind_are_the_same_sound(convert: Any, step: float, channels: int, tmp_path: Path) -> None:
+def test_every_sample_format_gives_the_same_sound(convert: Any, step: float, channels: int, tmp_path: Path) -> None:
     path = write(tmp_path / "a.wav", convert(wave(channels=channels)))
     rate, samples = read_sound(path.read_bytes(), path)
     assert (rate, samples.dtype, samples.shape) == (RATE, np.float32, (50, channels))
@@ -63,7 +63,7 @@ def test_samples_of_24_bits_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(samples, wave(), atol=1e-6)
 
 
-def test_a_folder_for_each_class_is_a_table(tmp_path: Path) -> None:
+def test_one_folder_per_class_is_a_table(tmp_path: Path) -> None:
     rows = open_rows(str(classes(tmp_path, yes=RATE, no=RATE))).read()["train"]
     assert rows["label"][:] == ["no", "no", "yes", "yes"]
     assert rows["file"][:] == ["0.wav", "1.wav"] * 2
@@ -71,7 +71,7 @@ def test_a_folder_for_each_class_is_a_table(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.asarray(rows[1]["input_values"]), wave(41), atol=1e-4)
 
 
-def test_folders_above_the_classes_name_the_splits_and_classes_may_have_such_names(tmp_path: Path) -> None:
+def test_parent_folders_name_splits_and_classes_may_be_named_like_splits(tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
         classes(tmp_path / split, train=RATE, test=RATE)
     tables = open_rows(str(tmp_path)).read()
@@ -103,7 +103,7 @@ def test_faulty_sounds_are_named(tmp_path: Path) -> None:
         open_rows(str(folder)).read()
 
 
-def test_one_sampling_rate_and_no_empty_class(tmp_path: Path) -> None:
+def test_different_sampling_rates_and_empty_classes_are_refused(tmp_path: Path) -> None:
     folder = classes(tmp_path, a=RATE, b=16000)
     with pytest.raises(ValueError, match=r"b/0\.wav has a sampling rate of 16000 Hz, .*a/0\.wav has 8000 Hz"):
         open_rows(str(folder)).read()

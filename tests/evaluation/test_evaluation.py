@@ -1,4 +1,4 @@
-"""The rules of evaluation, on models whose answers are known."""
+"""Evaluation of models with known scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lagwise.training import Recipe, load_recipe, train
 
 
 class Oracle(nn.Module):
-    """Predicts ``previous token + 1`` with a known probability, and counts what it is shown."""
+    """Predicts ``previous token + 1`` with a known probability, and counts the tokens that it reads."""
 
     def __init__(self, probability: float, vocab: int = 8):
         super().__init__()
@@ -49,21 +49,21 @@ def test_every_token_but_the_first_is_scored_once(length: int) -> None:
     assert score.perplexity == pytest.approx(2.0)
 
 
-def test_windows_tile_the_stream() -> None:
+def test_windows_cover_the_text() -> None:
     tokens = (np.arange(24) % 8).astype(np.uint16)
     oracle = Oracle(0.9)
     evaluate(oracle, tokens, 7, np.ones(8, dtype=np.int64))
     assert oracle.rows == [(7, 0), (7, 7), (7, 6), (2, 5)]
 
 
-def test_separators_cost_the_model_and_are_not_text() -> None:
+def test_separators_count_as_loss_but_not_as_bytes() -> None:
     tokens = np.array([0, 1, 7, 0, 1, 7], dtype=np.uint16)  # 7 ends a document
     sizes = np.array([1] * 7 + [0])
     score = evaluate(Oracle(0.5), tokens, 10, sizes)
     assert (score.tokens, score.text_bytes) == (5, 3)
 
 
-def test_a_model_with_a_limit_is_not_asked_beyond_it() -> None:
+def test_lengths_beyond_a_models_limit_are_skipped() -> None:
     oracle = Oracle(0.5)
     oracle.length_limit = 16
     tokens = (np.arange(101) % 8).astype(np.uint16)
@@ -82,7 +82,7 @@ def test_nothing_to_predict_and_nan() -> None:
         evaluate(broken, np.zeros(9, dtype=np.uint16), 4, np.ones(8))
 
 
-def test_a_real_model_scores_as_its_own_loss() -> None:
+def test_scores_equal_a_models_own_loss() -> None:
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=1)).eval()
     tokens = np.random.default_rng(0).integers(0, 256, 301).astype(np.uint16)
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
@@ -116,8 +116,8 @@ def test_evaluating_a_run(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) 
         evaluate_run(run, [0])
 
 
-def test_a_model_changed_as_its_weights_allow(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Another engine gives the same scores, a finer grid others; the run's own evaluation is left alone."""
+def test_overrides_that_keep_the_weights(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Another engine gives the same scores, a finer grid different ones. The run's own evaluation is not changed."""
     kernel = {"name": "frequency", "hidden": 16, "layers": 2, "inputs": "omega", "grid": 16}
     tiny_recipe.model["block"]["token_mixer"]["kernel"] = kernel
     run = train(tiny_recipe, tmp_path / "run", progress=False)
@@ -137,7 +137,7 @@ def test_a_model_changed_as_its_weights_allow(tiny_recipe: Recipe, tmp_path: Pat
         evaluate_run(run, [64], overrides=["model.block.token_mixer.kernel.gird=2"], progress=False)
 
 
-def test_changed_data_are_not_taken_for_held_out(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
+def test_changed_data_are_an_error(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(text_file.read_text())
     tiny_recipe.data.source = str(text)
@@ -148,7 +148,7 @@ def test_changed_data_are_not_taken_for_held_out(tiny_recipe: Recipe, tmp_path: 
     assert evaluate_run(run, [32], source=str(text), progress=False)["test"]
 
 
-def test_a_kernel_with_an_end_is_not_asked_beyond_it(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_lengths_beyond_a_kernels_limit_are_skipped(tiny_recipe: Recipe, tmp_path: Path) -> None:
     kernel = {"name": "free", "max_length": 40}
     tiny_recipe.model = {
         "hidden_size": 8,
@@ -173,7 +173,7 @@ def test_evaluating_a_run_with_a_trained_tokenizer(tiny_recipe: Recipe, tmp_path
 
 
 class Memory(nn.Module):
-    """Answers associative recall by looking back, and counts what it is shown; of `wrong` rows it says the key."""
+    """Solves associative recall by lookup and counts the tokens that it reads; for `wrong` rows it answers the key."""
 
     def __init__(self, vocab: int, wrong: int = 0):
         super().__init__()
@@ -191,8 +191,8 @@ class Memory(nn.Module):
 
 
 @pytest.mark.covers("TCNCA table 3")
-def test_accuracy_of_recall_is_that_of_the_answer_alone() -> None:
-    """TCNCA table 3: the model sees all but the last token."""
+def test_recall_accuracy_counts_only_the_answer() -> None:
+    """TCNCA table 3: the model reads all tokens except the last."""
     task = AssociativeRecall(10)
     memory = Memory(12, wrong=30)
     score = recall(memory, task, 64, 300)

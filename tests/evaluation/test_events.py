@@ -1,4 +1,4 @@
-"""Events found in probabilities, offline and as they arrive, and how they are compared with true ones."""
+"""Detection of events from probabilities, offline and streaming, and their comparison with true events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lagwise.evaluation.events import (
 
 
 def probabilities(steps: int, classes: int = 4, seed: int = 0) -> np.ndarray:
-    """Mostly none, with some bumps of a class."""
+    """Mostly the background class, with some bumps of other classes."""
     random = np.random.default_rng(seed)
     logits = random.normal(size=(steps, classes)) + np.array([3.0, *[0.0] * (classes - 1)])
     for at in random.integers(0, steps, steps // 15):
@@ -33,7 +33,7 @@ def test_expected_events_are_sums_around_each_step() -> None:
     np.testing.assert_allclose(expected_events(p, 3), expected, rtol=1e-12)
 
 
-def test_an_event_spread_over_steps_is_found_once_with_its_likeliest_class() -> None:
+def test_an_event_over_several_steps_is_found_once_with_its_most_likely_class() -> None:
     p = np.zeros((30, 3))
     p[10:13, 1], p[10:13, 2] = (0.1, 0.3, 0.1), (0.15, 0.2, 0.1)
     p[25, 2] = 0.4
@@ -54,7 +54,7 @@ def test_events_are_further_apart_than_the_tolerance(tolerance: int) -> None:
 
 @pytest.mark.parametrize("tolerance", [0, 1, 4, 7])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_stream_finds_the_same_events_no_later_than_stated(tolerance: int, seed: int) -> None:
+def test_streaming_finds_the_same_events_within_the_stated_delay(tolerance: int, seed: int) -> None:
     p, random, stream = probabilities(400, seed=seed), np.random.default_rng(seed), EventStream(tolerance, 0.3)
     padded = np.concatenate([p, np.tile([[1.0, 0, 0, 0]], (20, 1))])
     offline = find_events(padded, tolerance, 0.3)
@@ -71,7 +71,7 @@ def test_a_stream_finds_the_same_events_no_later_than_stated(tolerance: int, see
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, 4, 7])
-def test_the_end_of_a_recording_gives_the_events_that_are_left(tolerance: int) -> None:
+def test_the_end_of_a_recording_reports_the_remaining_events(tolerance: int) -> None:
     p, stream = probabilities(200), EventStream(tolerance, 0.3)
     p[-1, 1:] = 0.33  # the last step is one
     offline = find_events(p, tolerance, 0.3)
@@ -85,8 +85,8 @@ def test_the_end_of_a_recording_gives_the_events_that_are_left(tolerance: int) -
 
 @pytest.mark.parametrize(("stride", "tolerance"), [(12, 54), (4, 8), (1, 0), (5, 3)])
 def test_a_true_event_is_reported_within_the_stated_samples(stride: int, tolerance: int) -> None:
-    """An event whose middle is certain, and a true one as early as it may be to count: sample by sample, the report is
-    just as late as stated."""
+    """A certain event and the earliest true event that matches it: streamed sample by sample, it is reported exactly at
+    the stated delay."""
     latest, reach = 0, tolerance // stride // 2
     for step in range(20, 24):
         p = np.tile([1.0, 0.0], (60, 1))

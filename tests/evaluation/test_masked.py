@@ -1,4 +1,4 @@
-"""Scores of masked language models, against sums by hand."""
+"""Scores of masked language models against sums computed by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stream(count: int = 30) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("length", [7, 10, 30, 40])
-def test_it_is_the_mean_over_windows_whose_documents_stand_alone(model, length: int, sparse: bool) -> None:
+def test_the_loss_is_the_mean_over_windows_with_separate_documents(model, length: int, sparse: bool) -> None:
     model.config.sparse_prediction = sparse
     hidden, labels, documents = stream()
     score = masked_score(model, hidden, labels, documents, length)
@@ -49,7 +49,7 @@ def test_it_is_the_mean_over_windows_whose_documents_stand_alone(model, length: 
     assert score.to_dict()["perplexity"] == pytest.approx(math.exp(nats / score.masked))
 
 
-def test_what_cannot_be_scored(model) -> None:
+def test_models_that_cannot_be_scored(model) -> None:
     hidden, labels, documents = stream(60)
     with pytest.raises(ValueError, match="limit of 40"):
         masked_score(model, hidden, labels, documents, 50)

@@ -8,7 +8,7 @@ import pytest
 from lagwise.forecasting import choose_forecaster, reason
 
 
-def test_the_lowest_error_wins_and_says_why() -> None:
+def test_the_lowest_error_is_chosen_with_a_reason() -> None:
     t, rng = np.arange(400), np.random.default_rng(0)
     x = np.sin(t * 2 * np.pi / 12) + 0.1 * rng.normal(size=400)
     ranked = choose_forecaster(x, 12)
@@ -20,8 +20,8 @@ def test_the_lowest_error_wins_and_says_why() -> None:
     assert "% below repeating the last value" in reason(ranked)
 
 
-def test_a_random_walk_is_repeated() -> None:
-    """Where nothing can be learned the last value is the forecast, and the reason says so."""
+def test_a_random_walk_is_forecast_by_its_last_value() -> None:
+    """Where nothing can be learned, the last value is the forecast, and the reason states it."""
     x = np.random.default_rng(3).normal(size=(300, 1)).cumsum(0)
     ranked = choose_forecaster(x, 1, model="ridge", look_back=50)
     last = next(each for each in ranked if each.name == "last value")
@@ -40,7 +40,7 @@ def test_given_model_and_look_back() -> None:
 
 
 @pytest.mark.parametrize("rows", [7, 8, 20])
-def test_short_series_are_served(rows: int) -> None:
+def test_short_series_are_supported(rows: int) -> None:
     ranked = choose_forecaster(np.sin(np.arange(rows)), 3)
     assert ranked[0].forecaster.predict().shape == (3,)
 
@@ -52,8 +52,8 @@ def test_series_that_are_too_short() -> None:
         choose_forecaster(np.zeros(100), 12, look_back=80)
 
 
-def test_gaps_that_one_candidate_cannot_bear_do_not_stop_the_others() -> None:
-    """Business days as a daily grid: two of seven rows are empty."""
+def test_candidates_that_cannot_handle_gaps_are_skipped() -> None:
+    """Business days on a daily grid: two of seven rows are empty."""
     x = np.sin(np.arange(420) / 5.0)
     x[np.arange(420) % 7 >= 5] = np.nan
     ranked = choose_forecaster(x[:, None], 7)

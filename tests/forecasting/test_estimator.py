@@ -1,4 +1,4 @@
-"""The forecaster: options, scores, intervals, streaming, scikit-learn's conventions."""
+"""The forecaster: options, scores, intervals, streaming, and scikit-learn's conventions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_cross_validation_and_cloning() -> None:
 
 
 @pytest.mark.parametrize("level", ["mean", "last", "none"])
-def test_ridge_is_scikit_learns_on_explicit_windows(level: str) -> None:
+def test_ridge_equals_scikit_learns_on_explicit_windows(level: str) -> None:
     x = waves()
     forecaster = small(level=level, shared=True, penalty=0.01, refit=False).fit(x)
     z = (x - x[:340].mean(0)) / x[:340].std(0)
@@ -78,7 +78,7 @@ def test_penalty_and_sharing_are_chosen_on_held_out_rows() -> None:
     assert best.validation_error_ <= min(fixed) + 1e-12
 
 
-def test_the_held_out_error_is_that_of_the_scored_windows() -> None:
+def test_the_held_out_error_equals_the_error_of_the_scored_windows() -> None:
     x = waves()
     forecaster = small(refit=False).fit(x)
     scores = forecaster.evaluate(x[340 - 24 :])
@@ -130,7 +130,7 @@ def test_learned_kernels_approach_the_free_one(model: Any, monkeypatch: pytest.M
     assert learned.validation_error_ < free + 0.2 * (level - free)
 
 
-def test_normalization_changes_weights_of_windows_only() -> None:
+def test_normalization_only_changes_the_weights_of_windows() -> None:
     x = waves() * np.linspace(0.1, 10, 400)[:, None]
     plain, normal = (small(normalize=normalize, penalty=1e-6).fit(x) for normalize in (False, True))
     assert not np.allclose(plain.maps_, normal.maps_)
@@ -175,7 +175,7 @@ def test_one_series_and_frames() -> None:
     assert one.update(0.5).predict().shape == (6,)
 
 
-def test_missing_values_are_filled_and_long_runs_left_out() -> None:
+def test_missing_values_are_filled_and_long_gaps_are_skipped() -> None:
     x = waves(noise=0.01)
     gaps = x.copy()
     gaps[np.random.default_rng(0).random(x.shape) < 0.02] = NAN
@@ -224,12 +224,12 @@ def test_constant_series_stay_constant() -> None:
         ({"validation": 0, "penalty": 1.0}, "give shared, or validation above 0"),
     ],
 )
-def test_options_that_do_not_serve(options: dict[str, Any], message: str) -> None:
+def test_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LagForecaster(**{"horizon": 6, "look_back": 24, **options}).fit(waves())
 
 
-def test_data_that_do_not_serve() -> None:
+def test_invalid_data() -> None:
     x = waves()
     with pytest.raises(ValueError, match="series 1 has no observed value"):
         small().fit(np.stack([x[:, 0], np.full(400, NAN)], axis=1))
@@ -255,7 +255,7 @@ def test_data_that_do_not_serve() -> None:
         forecaster.evaluate(np.full((40, 2), NAN))
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+def test_integers_of_numpy_are_accepted() -> None:
     x = np.sin(np.arange(200) / 3.0)
     plain, theirs = (LagForecaster(h, n).fit(x) for h, n in ((6, 24), (np.int64(6), np.int64(24))))
     assert np.array_equal(plain.predict(), theirs.predict())

@@ -1,4 +1,4 @@
-"""Moments and maps against windows written out."""
+"""Moments and linear maps against explicit windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def series(rows: int = 300, count: int = 3) -> np.ndarray:
 
 
 def windows(x: np.ndarray, level: str = "none", look_back: int = LOOK_BACK) -> np.ndarray:
-    """All windows of all series, without their level."""
+    """All centred windows of all series."""
     made = np.concatenate([sliding_window_view(column, look_back + HORIZON) for column in x.T])
     return made - made[:, :look_back] @ level_weights(level, look_back)[:, None]
 
@@ -33,7 +33,7 @@ def assert_moments(moments: Moments, made: np.ndarray, look_back: int = LOOK_BAC
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", [26, 27, 64, 300])
-def test_moments_are_those_of_explicit_windows(level: str, rows: int) -> None:
+def test_moments_equal_those_of_explicit_windows(level: str, rows: int) -> None:
     x = series(rows)
     assert_moments(window_moments(x, LOOK_BACK, HORIZON).without_level(level), windows(x, level))
 
@@ -45,7 +45,7 @@ def test_one_input_and_one_target() -> None:
     assert moments.cross[0, 0] == pytest.approx((x[:-1] * x[1:]).sum())
 
 
-def test_stretches_add_up_and_shorter_look_backs_are_parts() -> None:
+def test_moments_of_segments_add_up_and_contain_shorter_look_backs() -> None:
     x = series()
     both = total(window_moments(part, LOOK_BACK, HORIZON) for part in (x[:100], x[150:]))
     assert_moments(both, np.concatenate([windows(x[:100]), windows(x[150:])]))
@@ -67,7 +67,7 @@ def test_too_few_rows() -> None:
 
 @pytest.mark.parametrize("kernels", [1, 2, 3, 6])
 def test_kernels_are_least_squares_on_explicit_windows(kernels: int) -> None:
-    """`toeplitz` for one kernel up to `ridge` for as many as horizons."""
+    """From one kernel (`toeplitz`) up to one per horizon (`ridge`)."""
     made = windows(series(), "mean")
     width, penalty = HORIZON // kernels, 0.1
     columns = []
@@ -88,7 +88,7 @@ def test_kernels_are_least_squares_on_explicit_windows(kernels: int) -> None:
     np.testing.assert_allclose(moments.error(maps), (errors**2).mean(0), rtol=1e-9)
 
 
-def test_every_penalty_comes_from_one_decomposition() -> None:
+def test_all_penalties_share_one_decomposition() -> None:
     moments = window_moments(series(), LOOK_BACK, HORIZON)
     penalties = [1e-3, 1.0, 100.0, np.inf]
     path = list(ridge_path(moments, penalties, kernels=HORIZON))
@@ -106,8 +106,8 @@ def test_one_kernel_has_constant_diagonals() -> None:
     assert np.array_equal(maps[1:, 1:], maps[:-1, :-1])
 
 
-def test_rank_is_the_best_of_that_rank() -> None:
-    """Of the full rank nothing changes; of a lower one no small step within the rank lowers the penalised error."""
+def test_low_rank_maps_are_optimal() -> None:
+    """Full rank changes nothing. For a lower rank, no small step within the rank reduces the penalized error."""
     moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
     (full,), (cut,) = (list(ridge_path(moments, [0.1], kernels=HORIZON, rank=rank)) for rank in (6, 2))
     (free,) = ridge_path(moments, [0.1], kernels=HORIZON)

@@ -27,7 +27,7 @@ def hours(rows: int = 20, **columns: Any) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.csv.xz", "data.parquet"])
-def test_reads_what_was_written(tmp_path: Path, name: str) -> None:
+def test_reading_restores_what_was_written(tmp_path: Path, name: str) -> None:
     table = read_series(written(tmp_path, hours(), name))
     assert table.frame["load"].tolist() == hours()["load"].tolist()
     assert list(table.next_times(2)) == list(pd.date_range("2024-03-01 20:00", periods=2, freq="h"))
@@ -84,7 +84,7 @@ def test_tables_that_pandas_wrote_with_their_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mark", "point"), [(";", ","), (";", "."), ("\t", ".")])
-def test_other_marks_between_columns(tmp_path: Path, mark: str, point: str) -> None:
+def test_other_column_separators(tmp_path: Path, mark: str, point: str) -> None:
     hours().to_csv(tmp_path / "data.csv", sep=mark, decimal=point, index=False)
     assert read_series(tmp_path / "data.csv").frame["load"].tolist() == hours()["load"].tolist()
 
@@ -110,12 +110,12 @@ def changed(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFr
         (hours(2), "at least 3 rows are needed, got 2"),
     ],
 )
-def test_tables_that_do_not_serve(tmp_path: Path, frame: pd.DataFrame, message: str) -> None:
+def test_invalid_tables(tmp_path: Path, frame: pd.DataFrame, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_series(written(tmp_path, frame))
 
 
-def test_files_that_do_not_serve(tmp_path: Path) -> None:
+def test_invalid_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file"):
         read_series(tmp_path / "nothing.csv")
     (tmp_path / "empty.csv").touch()

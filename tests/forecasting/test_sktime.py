@@ -1,4 +1,4 @@
-"""sktime's own checks of the adapter; skipped where sktime is not installed."""
+"""sktime's own checks of the adapter; skipped if sktime is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_sktimes_own_checks() -> None:
     assert {name: each for name, each in results.items() if each != "PASSED"} == {}
 
 
-def test_forecasts_are_ours_and_updates_stream() -> None:
+def test_forecasts_equal_ours_and_updates_stream() -> None:
     x = np.sin(np.arange(100) / 3)
     y = pd.Series(x, index=pd.date_range("2024-01-01", periods=100, freq="D"))
     adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=[1, 5])

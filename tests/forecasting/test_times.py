@@ -1,4 +1,4 @@
-"""How times are read and which grid they lie on."""
+"""Parsing of times and detection of their grid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def without(freq: Any, rows: int = 30, start: str = "2019-01-01") -> pd.Datetime
     "freq", ["B", "ME", "MS", "BME", "BMS", "QE", "QS", "QE-JAN", "2MS", "YE", "YS-APR", "D", "W-WED", "h", "15min"]
 )
 @pytest.mark.parametrize("text", [False, True])
-def test_one_missing_time_leaves_the_calendar_as_it_is(freq: str, text: bool) -> None:
+def test_one_missing_time_does_not_change_the_calendar(freq: str, text: bool) -> None:
     full = pd.date_range("2019-01-01", periods=31, freq=freq)
     given = without(freq)
     found, grid, notes = regular_times(column(given.strftime("%Y-%m-%d %H:%M:%S") if text else given))
@@ -44,7 +44,7 @@ def test_any_day_of_the_month() -> None:
 
 
 @pytest.mark.parametrize("zone", ["Z", "+02:00", "+0530"])
-def test_one_utc_offset_is_kept_for_hours_and_left_out_for_days(zone: str) -> None:
+def test_one_utc_offset_is_kept_for_hours_and_dropped_for_days(zone: str) -> None:
     hours = pd.date_range("2024-03-01", periods=50, freq="h")
     found, grid, notes = regular_times(column(hours.strftime("%Y-%m-%dT%H:%M:%S") + zone))
     assert found.tz is not None
@@ -84,7 +84,7 @@ def test_days_and_months_in_either_order(form: str, freq: str, rows: int) -> Non
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y"])
-def test_dates_that_may_be_read_either_way(form: str) -> None:
+def test_ambiguous_dates(form: str) -> None:
     days = pd.date_range("2024-03-01", periods=12, freq="D")
     with pytest.raises(ValueError, match=r"such as '03/01/2024'|such as '01/03/2024'.*month first or day first"):
         regular_times(column(days.strftime(form)))

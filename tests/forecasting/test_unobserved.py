@@ -1,4 +1,4 @@
-"""Targets that were not observed count nowhere: in fits, choices and intervals."""
+"""Unobserved targets are ignored in fits, model selection and intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK_BACK, HORIZON, PENALTY = 12, 4, 0.05
 
 
 def gappy(rows: int = 300, share: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
-    """Waves whose fourth, the highest part, is mostly missing, and where they are: not at random."""
+    """Waves of which the highest quarter is mostly missing, so not at random, and the mask of missing values."""
     t, rng = np.arange(rows)[:, None], np.random.default_rng(0)
     x = np.sin(t * 2 * np.pi / 8 + np.arange(2)) + 0.1 * rng.normal(size=(rows, 2))
     missing = (x > 0.7) & (rng.random(x.shape) < 3 * share) | (rng.random(x.shape) < 0.03)
@@ -30,7 +30,7 @@ def gappy(rows: int = 300, share: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
 def explicit(
     stretches: list[Stretch], look_back: int, level: str, normalize: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows less their level, written out: inputs, targets (NaN where missing), and the level of each."""
+    """Centred windows: inputs, targets (NaN where missing), and the level of each window."""
     inputs, targets, levels = [], [], []
     for filled, missing in stretches:
         for series in range(filled.shape[1]):
@@ -77,7 +77,7 @@ def test_fits_are_least_squares_on_observed_targets(level: str, model: str, norm
 
 
 @pytest.mark.parametrize("look_back", [5, LOOK_BACK])
-def test_held_out_errors_are_those_of_observed_targets(look_back: int) -> None:
+def test_held_out_errors_count_only_observed_targets(look_back: int) -> None:
     x, missing = gappy()
     missing[100:160] = True
     filled = carry_forward(np.where(missing, NAN, x))
@@ -89,7 +89,7 @@ def test_held_out_errors_are_those_of_observed_targets(look_back: int) -> None:
     assert count == np.count_nonzero(~np.isnan(errors))
 
 
-def test_the_validation_error_is_that_of_evaluate() -> None:
+def test_the_validation_error_equals_that_of_evaluate() -> None:
     x, missing = gappy(400)
     x = np.where(missing, NAN, x)
     for shared in (True, False):
@@ -98,14 +98,14 @@ def test_the_validation_error_is_that_of_evaluate() -> None:
 
 
 def forecaster_rows(x: np.ndarray) -> np.ndarray:
-    """The held-out rows and a look-back before, that begins as filling all rows would have it."""
+    """The held-out rows and the look-back before them, as after filling all rows."""
     rows = x[300 - LOOK_BACK :].copy()
     rows[0] = carry_forward(x)[300 - LOOK_BACK]
     return rows
 
 
 def test_candidates_are_compared_on_the_same_targets() -> None:
-    """A gap that windows of the short look-back may not have, to train on, and those of the long one may."""
+    """A gap excludes training windows of the short look-back but not of the long one."""
     x, _ = gappy(600)
     x[80:84] = x[520:524] = NAN
     forecasters = [
@@ -132,7 +132,7 @@ def test_intervals_count_observed_errors_only() -> None:
     assert error_quantiles(error_sizes(maps, filled, np.full_like(targets, NAN)), 0.9)[0, 0] == np.inf
 
 
-def test_series_that_are_not_observed_at_the_end() -> None:
+def test_series_that_are_missing_at_the_end() -> None:
     x, _ = gappy()
     x[240:, 1] = NAN
     forecaster = LagForecaster(HORIZON, LOOK_BACK, validation=60).fit(x)
@@ -171,7 +171,7 @@ def test_learned_kernels_honour_the_penalty(monkeypatch: pytest.MonkeyPatch) -> 
     assert sizes[3] == 0
 
 
-def test_learned_kernels_begin_anew_with_every_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_fit_trains_learned_kernels_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 60)
     x, _ = gappy()
     first, again = learned().fit(x), learned().fit(x[::-1]).fit(x)
@@ -181,7 +181,7 @@ def test_learned_kernels_begin_anew_with_every_fit(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_refit_trains_a_learned_kernel_for_the_chosen_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best of 60 steps on held-out rows is the number of steps on all rows."""
+    """The refit on all rows takes as many steps as were best, of 60, on held-out rows."""
     monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 60)
     x, _ = gappy()
     x[:240] += 3 * np.sin(np.arange(240) / 2.3)[:, None]  # what is learned soon stops serving

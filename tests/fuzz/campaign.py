@@ -15,13 +15,13 @@ SECONDS = float(os.environ.get("LAGWISE_FUZZ_SECONDS", 0))
 
 
 def seeds(quick: int) -> Iterable[int]:
-    """Those of the normal suite, or the one that was asked for."""
+    """The seeds of the normal suite, or the requested one."""
     seed = os.environ.get("LAGWISE_FUZZ_SEED")
     return range(quick) if seed is None or SECONDS else [int(seed)]
 
 
 def run(check: Callable[[int], None], first: int, share: float) -> None:
-    """Check one seed after the other for this share of the time, then say what happened."""
+    """Check one seed after the other for this share of the time, then report."""
     seed = start = int(os.environ.get("LAGWISE_FUZZ_SEED", first))
     failures: dict[int, str] = {}
     end = time.monotonic() + share * SECONDS

@@ -1,6 +1,6 @@
-"""Random cases: a mixer, its options, rows with padding and documents, and how they are given to it.
+"""Random cases: a mixer, its options, rows with padding and documents, and the calling convention.
 
-A seed determines its case, and the numbers in it.
+A seed determines its case and all random values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAYOUTS = ("contiguous", "channels first", "every second token", "every second c
 
 
 class Document(NamedTuple):
-    """Tokens of a document: padding, text, padding."""
+    """Numbers of tokens: padding, text, padding."""
 
     left: int
     text: int
@@ -31,7 +31,7 @@ class Document(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Where a picture lies in its grid."""
+    """The position of an image in its grid."""
 
     top: int
     left: int
@@ -63,13 +63,13 @@ class Case:
 
     @property
     def texts(self) -> list[int]:
-        """Tokens of every text, or picture."""
+        """Numbers of tokens of every text or image."""
         if self.grid is not None:
             return [picture.height * picture.width for picture in self.pictures]
         return [document.text for row in self.rows for document in row]
 
     def real(self) -> Tensor:
-        """Where the tokens of texts and pictures are: ``(batch, length)``."""
+        """A mask of the tokens of texts and images, ``(batch, length)``."""
         if self.grid is not None:
             across = torch.stack([_within(self.grid[1], p.left, p.left + p.width) for p in self.pictures])
             down = torch.stack([_within(self.grid[0], p.top, p.top + p.height) for p in self.pictures])
@@ -116,7 +116,7 @@ def draw(seed: int) -> Case:
 
 
 def build(case: Case) -> Mixer:
-    """The mixer of a case, with parameters that are all at work, and decays up to very near 1."""
+    """The mixer of a case, with parameters that all affect the output, and decays up to very near 1."""
     torch.manual_seed(case.seed)
     mixer = MIXERS[case.mixer](case.channels, causal=case.causal, **case.options)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def build(case: Case) -> Mixer:
 
 
 def lay_out(x: Tensor, layout: str) -> Tensor:
-    """The same values at other strides."""
+    """The same values with other strides."""
     match layout:
         case "channels first":
             return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -174,7 +174,7 @@ def _rows(
 
 
 def _pictures(rng: random.Random, longest: int, *, masked: bool) -> tuple[tuple[int, int], tuple[Picture, ...]]:
-    """A grid of at most so many tokens, and pictures in it: all of it without a mask."""
+    """A grid with a limited number of tokens, and the images in it; without a mask they fill the grid."""
     height = int(longest ** rng.random())
     width = rng.randint(1, longest // height)
     pictures = []
@@ -190,7 +190,7 @@ def _within(length: int, start: int, stop: int) -> Tensor:
 
 
 def _chunks(rng: random.Random, length: int, behind: int) -> tuple[int, ...]:
-    """Single tokens, a few, and many, in any order; what is left over comes last, with all padding behind the texts."""
+    """Single tokens, a few, and many, in any order. The rest, with all padding after the texts, comes last."""
     chunks: list[int] = []
     while (left := length - behind - sum(chunks)) > 0 and len(chunks) < 30:
         chunks.append(min(left, rng.choice((1, rng.randint(1, 9), rng.randint(1, left)))))

@@ -1,4 +1,4 @@
-"""A count of the malformed inputs that were refused as they should be."""
+"""Count malformed inputs that were refused correctly."""
 
 from __future__ import annotations
 

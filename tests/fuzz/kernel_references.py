@@ -1,4 +1,4 @@
-"""What every kernel is, by its definition, at any lags and in double precision."""
+"""Every kernel by its definition, at any lags and in double precision."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def state_space(kernel: Any, poles: Tensor, scale: Tensor, lags: Tensor) -> Tens
 
 
 def mean_exponential(z: Tensor) -> Tensor:
-    """The integral of exp(z s) over s from 0 to 1, by Gauss and Legendre: no difference of near numbers."""
+    """The integral of exp(z s) over s from 0 to 1 by Gauss-Legendre quadrature, which avoids cancellation."""
     nodes, weights = (torch.as_tensor(t) for t in np.polynomial.legendre.leggauss(80))
     return ((z[..., None] * (nodes + 1) / 2).exp() * weights / 2).sum(-1)
 
@@ -226,7 +226,7 @@ def hyena(kernel: Any, lags: Tensor) -> Tensor:
 
 
 def spectral(kernel: Any, lags: Tensor) -> Tensor:
-    """The eigenvectors by those of torch, whose signs may be others: the products with the fixed ones decide."""
+    """Eigenvectors from torch may have other signs; the products with the fixed ones determine them."""
     from lagwise.kernels.spectral import hankel_filters
 
     n = torch.arange(1, kernel.span + 1, dtype=lags.dtype)

@@ -46,7 +46,7 @@ HUGE = (10**6, 10**7, 10**9, 10**12, 10**18)
 
 
 def wrong_values(kind: Any) -> tuple[str, ...]:
-    """YAML texts of values that are not of this type."""
+    """YAML texts of values that do not have this type."""
     members = [member for member in typing.get_args(kind) or (kind,) if member is not type(None)]
     if typing.get_origin(kind) in (list, dict):
         members = [kind]
@@ -60,7 +60,7 @@ def wrong_values(kind: Any) -> tuple[str, ...]:
 
 
 def overrides() -> Iterator[Case]:
-    """Every field of a recipe with values of other types, and what is no override."""
+    """Every field of a recipe with values of other types, and malformed overrides."""
     for section, cls in (("data", DataOptions), ("training", TrainingOptions)):
         for field, kind in typing.get_type_hints(cls).items():
             for value in wrong_values(kind):
@@ -91,7 +91,7 @@ def overrides() -> Iterator[Case]:
 
 
 def sizes() -> Iterator[Case]:
-    """Sizes that no memory holds."""
+    """Sizes that exceed any memory."""
     for field in ("hidden_size", "num_hidden_layers", "vocab_size", "type_vocab_size"):
         for size in HUGE[1:]:
             yield f"model.{field}={size}", _overridden(f"model.{field}={size}")
@@ -134,7 +134,7 @@ def _overridden(*texts: str, name: str = "tnn-lm", step: bool = False) -> Callab
 
 
 def options() -> Iterator[Case]:
-    """Every option of every part, with values of other types and beyond all ranges."""
+    """Every option of every component, with values of other types and out of range."""
     import yaml
 
     tables = {"block": BLOCKS, "mixer": MIXERS, "kernel": KERNELS, "channel mixer": CHANNEL_MIXERS, "task": TASKS}
@@ -161,7 +161,7 @@ def options() -> Iterator[Case]:
 
 
 def recipes() -> Iterator[Case]:
-    """Files that are no recipes."""
+    """Files that are not recipes."""
     bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
     merges = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))
     contents: dict[str, bytes] = {
@@ -208,7 +208,7 @@ def recipes() -> Iterator[Case]:
 
 
 def data() -> Iterator[Case]:
-    """Files and names that are no text."""
+    """Files and names that are not texts."""
     good = b"A line of text.\n" * 500
     deep = b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     contents: dict[str, bytes] = {
@@ -355,7 +355,7 @@ def run_folders() -> Iterator[Case]:
 
 
 def _use(run: Path) -> None:
-    """All that reads a run."""
+    """Everything that reads a run."""
     from lagwise.analysis.report import plot_run
 
     load_model(run)
@@ -401,7 +401,7 @@ def _weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) ->
 
 
 def corpus() -> list[Case]:
-    """All cases, with names that differ."""
+    """All cases, with unique names."""
     kinds = (overrides, sizes, options, recipes, data, run_folders)
     cases = [case for kind in kinds for case in kind()]
     return [(f"{number}: {name}", check) for number, (name, check) in enumerate(cases)]

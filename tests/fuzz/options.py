@@ -1,4 +1,4 @@
-"""Random options of mixers and kernels, for every entry of their tables: a new one must be given its draw here."""
+"""Random options of mixers and kernels, for every entry of their tables. New entries need their options here."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Options = dict[str, Any]
 def mixer_options(
     rng: random.Random, name: str, channels: int, *, causal: bool, length: int, double: bool = True
 ) -> Options:
-    """Options of a mixer. double: with those too for which rounding may decide what a gradient is: activations with a
-    kink, and norms of what may be nothing."""
+    """Options of a mixer. double: also options whose gradients may depend on rounding, such as activations with a kink
+    and norms of vectors that may be zero."""
     return _Draws(rng, channels, causal, length, double).mixers[name]()
 
 
 class _Draws:
-    """Draws of the options of everything in the tables, by name."""
+    """Random options of every entry of the tables, by name."""
 
     def __init__(self, rng: random.Random, channels: int, causal: bool, length: int, double: bool):
         self.rng, self.channels, self.causal, self.length, self.double = rng, channels, causal, length, double
@@ -196,5 +196,5 @@ class _Draws:
         return self.rng.choice([n for n in range(1, self.channels + 1) if self.channels % n == 0])
 
     def skewed(self, most: int) -> int:
-        """From 1 to most, small numbers as likely as large ones."""
+        """From 1 to ``most``; small numbers are as likely as large ones."""
         return int(most ** self.rng.random())

@@ -1,6 +1,6 @@
-"""What every mixer computes, by its definition: one document at a time, densely, in double precision.
+"""Every mixer by its definition: one document at a time, densely, in double precision.
 
-Nothing here is fast, and nothing is taken from the package but parameters, options and SKI's split of a kernel.
+The code is slow and takes only parameters, options and SKI's split of a kernel from the package.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def chunked_attention(mixer: Any, x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, places: Tensor) -> Tensor:
-    """Channels 2 k and 2 k + 1 of ``(heads, n, d)`` turned by place * 10000 ** (-2 k / d)."""
+    """Channels 2 k and 2 k + 1 of ``(heads, n, d)`` rotated by position * 10000 ** (-2 k / d)."""
     d = x.shape[2]
     angle = places[:, None] * torch.tensor([10000.0 ** (-k / d) for k in range(0, d, 2)], dtype=x.dtype)
     even, odd = x[..., ::2], x[..., 1::2]
@@ -177,7 +177,7 @@ def lag_matrix(n: int) -> Tensor:
 
 
 def interpolation(length: int, nodes: int, start: float, spacing: float, degree: int) -> Tensor:
-    """Lagrange's polynomials of the degree + 1 nodes around each token: ``(length, nodes)``."""
+    """Lagrange polynomials of the degree + 1 nodes around each token: ``(length, nodes)``."""
     w = torch.zeros(length, nodes, dtype=torch.float64)
     for token in range(length):
         place = (token - start) / spacing
@@ -200,7 +200,7 @@ def product(taps: Tensor, x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """One channel, and its gradients, as the sums that they are: numpy's, which takes no transform."""
+    """One channel and its gradients as direct sums by numpy, without transforms."""
 
     @staticmethod
     def forward(ctx: Any, taps: Tensor, x: Tensor) -> Tensor:

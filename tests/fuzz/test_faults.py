@@ -1,6 +1,6 @@
-"""Kills, full disks and rivals: a run always goes on to the very losses and weights of one that was left alone.
+"""Kills, full disks and concurrent processes: a resumed run has the same losses and weights as an uninterrupted one.
 
-Trainings run in forked processes of a server that has imported everything, so that one takes a second.
+Trainings run in processes forked from a server that has imported everything, so each takes about a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KILLS = 25
 
 
 def work(recipe: Recipe, out: Path, cache: Path, answer: Path, largest: int | None = None) -> None:
-    """Train in ``out``, or go on with it, and leave the error in ``answer``. Files cannot grow beyond ``largest``."""
+    """Train in ``out``, or resume it, and write errors to ``answer``. Files cannot grow beyond ``largest``."""
     torch.set_num_threads(1)
     os.environ["LAGWISE_CACHE"] = str(cache)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -84,7 +84,7 @@ def check_same(run: Path, whole: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_kills_at_random_moments(server: Any, long_recipe: Recipe, whole: Path, tmp_path: Path) -> None:
-    """Each run is killed until it is done: while it tokenizes, begins, trains, saves and ends."""
+    """Each run is killed repeatedly until it finishes: while it tokenizes, starts, trains, saves and ends."""
     chance, kills, number, usual = random.Random(0), 0, 0, 0.0
     while kills < KILLS:
         out, cache, answer = (tmp_path / f"{name}-{number}" for name in ("run", "cache", "answer"))
@@ -107,7 +107,7 @@ def test_kills_at_random_moments(server: Any, long_recipe: Recipe, whole: Path, 
 
 @pytest.mark.timeout(600)
 def test_a_full_disk_at_every_file(server: Any, long_recipe: Recipe, whole: Path, tmp_path: Path) -> None:
-    """No file may be as large as the largest that there are, the second largest, and so on."""
+    """The file size is limited to the largest size that occurs, the second largest, and so on."""
     sizes = sorted({f.stat().st_size for f in whole.rglob("*") if f.is_file() and f.stat().st_size > 100})
     for size in sizes:
         out, cache, answer = (tmp_path / f"{name}-{size}" for name in ("run", "cache", "answer"))
@@ -127,8 +127,11 @@ def test_a_full_disk_at_every_file(server: Any, long_recipe: Recipe, whole: Path
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("begun", [False, True])
-def test_rivals_in_one_folder(server: Any, long_recipe: Recipe, whole: Path, tmp_path: Path, begun: bool) -> None:
-    """Of several processes that train or resume in one folder, one does so, and the others say why they do not."""
+def test_concurrent_processes_in_one_folder(
+    server: Any, long_recipe: Recipe, whole: Path, tmp_path: Path, begun: bool
+) -> None:
+    """Of several processes that train or resume in one folder, one does so, and the others raise an error with the
+    reason."""
     out, cache = tmp_path / "run", tmp_path / "cache"
     if begun:
         shutil.copytree(whole, out)

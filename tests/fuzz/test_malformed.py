@@ -1,4 +1,4 @@
-"""Malformed input of every kind ends in one clear line: a ValueError or an OSError, and no traceback, crash or hang.
+"""Malformed input of every kind raises a ValueError or an OSError with a one-line message, and never crashes or hangs.
 
 The normal suite takes a sample of the corpus, `make test-slow` all of it.
 """

@@ -1,4 +1,4 @@
-"""Random whole models: generation with a cache and without, padded and alone, and sessions with rows that come and go.
+"""Random models: generation with and without a cache, padded and alone, and sessions whose rows come and go.
 
 A failure shows its seed: ``LAGWISE_FUZZ_SEED=seed pytest tests/fuzz/test_models_fuzz.py`` runs it alone.
 """
@@ -50,7 +50,7 @@ def check(seed: int) -> None:
 
 
 def draw(rng: random.Random) -> Options:
-    """Fields of a configuration."""
+    """Random fields of a configuration."""
     channels = rng.choice((4, 6, 8))
     if rng.random() < 0.25:
         block = {"name": "chain", "blocks": [link(rng, channels) for _ in range(rng.randint(1, 3))]}
@@ -92,7 +92,8 @@ def link(rng: random.Random, channels: int) -> Options:
 
 
 def build(fields: Options) -> LagwiseForCausalLM:
-    """In double precision, where no rounding makes two tokens as likely; with large weights, so that it says much."""
+    """A model in double precision, so that rounding does not decide between tokens, with large weights for varied
+    outputs."""
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **fields)).double().eval()
     with torch.no_grad():
         for module in model.modules():
@@ -107,7 +108,7 @@ def prompt(rng: random.Random, most: int = 40) -> Tensor:
 
 @torch.no_grad()
 def check_generation(rng: random.Random, model: LagwiseForCausalLM) -> None:
-    """A padded batch says what each row says alone and recomputed for every token; so do beams."""
+    """A padded batch, also with beams, generates what each row generates alone with recomputation."""
     prompts = [prompt(rng) for _ in range(rng.randint(1, 3))]
     longest = max(map(len, prompts)) + rng.choice((0, 0, rng.randint(0, 20)))
     mask = torch.stack([torch.arange(longest) >= longest - len(p) for p in prompts])
@@ -126,7 +127,7 @@ def check_generation(rng: random.Random, model: LagwiseForCausalLM) -> None:
 
 
 def check_session(rng: random.Random, model: LagwiseForCausalLM) -> None:
-    """Sequences that come and go get the logits that they would get alone."""
+    """Sequences that come and go get the same logits as alone."""
     session = StreamingSession(model, prefill_chunk=rng.randint(1, 50))
     texts: dict[int, Tensor] = {}
     for _ in range(rng.randint(3, 9)):

@@ -84,7 +84,7 @@ def dense(case: Case, exact: Any, xs: list[Tensor]) -> list[Tensor]:
 def sensitivity(
     case: Case, exact: Any, texts: list[Tensor], weights: list[Tensor], wanted: dict[str, Tensor]
 ) -> dict[str, float]:
-    """What may be off where rounding of all numbers given to the case's dtype makes a difference."""
+    """The allowed error, from the effect of rounding all numbers to the case's dtype."""
 
     def rounded(x: Tensor) -> Tensor:
         return x.double() * (1 + torch.finfo(case.dtype).eps * torch.randn_like(x, dtype=torch.float64))
@@ -130,7 +130,8 @@ def forward(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
 
 
 def stream(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
-    """In the case's chunks; before some of them other tokens go on from the same state, which must not matter."""
+    """Stream in the case's chunks. Before some of them, other tokens continue from the same state, which must have no
+    effect."""
     rng = random.Random(case.seed)
     x, mask, _ = rows(case, xs)
     state, parts, start = mixer.init_state(len(case.rows)), [], 0
@@ -150,7 +151,7 @@ def stream(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
 
 
 def joined(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
-    """Every row begins alone, with any number of its tokens; then they go on together, and leave at their ends."""
+    """Every row begins alone with any number of its tokens; then rows are joined, and removed at their ends."""
     rng = random.Random(case.seed)
     states, parts = [], []
     for x in xs:
@@ -177,7 +178,7 @@ def joined(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
 
 
 def rows(case: Case, texts: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """x, mask and seq_idx: the texts where they belong, and noise or poison at padding."""
+    """x, mask and seq_idx: texts in their places, and noise or poison at padding."""
     real = case.real()
     x = torch.randn(*real.shape, case.channels)
     if case.poison:
@@ -197,7 +198,7 @@ def texts_of(case: Case, y: Tensor) -> list[Tensor]:
 def differing(
     ours: dict[str, Tensor], wanted: dict[str, Tensor], slack: dict[str, float], dtype: torch.dtype
 ) -> list[str]:
-    """In words, what is not as it should be."""
+    """A description of the differences."""
     largest = max(distance(t, 0 * t) for name, t in wanted.items() if name != "output")
     wrong = []
     for name, right in wanted.items():

@@ -1,6 +1,6 @@
-"""Reductions of random kernels against their exact transfer functions, by other means than the library's own.
+"""Reductions of random kernels against their exact transfer functions, computed independently of the library.
 
-``LAGWISE_FUZZ_CASES`` sets the number of cases; the seed of one that fails is in its message.
+``LAGWISE_FUZZ_CASES`` sets the number of cases. A failure shows its seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ZOOMS = 25
 
 
 def random_kernel(rng: np.random.Generator) -> tuple[str, np.ndarray]:
-    """Taps that are smooth, rough, cut short, or slow oscillations that need poles near the circle."""
+    """Taps that are smooth, rough, truncated, or slow oscillations that need poles near the unit circle."""
     n = int(rng.choice([1, 2, 3, int(rng.integers(4, 60)), int(rng.integers(60, 1500))]))
     lags = np.arange(n)
     decay = 1 - 10 ** rng.uniform(-4.5, -0.3)
@@ -46,7 +46,7 @@ def random_kernel(rng: np.random.Generator) -> tuple[str, np.ndarray]:
 
 
 def largest(taps: np.ndarray, modes: Modes | None) -> float:
-    """Largest ``|K - K^|``: dense samples, denser where poles are near, and a search around the best of them."""
+    """Largest ``|K - K^|``, by dense samples, denser near poles, and a local search around the best of them."""
     lags = np.arange(len(taps))
     poles, weights, direct = (np.zeros(0), np.zeros(0), 0.0) if modes is None else (t[0].numpy() for t in modes)
 
@@ -74,7 +74,7 @@ def largest(taps: np.ndarray, modes: Modes | None) -> float:
 
 
 def in_float32(modes: Modes) -> Modes:
-    """What a float32 kernel of these modes computes with, exactly."""
+    """The values with which a float32 kernel of these modes computes."""
     kernel = ModalKernel(1, modes=modes.poles.shape[1])
     kernel.load_modes(modes)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def check(found: Reduction, taps: np.ndarray, tolerance: float, case: str) -> No
 
 
 @pytest.mark.timeout(0)  # as long as there are cases
-def test_what_is_certified_holds() -> None:
+def test_certified_bounds_hold() -> None:
     reduced = 0
     for seed in range(CASES):
         rng = np.random.default_rng(seed)
@@ -124,8 +124,9 @@ def test_what_is_certified_holds() -> None:
 
 
 @pytest.mark.parametrize(("taps", "tolerance"), [(np.ones(1000), 0.02), (np.ones(300), 0.05)])
-def test_poles_between_the_samples(taps: np.ndarray, tolerance: float) -> None:
-    """A box makes poles so near the circle that they peak between the frequencies of any transform of its length."""
+def test_poles_between_sampled_frequencies(taps: np.ndarray, tolerance: float) -> None:
+    """A box kernel produces poles so near the unit circle that they peak between the frequencies of a transform of its
+    length."""
     found = reduce_taps(torch.from_numpy(taps)[None], tolerance)
     assert found.modes.poles.abs().max() > 1 - 1 / len(taps)
     check(found, taps, tolerance, f"{len(taps)} ones")

@@ -14,7 +14,7 @@ from lagwise.kernels import FrequencyKernel
 @pytest.mark.parametrize("inputs", ["cos", "omega"])
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
 def test_causal_frequency_taps_have_the_networks_real_part(inputs, activation) -> None:
-    """SKI-TNN alg. 2 and def. 1, with the Hilbert transform done as the convolution it is defined by."""
+    """SKI-TNN alg. 2 and def. 1, with the Hilbert transform computed as a convolution."""
     grid = 24
     kernel = FrequencyKernel(3, hidden=8, layers=2, activation=activation, inputs=inputs, grid=grid).double()
     angle = torch.arange(grid + 1, dtype=torch.float64) * math.pi / grid
@@ -49,7 +49,7 @@ def test_two_sided_frequency_taps_have_the_networks_response() -> None:
 
 @pytest.mark.covers("SKI-TNN §1")
 def test_refining_the_grid_of_a_smooth_response_keeps_its_taps() -> None:
-    """SKI-TNN §1: a finer grid reaches further back. What aliased in from beyond the old grid leaves."""
+    """SKI-TNN §1: a finer grid reaches further back, and aliasing from beyond the old grid disappears."""
     coarse = FrequencyKernel(4, activation="silu", grid=128, hidden=8, layers=1).double()
     fine = FrequencyKernel(4, activation="silu", grid=512, hidden=8, layers=1).double()
     fine.load_state_dict(coarse.state_dict())
@@ -58,7 +58,7 @@ def test_refining_the_grid_of_a_smooth_response_keeps_its_taps() -> None:
 
 
 @pytest.mark.real_device
-def test_what_compilers_get_wrong_is_refused() -> None:
+def test_compilation_with_known_wrong_results_is_refused() -> None:
     kernel = FrequencyKernel(3, activation="silu", grid=16)
     with pytest.raises(Exception, match="wrong gradients"):
         torch.compile(kernel.taps, backend="eager", fullgraph=True)(8)

@@ -1,4 +1,4 @@
-"""What every kernel promises, and the published options of the relative position encoder."""
+"""Properties of every kernel, and the published options of the relative position encoder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(spec: dict, *, causal: bool = True) -> LagKernel:
 
 @every_kernel
 @pytest.mark.parametrize("length", [1, 2, 63, 200])
-def test_shapes_and_sides(spec: dict, length: int) -> None:
+def test_shapes_and_lags(spec: dict, length: int) -> None:
     causal, both = make(spec), make(spec, causal=False)
     reach = min(length, causal.horizon() or length)
     assert causal.taps(length).shape == (5, reach)
@@ -76,7 +76,7 @@ def test_every_parameter_gets_a_gradient(spec: dict) -> None:
 
 @pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_fast_warp_does_not_cut_the_filter(decay: float, causal: bool) -> None:
+def test_a_fast_warp_does_not_truncate_the_filter(decay: float, causal: bool) -> None:
     kernel = WarpedKernel(5, causal=causal, decay=decay)
     assert kernel.filter is not None
     taps = kernel.taps(200)
@@ -85,8 +85,8 @@ def test_a_fast_warp_does_not_cut_the_filter(decay: float, causal: bool) -> None
     assert (kernel.filter.grad != 0).all()
 
 
-def test_shrunken_weights_are_the_same_kernel_in_float32_and_float64() -> None:
-    """As weight decay leaves them: the norm must not see an epsilon."""
+def test_small_weights_give_the_same_kernel_in_float32_and_float64() -> None:
+    """Weights may shrink by weight decay, and the epsilon of the norm must not matter."""
     kernel = RPEKernel(5, decay=1.0)
     with torch.no_grad():
         for name, parameter in kernel.named_parameters():
@@ -99,7 +99,7 @@ def test_shrunken_weights_are_the_same_kernel_in_float32_and_float64() -> None:
 
 @every_kernel
 def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict) -> None:
-    """Lag 257 does not exist in bfloat16; neighbouring taps of a long kernel would come out equal."""
+    """bfloat16 cannot represent lag 257, so neighbouring taps of a long kernel would be equal."""
     kernel = make(spec)
     exact = kernel.taps(400)
     with torch.autocast("cpu", torch.bfloat16):
@@ -110,8 +110,8 @@ def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict) -> None:
 
 
 @pytest.mark.covers("TNN §3.3, eq. 5 and table 10")
-def test_rpe_is_the_published_formula() -> None:
-    """TNN §3.3 and eq. 5, written out lag by lag."""
+def test_rpe_equals_the_published_formula() -> None:
+    """TNN §3.3 and eq. 5, lag by lag."""
     kernel = RPEKernel(3, hidden=4, layers=2, decay=0.9).double()
 
     def tap(lag: int) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_inputs_of_table_8() -> None:
 
 
 @pytest.mark.covers("TNN table 10")
-def test_learned_decay_starts_where_told_and_moves() -> None:
+def test_learned_decay_starts_at_its_initial_value_and_trains() -> None:
     fixed, learned = RPEKernel(2, decay=0.8), RPEKernel(2, decay=0.8, learn_decay=True)
     learned.load_state_dict(fixed.state_dict(), strict=False)
     torch.testing.assert_close(learned.taps(30), fixed.taps(30), rtol=1e-4, atol=1e-6)
@@ -145,14 +145,14 @@ def test_learned_decay_starts_where_told_and_moves() -> None:
     assert learned.horizon() is None
 
 
-def test_horizon_is_where_the_decay_meets_rounding() -> None:
+def test_the_horizon_is_where_the_decay_is_below_rounding() -> None:
     assert RPEKernel(2).horizon() == 1833
     assert RPEKernel(2).double().horizon() > 3000  # type: ignore[operator]
     assert RPEKernel(2, decay=1.0).horizon() is None
     assert RPEKernel(2).taps(10_000).shape == (2, 1833)
 
 
-def test_a_slow_decay_of_a_free_kernel_is_the_same_in_every_precision() -> None:
+def test_a_slow_decay_of_a_free_kernel_does_not_depend_on_the_precision() -> None:
     kernel = FreeKernel(2, max_length=5000, decay=0.99999)
     taps, exact = kernel.taps(5000).double(), kernel.double().taps(5000)
     torch.testing.assert_close(taps, exact, rtol=1e-6, atol=0)
@@ -191,7 +191,7 @@ def test_wrong_specs_are_named(spec: dict, message: str) -> None:
 
 @every_kernel
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_spectrum_is_that_of_the_taps(spec: dict, causal: bool) -> None:
+def test_a_spectrum_equals_the_transform_of_the_taps(spec: dict, causal: bool) -> None:
     kernel = make(spec, causal=causal).double()
     assert kernel.spectrum(20) is None
     if not isinstance(kernel, FrequencyKernel) or causal:
@@ -209,7 +209,7 @@ def test_a_spectrum_is_that_of_the_taps(spec: dict, causal: bool) -> None:
 
 @every_kernel
 @pytest.mark.parametrize("causal", [True, False])
-def test_values_at_chosen_lags_are_those_of_the_taps(spec: dict, causal: bool) -> None:
+def test_values_at_chosen_lags_equal_the_taps(spec: dict, causal: bool) -> None:
     kernel = make(spec, causal=causal).double()
     taps = kernel.taps(60)
     lags = torch.tensor([7, 0, 39, 40]) if causal else torch.tensor([7, -39, 0, 39])
@@ -220,8 +220,8 @@ def test_values_at_chosen_lags_are_those_of_the_taps(spec: dict, causal: bool) -
 
 @pytest.mark.covers("SKI-TNN §3.2.2 and alg. 1")
 @pytest.mark.parametrize("causal", [True, False])
-def test_warped_is_the_published_formula(causal: bool) -> None:
-    """SKI-TNN §3.2.2 and alg. 1, lag by lag: RPE by numpy's interpolation, the filter added."""
+def test_warped_equals_the_published_formula(causal: bool) -> None:
+    """SKI-TNN §3.2.2 and alg. 1, lag by lag: RPE by numpy's interpolation, plus the filter."""
     kernel = WarpedKernel(3, causal=causal, points=5, decay=0.9, filter_size=4).double()
     assert kernel.filter is not None
     knots = np.arange(-5, 6) / 5
@@ -248,8 +248,8 @@ def test_smooth_values_exist_between_tokens() -> None:
 
 @pytest.mark.covers("MEGA §3.1, app. A and eq. 25", "TCNCA eq. 1")
 @pytest.mark.parametrize("causal", [True, False])
-def test_ema_is_megas_sum_of_exponentials(causal: bool) -> None:
-    """TCNCA eq. 1 and MEGA's app. A, written out; two-sided, lag 0 counts in both directions."""
+def test_ema_equals_megas_sum_of_exponentials(causal: bool) -> None:
+    """TCNCA eq. 1 and MEGA's app. A. If two-sided, lag 0 counts in both directions."""
     kernel = EMAKernel(2, causal=causal, dimension=4).double()
     p, q = kernel.delta.sigmoid(), 1 - kernel.delta.sigmoid() * kernel.alpha.sigmoid()
     weight = p * (kernel.beta + torch.tensor([1.0, -1.0, 1.0, -1.0])) * kernel.gamma / 2
@@ -266,8 +266,8 @@ def test_ema_is_megas_sum_of_exponentials(causal: bool) -> None:
     torch.testing.assert_close(smooth, expected, rtol=0, atol=1e-12)
 
 
-def test_ema_begins_as_mega_does() -> None:
-    """Decays near 3/4, and weights whose signs are those of gamma and, at every other exponential, the opposite."""
+def test_ema_is_initialized_as_in_mega() -> None:
+    """Decays near 3/4, and weights with alternating signs times those of gamma."""
     torch.manual_seed(1)
     kernel = EMAKernel(200, dimension=4)
     weight, log_decay = kernel.exponentials()
@@ -298,7 +298,7 @@ def test_modal_is_a_sum_of_damped_oscillations(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_modal_gradients_are_finite_for_any_rate(causal: bool) -> None:
-    """Where a pole is less than float32 can hold with full precision; few, for vectorised loops are another code."""
+    """Also for poles below float32's normal range, and for few poles, which vectorized loops handle by other code."""
     kernel = ModalKernel(1, causal=causal, modes=3)
     for rate in (-12.0, 0.0, 4.4, 4.5, 4.55, 4.6, 4.7, 6.0):
         nn.init.constant_(kernel.rate, rate)
@@ -309,7 +309,7 @@ def test_modal_gradients_are_finite_for_any_rate(causal: bool) -> None:
             assert parameter.grad.isfinite().all(), (name, rate)
 
 
-def test_modal_taps_have_the_size_of_other_kernels() -> None:
+def test_modal_taps_have_the_scale_of_other_kernels() -> None:
     for causal in (True, False):
         kernel = ModalKernel(200, causal=causal)
         assert abs(kernel.taps(5000).square().sum(1).mean() - 1) < 0.25
@@ -330,7 +330,7 @@ def test_a_modal_kernel_streams_by_its_recurrence() -> None:
         ModalKernel(3, causal=False).recurrence()
 
 
-def test_a_modal_kernel_becomes_what_it_is_given() -> None:
+def test_a_modal_kernel_can_be_set_to_given_modes() -> None:
     poles = torch.tensor([[0.9 + 0.1j, -0.5, 0], [0.99j, 0, 0]], dtype=torch.complex128)
     weights = torch.tensor([[1 - 2j, 3, 0], [0.5j, 7, 0]], dtype=torch.complex128)  # one weight at a pole of 0
     modes = Modes(poles, weights, torch.tensor([1.0, -1.0], dtype=torch.float64))

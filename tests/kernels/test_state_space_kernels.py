@@ -1,4 +1,4 @@
-"""Kernels of other long-range models against their papers' formulas, in float64 and by dense matrices."""
+"""Kernels of other long-range models against the formulas of their papers, in float64 and with dense matrices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("spec", VARIANTS, ids=str)
-def test_kernels_are_their_papers_formulas(spec: dict[str, Any], causal: bool) -> None:
+def test_kernels_equal_their_papers_formulas(spec: dict[str, Any], causal: bool) -> None:
     kernel = build(KERNELS, spec, 3, what="kernel", causal=causal).double()
     taps = kernel.taps(100)
     lags = kernel.lags(100, taps.device)
@@ -47,7 +47,7 @@ def test_kernels_are_their_papers_formulas(spec: dict[str, Any], causal: bool) -
     torch.testing.assert_close(taps, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
 
 
-def test_hippo_is_normal_but_for_rank_one() -> None:
+def test_hippo_is_normal_plus_rank_one() -> None:
     frequencies, p, b = hippo_legs(4)
     n = np.arange(8)
     odd = np.sqrt(2 * n + 1)
@@ -66,8 +66,8 @@ def test_hippo_is_normal_but_for_rank_one() -> None:
     assert frequencies[-1] > 0
 
 
-def test_s4d_is_the_continuous_system_held_between_samples() -> None:
-    """A zero-order hold: the state after a token is that of the differential equation with a constant input."""
+def test_s4d_equals_the_continuous_system_with_zero_order_hold() -> None:
+    """The state after a token is that of the differential equation with a constant input."""
     kernel = build(KERNELS, {"name": "s4d", "modes": 3}, 2, what="kernel", causal=True).double()
     a = torch.complex(-kernel.rate.exp(), kernel.angle)
     step, c = kernel.log_step.exp(), torch.view_as_complex(kernel.amplitude[0].detach())
@@ -78,7 +78,7 @@ def test_s4d_is_the_continuous_system_held_between_samples() -> None:
     torch.testing.assert_close(kernel.taps(5), torch.stack(expected, 1), rtol=1e-6, atol=1e-9)
 
 
-def test_hankel_filters_are_orthogonal_and_fall_off() -> None:
+def test_hankel_filters_are_orthogonal_and_decay() -> None:
     filters = hankel_filters(64, 10)
     norms = np.linalg.norm(filters, axis=1)
     assert np.allclose((filters / norms[:, None]) @ (filters / norms[:, None]).T, np.eye(10), atol=1e-8)
@@ -86,7 +86,7 @@ def test_hankel_filters_are_orthogonal_and_fall_off() -> None:
 
 
 @pytest.mark.parametrize("spec", [{"name": "s4d", "modes": 8}, {"name": "dss", "modes": 8}], ids=str)
-def test_state_spaces_stream_as_what_they_are(spec: dict[str, Any]) -> None:
+def test_state_spaces_stream_without_conversion(spec: dict[str, Any]) -> None:
     mixer = ToeplitzMixer(4, kernel=spec).double()
     x = torch.randn(2, 300, 4, dtype=torch.float64)
     state = mixer.init_state(2)

@@ -1,4 +1,4 @@
-"""Every entry of the table of mixers that takes sequences, with the options that change how it computes."""
+"""Every sequence mixer in the table, with options that change its computation."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def make(
 
 
 def factory(name: str, options: dict[str, Any]) -> testing.Factory:
-    """As the checks of `lagwise.testing` take it, for `CHANNELS`."""
+    """A factory for the checks of `lagwise.testing`, for `CHANNELS`."""
     return lambda channels, causal: make(name, options, causal=causal)
 
 

@@ -1,5 +1,5 @@
-"""Mixers and kernels beside the same in other packages, with copied weights; packages that are not installed are
-skipped (`pip install 'lagwise[peers]'` has them)."""
+"""Mixers and kernels against other packages, with copied weights. Packages that are not installed are skipped (`pip
+install 'lagwise[peers]'` installs them)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANNELS, LENGTH = 6, 40
 
 
 def copy(pairs: dict[Tensor, Tensor]) -> None:
-    """Parameters of ours, and what they become."""
+    """Copy parameters of other packages to ours."""
     with torch.no_grad():
         for ours, theirs in pairs.items():
             ours.copy_(theirs.reshape(ours.shape))
@@ -44,7 +44,7 @@ def same(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_s5(two_sided: bool) -> None:
-    """s5-pytorch, whose states are all there, not a half that stands for conjugates too."""
+    """s5-pytorch, which keeps all states rather than one of each conjugate pair."""
     theirs = pytest.importorskip("s5").S5(CHANNELS, state_width=8, bidir=two_sided).seq
     ours = S5Mixer(CHANNELS, causal=not two_sided, modes=8)
     poles, outputs = theirs.Lambda.detach(), theirs.C.detach().unflatten(1, (-1, 8)).transpose(0, 1)
@@ -55,7 +55,7 @@ def test_s5(two_sided: bool) -> None:
 
 
 def test_lru() -> None:
-    """lru-pytorch, whose D is a matrix."""
+    """lru-pytorch, where D is a matrix."""
     theirs = pytest.importorskip("LRU_pytorch").LRU(CHANNELS, CHANNELS, 5)
     ours = LRUMixer(CHANNELS, states=5)
     copy({ours.rate: theirs.nu_log, ours.log_angle: theirs.theta_log, ours.log_gain: theirs.gamma_log})
@@ -65,7 +65,7 @@ def test_lru() -> None:
 
 
 def test_dss() -> None:
-    """gated-state-spaces-pytorch, whose channels share the poles and whose step is 1."""
+    """gated-state-spaces-pytorch, where channels share the poles and the step is 1."""
     module = pytest.importorskip("gated_state_spaces_pytorch.gss")
     theirs = module.DSS(dim=CHANNELS, kernel_N=4, dss_kernel_lambda_imag_exp=False)
     ours = ToeplitzMixer(CHANNELS, kernel={"name": "dss", "modes": 4})
@@ -108,8 +108,8 @@ def test_short_conv() -> None:
 
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_ema(two_sided: bool) -> None:
-    """mega-pytorch. Its decay is (1 - alpha) times the dampening, where MEGA's is 1 - alpha times it: the same
-    exponentials have other parameters, p beta instead of alpha beta."""
+    """mega-pytorch. Its decay is (1 - alpha) times the dampening instead of 1 - alpha times it, so the same
+    exponentials have other parameters: p beta instead of alpha beta."""
     module = pytest.importorskip("mega_pytorch.mega_pytorch")
     theirs = module.MultiHeadedEMA(dim=CHANNELS, heads=4, bidirectional=two_sided).double()
     ours = ToeplitzMixer(CHANNELS, causal=not two_sided, kernel={"name": "ema", "dimension": 4}).double()
@@ -131,7 +131,7 @@ def test_ema(two_sided: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_chunked_attention(causal: bool) -> None:
-    """local-attention without its look at the windows around."""
+    """local-attention without its look-back to other windows."""
     module = pytest.importorskip("local_attention")
     theirs = module.LocalAttention(window_size=8, causal=causal, look_backward=0, look_forward=0)
     query, key, value = torch.randn(3, 2, 4, LENGTH, CHANNELS)
@@ -150,7 +150,7 @@ def test_attention_with_alibi() -> None:
 
 
 def test_favor() -> None:
-    """performer-pytorch, two-sided and without the constant that it adds to its features."""
+    """performer-pytorch, two-sided and without the constant that it adds to features."""
     module = pytest.importorskip("performer_pytorch.performer_pytorch")
     mixer = LinearAttentionMixer(CHANNELS, causal=False, heads=2, feature_map="favor", count=30)
     torch.nn.init.normal_(mixer.qkv.weight)

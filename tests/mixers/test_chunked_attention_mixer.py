@@ -1,4 +1,4 @@
-"""Chunked attention as a layer: streams whose rows are out of step, windows, positions."""
+"""Chunked attention as a layer: streams with rows at different offsets, windows, positions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kept(state: ChunkState) -> int:
 @every_kind
 @pytest.mark.parametrize("chunk", [1, 5, 12])
 @pytest.mark.parametrize("sizes", [[1], [2], [4, 1, 1], [6, 1, 3], [17, 1, 13, 2]], ids=str)
-def test_rows_out_of_step_stream_as_if_alone(options: dict, chunk: int, sizes: list[int]) -> None:
+def test_rows_with_different_offsets_stream_as_if_alone(options: dict, chunk: int, sizes: list[int]) -> None:
     """Left-padded prompts of different lengths, then more tokens over several chunk boundaries."""
     mixer = make(options, chunk)
     lengths, prompt, total = (13, 1, 8, 11), 13, 50
@@ -92,7 +92,7 @@ def test_a_row_may_begin_in_any_call(options: dict, size: int) -> None:
 
 
 @every_kind
-def test_rows_out_of_step_can_be_picked(options: dict) -> None:
+def test_rows_with_different_offsets_can_be_selected(options: dict) -> None:
     mixer, x = make(options), noise(3, 20)
     mask = torch.arange(20) >= torch.tensor([0, 4, 13])[:, None]
     _, state = mixer.prefill(x, mixer.init_state(3), mask=mask)
@@ -120,7 +120,7 @@ def test_memory_is_bounded_by_the_chunk(padded: bool) -> None:
 
 @pytest.mark.parametrize(("padded", "wasted"), [(False, 20 % 16), (True, 15)])
 def test_a_long_prompt_wastes_less_than_a_chunk(padded: bool, wasted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries of earlier tokens stand in to align the new ones: none at first, then only those of one chunk."""
+    """Queries of earlier tokens are recomputed for alignment: none at first, then only those of one chunk."""
     lengths = []
 
     def count(query: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -138,8 +138,8 @@ def test_a_long_prompt_wastes_less_than_a_chunk(padded: bool, wasted: int, monke
 @pytest.mark.covers("TCNCA app. F")
 @every_kind
 @pytest.mark.parametrize("evaluation_chunk", [3, 11])
-def test_evaluation_has_its_own_chunk(options: dict, evaluation_chunk: int) -> None:
-    """TCNCA trains with chunks of one width and evaluates with those of another."""
+def test_evaluation_may_use_another_chunk(options: dict, evaluation_chunk: int) -> None:
+    """TCNCA uses different chunk sizes for training and evaluation."""
     mixer, x = make({**options, "evaluation_chunk": evaluation_chunk}), noise(2, 37)
     outputs = {}
     for training in (True, False):
@@ -155,7 +155,7 @@ def test_evaluation_has_its_own_chunk(options: dict, evaluation_chunk: int) -> N
     assert not torch.allclose(outputs[True], outputs[False])
 
 
-def test_a_stream_keeps_the_chunk_it_began_with() -> None:
+def test_a_stream_keeps_its_initial_chunk() -> None:
     mixer, x = make({"evaluation_chunk": 11}), noise(1, 30)
     _, state = mixer.prefill(x[:, :8], mixer.init_state(1))
     y, _ = mixer.eval().prefill(x[:, 8:], state)
@@ -177,7 +177,7 @@ def test_gradients_flow_through_a_stream() -> None:
 
 
 def test_keys_and_values_of_different_sizes() -> None:
-    """As MEGA has them: narrow queries, wide values."""
+    """As in MEGA: narrow queries and wide values."""
     core = ChunkedAttention(4, chunk=6, function="laplace", position="rotary").double()
     q, k, v = (torch.randn(2, 1, 25, n, dtype=torch.float64) for n in (4, 4, 10))
     whole = core(q, k, v)
@@ -192,7 +192,7 @@ def test_keys_and_values_of_different_sizes() -> None:
 
 @pytest.mark.covers("MEGA app. D.1")
 @pytest.mark.parametrize("heads", [1, 2])
-def test_positions_are_what_they_say(heads: int) -> None:
+def test_positions_equal_their_definitions(heads: int) -> None:
     q, k, v = torch.randn(3, 2, heads, 13, 4, dtype=torch.float64)
     place = torch.arange(13) % 5
     exact = chunked_attention(rotary(q, place), rotary(k, place), v, chunk=5)
@@ -210,8 +210,8 @@ def test_positions_are_what_they_say(heads: int) -> None:
     torch.testing.assert_close(additive(q, k, v), chunked_attention(q, k, v, chunk=5, bias=bias), rtol=0, atol=1e-10)
 
 
-def test_weights_may_lie_at_any_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mapped from a file they are not aligned to complex numbers, which compiled code may rely on."""
+def test_weights_may_be_unaligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory-mapped weights are not aligned to complex numbers, which compiled code may assume."""
     view = torch.view_as_complex
 
     def checked(x: Tensor) -> Tensor:

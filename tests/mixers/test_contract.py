@@ -1,4 +1,4 @@
-"""The mixer contract, for every entry of the table: whole sequences."""
+"""The mixer contract for whole sequences, for every mixer in the table."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_causality_of_values_and_gradients(name: str, options: dict) -> None:
 
 
 @every_direction
-def test_padding_leaves_no_trace(name: str, options: dict, causal: bool) -> None:
+def test_padding_has_no_effect(name: str, options: dict, causal: bool) -> None:
     testing.check_padding(factory(name, options), CHANNELS, causal)
 
 
 @every_direction
-def test_nan_and_infinity_at_padding_reach_nothing(name: str, options: dict, causal: bool) -> None:
+def test_nan_and_infinity_at_padding_have_no_effect(name: str, options: dict, causal: bool) -> None:
     mixer = make(name, options, causal=causal)
     check_poisoned_padding(mixer, CHANNELS, streamed=causal and mixer.streams)
 
@@ -66,8 +66,8 @@ def test_export_runs(name: str, options: dict) -> None:
 
 @every_direction
 def test_views_may_be_copies(name: str, options: dict, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exporters replace `view` and `reshape` by copies where a tensor is not contiguous: nothing may be written there,
-    or it is lost."""
+    """Exporters replace `view` and `reshape` of non-contiguous tensors by copies, so in-place writes to views would be
+    lost."""
     mixer = make(name, options, causal=causal)
     x = noise(2, 48)
 
@@ -91,8 +91,8 @@ def _copying(method: Any) -> Any:
 
 @every_entry
 def test_compiled_graph_equals_eager(name: str, options: dict) -> None:
-    """Capture of forward and backward in one graph, of every entry's defaults and of SKI; options, the other direction
-    and code generation are in the slow suite."""
+    """Capture of forward and backward in one graph, for the defaults of every mixer and for SKI. Options, the other
+    direction and code generation are in the slow suite."""
     check_compiled(make(name, options, dtype=torch.float32), "aot_eager")
 
 

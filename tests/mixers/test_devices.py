@@ -1,4 +1,4 @@
-"""A mixer gives on another device what it gives on the CPU, where it may use other engines."""
+"""Mixers give the same results on other devices, where they may use other engines, as on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lagwise.mixers import Mixer
 
 
 @every_direction
-def test_values_and_gradients_are_those_of_the_cpu(
+def test_values_and_gradients_equal_those_of_the_cpu(
     name: str, options: dict, causal: bool, device: torch.device
 ) -> None:
     if device.type == "cpu":
@@ -30,7 +30,7 @@ def values_and_gradients(mixer: Mixer, x: Tensor) -> list[Tensor]:
 
 
 def test_tensors_of_two_devices_do_not_mix(device: torch.device) -> None:
-    """Else the test above would not find what was made on the wrong one."""
+    """Otherwise the test above would not find tensors on the wrong device."""
     if device.type == "cpu":
         pytest.skip("the CPU is the device")
     with pytest.raises(RuntimeError, match="devices"):

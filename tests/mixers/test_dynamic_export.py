@@ -1,4 +1,4 @@
-"""Graphs of `torch.export` whose batch and length stay open."""
+"""Graphs of `torch.export` with dynamic batch size and length."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ exported_mixers = pytest.mark.parametrize(
 
 @exported_mixers
 @torch.no_grad()
-def test_one_graph_serves_all_lengths(name: str, options: dict) -> None:
+def test_one_graph_supports_all_lengths(name: str, options: dict) -> None:
     check(name, options, causal=True)
 
 
 @pytest.mark.slow
 @exported_mixers
 @torch.no_grad()
-def test_one_two_sided_graph_serves_all_lengths(name: str, options: dict) -> None:
+def test_one_two_sided_graph_supports_all_lengths(name: str, options: dict) -> None:
     if isinstance(options.get("engine"), dict) or options.get("engine") == "ski":
         pytest.skip("two-sided SKI has as many nodes at every length: it is exported at one")
     check(name, options, causal=False)
@@ -49,7 +49,7 @@ SKI = {"kernel": {"name": "warped"}, "engine": "ski"}
 
 
 @torch.no_grad()
-def test_masks_of_causal_ski_stay_open() -> None:
+def test_masks_of_causal_ski_have_dynamic_shapes() -> None:
     mixer = make("toeplitz", SKI).eval()
     shapes = {"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, "mask": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
     example = {"x": noise(2, 48), "mask": torch.ones(2, 48)}
@@ -59,8 +59,8 @@ def test_masks_of_causal_ski_stay_open() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("length", [40, 131])
-def test_masks_of_two_sided_ski_stay_open(length: int) -> None:
-    """Rows of fewer tokens than nodes, too."""
+def test_masks_of_two_sided_ski_have_dynamic_shapes(length: int) -> None:
+    """Also for rows with fewer tokens than nodes."""
     mixer = make("toeplitz", SKI, causal=False).eval()
     example = {"x": noise(3, length), "mask": torch.ones(3, length)}
     check_masks(mixer, torch.export.export(mixer, (), example).module(), length)

@@ -1,4 +1,4 @@
-"""The mixers of other long-sequence models against their papers' formulas, and what is particular to each."""
+"""The mixers of other long-sequence models against the formulas of their papers, and their special properties."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CASES = [
 
 
 def dense(mixer: ToeplitzMixer, x: Tensor) -> Tensor:
-    """A Toeplitz mixer by the matrix of its taps."""
+    """A Toeplitz mixer computed by the matrix of its taps."""
     matrix = toeplitz_matrix(mixer.kernel.taps(len(x)), len(x), causal=mixer.causal)
     return torch.einsum("cij,jc->ic", matrix, x)
 
 
 @pytest.mark.parametrize(("name", "options", "causal"), CASES, ids=str)
 @pytest.mark.parametrize("length", [1, 70])
-def test_a_mixer_is_its_papers_formula(name: str, options: dict[str, Any], causal: bool, length: int) -> None:
+def test_a_mixer_equals_its_papers_formula(name: str, options: dict[str, Any], causal: bool, length: int) -> None:
     """Outputs and gradients, in float64."""
     mixer = make(name, options, causal=causal)
     x = noise(1, length).requires_grad_()
@@ -53,7 +53,7 @@ def test_a_mixer_is_its_papers_formula(name: str, options: dict[str, Any], causa
 
 
 @pytest.mark.parametrize("size", [(1, 1), (5, 7), (6, 4), (3, 8)])
-def test_a_global_filter_is_its_formula(size: tuple[int, int]) -> None:
+def test_a_global_filter_equals_its_formula(size: tuple[int, int]) -> None:
     mixer = GFNetMixer(CHANNELS, height=6, width=8).double()
     picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
     y = mixer(picture.flatten(1, 2), layout=Layout(grid=size))
@@ -63,8 +63,8 @@ def test_a_global_filter_is_its_formula(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 2), (5, 7), (6, 4)])
-def test_an_adaptive_fourier_operator_is_its_formula(size: tuple[int, int]) -> None:
-    """And that of pictures, alone or beside a larger one; most of its outputs are not shrunk to nothing."""
+def test_an_adaptive_fourier_operator_equals_its_formula(size: tuple[int, int]) -> None:
+    """Also for images, alone or in a batch with a larger one. Most outputs are not zeroed by the shrinkage."""
     mixer = AFNO2d(CHANNELS, heads=4).double()
     picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
     wanted = FAMILY["afno2d"](mixer, picture[0], dense)
@@ -79,8 +79,8 @@ def test_an_adaptive_fourier_operator_is_its_formula(size: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("length", [1, 2, 9, 40])
 @pytest.mark.parametrize("left", [0, 3])
-def test_a_circular_stack_is_the_frameworks(length: int, left: int) -> None:
-    """Circular padding of a convolution, by as much as the dilation needs; on padded rows by their own lengths."""
+def test_a_circular_stack_equals_torchs_circular_convolution(length: int, left: int) -> None:
+    """Circular padding by as much as the dilation needs; padded rows use their own lengths."""
     mixer = make("tcn", {"circular": True, "depth": 3, "dilation": 2, "kernel_size": 3}, causal=False)
     x = noise(1, length)
     h = x.transpose(1, 2)
@@ -97,8 +97,8 @@ def test_a_circular_stack_is_the_frameworks(length: int, left: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_scan_turns_exactly_over_long_texts(dtype: torch.dtype) -> None:
-    """Twelve thousand radians, against powers in float64."""
+def test_a_scan_has_exact_phases_over_long_texts(dtype: torch.dtype) -> None:
+    """Phases up to twelve thousand radians, against powers in float64."""
     log_decay, angle = torch.tensor([-1e-5, -0.5, -3.0], dtype=dtype), torch.tensor([3.1, 0.01, 2.0], dtype=dtype)
     x = torch.zeros(1, 4000, 3, dtype=dtype.to_complex())
     x[:, 0] = 1
@@ -118,8 +118,8 @@ def test_a_scan_turns_exactly_over_long_texts(dtype: torch.dtype) -> None:
         ("gss", {"contraction": 1, "kernel": {"name": "dss", "modes": 3}}, (CHANNELS, 3)),
     ],
 )
-def test_state_spaces_stream_as_what_they_are(name: str, options: dict[str, Any], states: tuple[int, ...]) -> None:
-    """Over a text of any length one complex number a state, and outputs to rounding, not to a tolerance."""
+def test_state_spaces_stream_without_conversion(name: str, options: dict[str, Any], states: tuple[int, ...]) -> None:
+    """For texts of any length the state is one complex number per mode, and outputs are exact to rounding."""
     mixer = make(name, options)
     x = noise(1, 3000)
     y, state = mixer.prefill(x[:, :2990], mixer.init_state(1))
@@ -133,8 +133,8 @@ def test_state_spaces_stream_as_what_they_are(name: str, options: dict[str, Any]
     assert [(t.shape, t.is_complex()) for t in held] == [((1, *states), True)]
 
 
-def test_favor_is_near_softmax_attention() -> None:
-    """With many features; and two that are made alike have the same features, which are never drawn again."""
+def test_favor_approximates_softmax_attention() -> None:
+    """With many features. Mixers with equal seeds have equal features, which are never redrawn."""
     mixer, other = (make("linear_attention", {"feature_map": "favor", "heads": 2, "count": 4096}) for _ in range(2))
     assert torch.equal(mixer.random, other.random)
     softmax = make("attention", {"heads": 2, "position": "none"})
@@ -143,7 +143,7 @@ def test_favor_is_near_softmax_attention() -> None:
     assert (mixer(x) - softmax(x)).norm() < 0.02 * softmax(x).norm()
 
 
-def test_cosformer_refuses_texts_beyond_its_span() -> None:
+def test_cosformer_refuses_texts_beyond_its_maximum_length() -> None:
     mixer = make("linear_attention", {"feature_map": "cosformer", "span": 20})
     _, state = mixer.prefill(noise(1, 20), mixer.init_state(1))
     with pytest.raises(ValueError, match="cosformer's span is 20 tokens, got a text of 21"):
@@ -151,7 +151,7 @@ def test_cosformer_refuses_texts_beyond_its_span() -> None:
 
 
 @pytest.mark.parametrize("name", ["gmlp", "synthesizer"])
-def test_what_has_one_length_refuses_longer_texts(name: str) -> None:
+def test_mixers_of_fixed_length_refuse_longer_texts(name: str) -> None:
     """Padding does not count."""
     mixer = make(name, {"max_length": 20})
     mask = torch.arange(25)[None] >= 5

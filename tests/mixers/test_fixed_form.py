@@ -1,4 +1,4 @@
-"""Steps on states of fixed shapes, for every mixer that has one."""
+"""Streaming steps with states of fixed shapes, for every mixer that has one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grows(name: str, options: dict[str, Any]) -> bool:
 
 
 def has_none(name: str) -> bool:
-    """Those without a state."""
+    """Whether a mixer does not stream."""
     return not (MIXERS[name].streams and True in MIXERS[name].directions)
 
 
@@ -55,7 +55,7 @@ def stream(form: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
 )
 @torch.no_grad()
 def test_a_fixed_step_equals_forward(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
-    """Over more tokens than any ring holds, unless the kernel reaches a thousand."""
+    """For more tokens than any ring holds, except for kernels with a reach of a thousand."""
     mixer = make(name, options, dtype=dtype).eval()
     x = noise(2, 520, dtype)
     whole = mixer(x)
@@ -66,8 +66,8 @@ def test_a_fixed_step_equals_forward(name: str, options: dict, dtype: torch.dtyp
 
 @fixed_mixers
 @torch.no_grad()
-def test_streams_pass_to_a_fixed_step_and_back(name: str, options: dict) -> None:
-    """Rows out of step with each other, too, over the ends of blocks, chunks and cells."""
+def test_states_convert_to_fixed_shapes_and_back(name: str, options: dict) -> None:
+    """Also for rows with different offsets, across the ends of blocks, chunks and cells."""
     mixer = make(name, options).eval()
     x, alone = noise(2, 400), noise(1, 30)
     whole = mixer(x)
@@ -88,8 +88,8 @@ def test_streams_pass_to_a_fixed_step_and_back(name: str, options: dict) -> None
 
 @fixed_mixers
 @torch.no_grad()
-def test_several_tokens_of_a_graph(name: str, options: dict) -> None:
-    """Between single ones, from places within a chunk, a ring or a cell, and rows out of step."""
+def test_several_tokens_in_a_graph(name: str, options: dict) -> None:
+    """Between single tokens, from positions within a chunk, a ring or a cell, and for rows with different offsets."""
     mixer = make(name, options).eval()
     x, alone = noise(1, 200), noise(1, 193)
     form, (made,) = fixed_form(mixer, x)
@@ -107,7 +107,7 @@ def test_several_tokens_of_a_graph(name: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [case for case in OPTIONS if grows(*case)])
-def test_a_state_that_grows_is_refused(name: str, options: dict) -> None:
+def test_a_growing_state_is_refused(name: str, options: dict) -> None:
     with pytest.raises(ValueError, match="grows with"):
         fixed_form(make(name, options), noise(1, 1))
 
@@ -127,7 +127,7 @@ def test_a_mixer_of_another_package_is_refused() -> None:
             return StateTuple((torch.zeros(batch_size, 1),))
 
     assert fixed_form(Other(CHANNELS), noise(1, 1))
-    with pytest.raises(ValueError, match="Another has no step on a state of fixed shapes"):
+    with pytest.raises(ValueError, match="Another has no fixed-shape step"):
         fixed_form(Another(CHANNELS, True), noise(1, 1))
 
 

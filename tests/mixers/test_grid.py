@@ -1,4 +1,4 @@
-"""Mixers over grids: against a dense matrix with four indices, at any height and width, with ragged masks."""
+"""Mixers on grids, against a dense matrix with four indices, at any height and width, with ragged masks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def noise(batch: int, height: int, width: int) -> Tensor:
 
 
 def matrix(mixer: Mixer, length: int) -> Tensor:
-    """What a Toeplitz mixer multiplies each channel by, dense ``(channels, length, length)``."""
+    """The dense matrices ``(channels, length, length)`` of a Toeplitz mixer."""
     assert isinstance(mixer, ToeplitzMixer)
     if mixer.ski is None:
         return toeplitz_matrix(mixer.kernel.taps(length), length, causal=False)
@@ -79,7 +79,7 @@ def matrix(mixer: Mixer, length: int) -> Tensor:
 
 
 def dense(rows: Mixer, columns: Mixer, x: Tensor, height: int, width: int) -> Tensor:
-    """The sum of both axes by ``T[c, i, j, k, l]``, from place (k, l) to place (i, j)."""
+    """The sum of both axes as ``T[c, i, j, k, l]``, from position (k, l) to position (i, j)."""
     same_row, same_column = torch.eye(height, dtype=x.dtype), torch.eye(width, dtype=x.dtype)
     t = torch.einsum("ik,cjl->cijkl", same_row, matrix(rows, width))
     t = t + torch.einsum("cik,jl->cijkl", matrix(columns, height), same_column)
@@ -87,7 +87,7 @@ def dense(rows: Mixer, columns: Mixer, x: Tensor, height: int, width: int) -> Te
 
 
 def check_equal(ours: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
-    """Values and gradients."""
+    """Compare values and gradients."""
     torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-9)
     weight = torch.randn_like(ours)
     gradients = (torch.autograd.grad(y, inputs, weight, materialize_grads=True) for y in (ours, wanted))
@@ -98,7 +98,7 @@ def check_equal(ours: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
 @pytest.mark.covers("SKI-TNN §5.2")
 @every_operator
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_gtu2d_is_its_formula(options: dict, height: int, width: int) -> None:
+def test_gtu2d_equals_its_formula(options: dict, height: int, width: int) -> None:
     """W_o (silu(W_u x) * (TNO_rows + TNO_columns)(silu(W_v x)))."""
     unit = GTU2d(CHANNELS, expansion=1.5, **options).double()
     x = noise(2, height, width).requires_grad_()
@@ -109,7 +109,7 @@ def test_gtu2d_is_its_formula(options: dict, height: int, width: int) -> None:
 
 @pytest.mark.covers("SKI-TNN §5.2")
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_axes_have_mixers_of_their_own(height: int, width: int) -> None:
+def test_each_axis_has_its_own_mixer(height: int, width: int) -> None:
     spec = {"rows": {"name": "toeplitz", **OPERATORS[-1]}, "columns": {"name": "toeplitz", **OPERATORS[2]}}
     mixer = GridMixer(CHANNELS, **spec).double()
     x = noise(2, height, width).requires_grad_()
@@ -118,7 +118,7 @@ def test_axes_have_mixers_of_their_own(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("axis", [{"name": "ema"}, {"name": "tcn"}, {"name": "attention", "heads": 2}])
-def test_any_mixer_serves_on_an_axis(axis: dict) -> None:
+def test_any_mixer_works_on_an_axis(axis: dict) -> None:
     mixer = GridMixer(CHANNELS, rows=axis, columns=axis).double()
     image = torch.randn(2, 5, 3, CHANNELS, dtype=torch.float64)
     along = torch.stack([mixer.rows(image[:, i]) for i in range(5)], dim=1)
@@ -128,9 +128,9 @@ def test_any_mixer_serves_on_an_axis(axis: dict) -> None:
 
 
 @every_mixer
-def test_padding_of_ragged_grids_leaves_no_trace(name: str, options: dict) -> None:
-    """Pictures of several sizes, padded on the right and below with NaN: values and gradients are those of each
-    alone; rows and columns of padding alone are finite."""
+def test_padding_of_ragged_grids_has_no_effect(name: str, options: dict) -> None:
+    """Images of several sizes are padded on the right and below with NaN. Values and gradients equal those of each
+    image alone, and rows and columns of padding are finite."""
     mixer = make(name, options)
     sizes = ((6, 9), (2, 9), (6, 1), (1, 1), (4, 5))
     pictures = [noise(1, *size).requires_grad_() for size in sizes]
@@ -149,7 +149,7 @@ def test_padding_of_ragged_grids_leaves_no_trace(name: str, options: dict) -> No
 
 @every_mixer
 def test_masks_may_have_any_shape(name: str, options: dict) -> None:
-    """Values at padding reach nothing, wherever it is."""
+    """Values at padding have no effect, wherever it is."""
     mixer = make(name, options)
     mask = torch.rand(3, 30) < 0.5
     mask[1] = False

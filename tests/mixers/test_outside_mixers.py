@@ -1,4 +1,4 @@
-"""Mixers and kernels of other packages: registered, checked by the contract, trained; what breaks it is found out."""
+"""Mixers and kernels of other packages: registration, training, and contract checks that detect violations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LeakState(NamedTuple):
 
 
 class LeakyMixer(Mixer):
-    """A leaky sum of what came before: ``h_i = a h_{i-1} + W x_i``."""
+    """A leaky sum of earlier inputs: ``h_i = a h_{i-1} + W x_i``."""
 
     directions = (True,)
 
@@ -63,7 +63,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     MIXERS.update(before)
 
 
-def test_a_mixer_from_outside_is_held_to_the_contract_and_trains(
+def test_an_external_mixer_passes_the_contract_checks_and_trains(
     table: None, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     check_mixer(lambda channels, causal: LeakyMixer(channels, causal=causal), channels=4, lengths=(1, 2, 63))
@@ -74,7 +74,7 @@ def test_a_mixer_from_outside_is_held_to_the_contract_and_trains(
         LeakyMixer(4, causal=False)
 
 
-def test_own_mixers_hold_the_contract_by_the_same_checks() -> None:
+def test_own_mixers_pass_the_same_contract_checks() -> None:
     check_mixer(lambda channels, causal: ToeplitzMixer(channels, causal=causal), channels=4, lengths=(1, 63))
     check_mixer(lambda channels, causal: AttentionMixer(channels, causal=causal, heads=2), channels=4, lengths=(1, 63))
 
@@ -88,7 +88,7 @@ def test_own_mixers_hold_the_contract_by_the_same_checks() -> None:
         (lambda self, x, layout: LeakyMixer.mix(self, x, layout).double(), "output of torch.float64"),
     ],
 )
-def test_what_breaks_the_contract_is_found(wrong: Any, message: str) -> None:
+def test_contract_violations_are_detected(wrong: Any, message: str) -> None:
     kind = type("Wrong", (LeakyMixer,), {"mix": wrong})
     with pytest.raises(AssertionError, match=message):
         check_mixer(lambda channels, causal: kind(channels, causal=causal), channels=4, lengths=(1, 5))
@@ -109,8 +109,8 @@ def test_installed_packages_declare_mixers(table: None, monkeypatch: pytest.Monk
         register_mixer("other", nn.Linear)  # type: ignore[arg-type]
 
 
-def test_a_kernel_from_outside_streams_in_a_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name is taken away again after the test, as `setitem` restores the table."""
+def test_an_external_kernel_streams_in_a_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`setitem` removes the kernel from the table after the test."""
 
     class Reciprocal(LagKernel):
         def __init__(self, channels: int, *, causal: bool = True, power: float = 1.0):

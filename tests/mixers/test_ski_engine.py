@@ -1,4 +1,4 @@
-"""SKI as an engine of the Toeplitz mixer, where the contract test does not reach."""
+"""SKI as an engine of the Toeplitz mixer, beyond the contract tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def mixer(**engine: Any) -> ToeplitzMixer:
 @pytest.mark.covers("SKI-TNN alg. 1")
 @pytest.mark.parametrize("length", [1, 50, 64, 700])
 @pytest.mark.parametrize("filter_size", [0, 1, 8, 9])
-def test_two_sided_is_algorithm_1(length: int, filter_size: int) -> None:
-    """SKI-TNN alg. 1 written out: depthwise convolution of size m plus dense W A Wᵀ."""
+def test_two_sided_ski_equals_algorithm_1(length: int, filter_size: int) -> None:
+    """SKI-TNN alg. 1: a depthwise convolution of size m plus dense W A Wᵀ."""
     kernel = {"name": "warped", "filter_size": filter_size}
     m = ToeplitzMixer(3, causal=False, kernel=kernel, engine={"name": "ski", "rank": 16}).double()
     assert isinstance(m.kernel, WarpedKernel)
@@ -41,7 +41,7 @@ def test_two_sided_is_algorithm_1(length: int, filter_size: int) -> None:
     torch.testing.assert_close(m(x), expected, rtol=0, atol=1e-10)
 
 
-def test_rank_brings_the_exact_kernel() -> None:
+def test_the_error_falls_with_the_rank() -> None:
     exact = ToeplitzMixer(4, causal=False, kernel={"name": "warped", "points": 4}).double()
     x = torch.randn(1, 400, 4, dtype=torch.float64)
     errors = []
@@ -55,7 +55,7 @@ def test_rank_brings_the_exact_kernel() -> None:
 
 @pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("causal", [True, False])
-def test_all_of_the_filter_is_applied_however_fast_the_warp(decay: float, causal: bool) -> None:
+def test_the_whole_filter_is_applied_for_any_warp(decay: float, causal: bool) -> None:
     kernel = {"name": "warped", "decay": decay}
     exact = ToeplitzMixer(4, causal=causal, kernel=kernel).double()
     ski = {"name": "ski", **({"spacing": 1} if causal else {"rank": 200})}  # a node on every token
@@ -65,7 +65,7 @@ def test_all_of_the_filter_is_applied_however_fast_the_warp(decay: float, causal
     torch.testing.assert_close(approximate(x), exact(x), rtol=0, atol=1e-9)
 
 
-def test_causal_is_the_split_kernel() -> None:
+def test_causal_ski_equals_the_split_kernel() -> None:
     m = mixer()
     assert m.ski is not None
     plan = m.ski.plan(m.kernel)
@@ -88,7 +88,7 @@ def test_causal_is_the_split_kernel() -> None:
 )
 @pytest.mark.parametrize("sizes", [(1,), (50,), (7, 1, 1, 33), (8,)], ids=str)
 def test_kernels_that_end_abruptly_stream(kernel: dict, engine: dict, sizes: tuple[int, ...]) -> None:
-    """The state lets nodes go when the kernel reaches them no more, and not before."""
+    """The state drops nodes exactly when they leave the kernel's reach."""
     m = ToeplitzMixer(4, kernel=kernel, engine={"name": "ski", **engine}).double()
     x = torch.randn(1, 400, 4, dtype=torch.float64)
     state, parts, start = m.init_state(1), [], 0
@@ -109,8 +109,7 @@ def test_kernels_that_end_abruptly_stream(kernel: dict, engine: dict, sizes: tup
 def test_rows_of_a_padded_batch_equal_each_alone(
     kernel: dict, degree: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that begin and end anywhere, with holes, shorter and longer than the rank: one call, values and
-    gradients."""
+    """Rows that begin and end anywhere, with holes, shorter and longer than the rank, in one call."""
     engine = {"name": "ski", "degree": degree, **({"width": 40} if causal else {"rank": 16})}
     m = ToeplitzMixer(3, causal=causal, kernel=kernel, engine=engine).double()
     extents = [(0, 120), (3, 1), (5, 2), (50, 16), (60, 17), (7, 15), (119, 1), (20, 90)]
@@ -137,7 +136,7 @@ def test_rows_of_a_padded_batch_equal_each_alone(
         torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_the_product_does_not_look_ahead() -> None:
+def test_the_product_is_causal() -> None:
     m = mixer()
     x = torch.randn(1, 700, 4, dtype=torch.float64)
     changed = x.clone()
@@ -145,7 +144,7 @@ def test_the_product_does_not_look_ahead() -> None:
     torch.testing.assert_close(m(changed)[:, :400], m(x)[:, :400], rtol=0, atol=1e-12)
 
 
-def test_a_tolerance_out_of_reach_warns_and_takes_the_best() -> None:
+def test_an_unreachable_tolerance_warns_and_uses_the_best_plan() -> None:
     m = ToeplitzMixer(4, kernel={"name": "free", "decay": 1.0}, engine={"name": "ski", "tolerance": 1e-3})
     with pytest.warns(UserWarning, match=r"no SKI plan meets tolerance 0\.001 .* about"):
         assert m(torch.randn(1, 300, 4)).isfinite().all()
@@ -167,8 +166,8 @@ def test_a_tolerance_bounds_the_mixers_error_and_streams(tolerance: float) -> No
     torch.testing.assert_close(torch.cat([first, rest], 1), whole, rtol=0, atol=1e-10)
 
 
-def test_rows_out_of_step_stream_together() -> None:
-    """Rows of a batch begin at other tokens, so their cells end at other times; each gives what it gives alone."""
+def test_rows_with_different_offsets_stream_together() -> None:
+    """Cells of such rows end at different times, and each row gives the same outputs as alone."""
     m = mixer(spacing=5, width=30)
     lengths = (40, 33, 21, 1)
     rows = [torch.randn(1, n + 60, 4, dtype=torch.float64) for n in lengths]
@@ -186,7 +185,7 @@ def test_rows_out_of_step_stream_together() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(3, 1), (3, 0), (0, 0), (8, 2)])
-def test_prompts_shorter_than_a_cell_behind_longer_padding(lengths: tuple[int, int]) -> None:
+def test_prompts_shorter_than_a_cell_after_longer_padding(lengths: tuple[int, int]) -> None:
     m = mixer()
     rows = [torch.randn(1, n + 20, 4, dtype=torch.float64) for n in lengths]
     prompt = torch.cat([F.pad(row[:, :n], (0, 0, 16 - n, 0)) for row, n in zip(rows, lengths, strict=True)])
@@ -198,7 +197,7 @@ def test_prompts_shorter_than_a_cell_behind_longer_padding(lengths: tuple[int, i
 
 
 def test_memory_of_a_stream() -> None:
-    """One node for every ``spacing`` tokens; a kernel with a horizon keeps as many nodes as it reaches."""
+    """One node per ``spacing`` tokens; for a kernel with a horizon, only as many nodes as it reaches."""
     m = mixer()
     _, state = m.prefill(torch.randn(1, 800, 4, dtype=torch.float64), m.init_state(1))
     assert state.nodes.shape[1] == 800 // 8
@@ -210,8 +209,8 @@ def test_memory_of_a_stream() -> None:
     assert state.nodes.shape[1] == -(-horizon // 8)
 
 
-def test_lengths_never_seen_work_both_ways() -> None:
-    """A smooth kernel at lengths beyond and below the rank and the width comes out near the exact one."""
+def test_unseen_lengths_work_in_both_directions() -> None:
+    """A smooth kernel at lengths above and below the rank and the width is close to the exact one."""
     for causal in (True, False):
         kernel = {"name": "warped", "points": 2, "decay": 0.999, "filter_size": 0}
         m, exact = (ToeplitzMixer(4, causal=causal, kernel=kernel, engine=e) for e in ("ski", "fft"))
@@ -251,7 +250,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
         ToeplitzMixer(4, **options)
 
 
-def test_a_kernel_with_an_end_is_not_asked_beyond_it() -> None:
+def test_texts_beyond_a_kernels_limit_are_an_error() -> None:
     m = ToeplitzMixer(4, kernel={"name": "free", "max_length": 40}, engine="ski")
     assert m(torch.randn(1, 40, 4)).isfinite().all()
     with pytest.raises(ValueError, match="40 tokens, got a sequence of 41"):
@@ -268,7 +267,7 @@ def test_a_kernel_with_an_end_is_not_asked_beyond_it() -> None:
 
 
 def test_a_network_kernel_is_evaluated_at_few_lags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linear time also means that the network runs at the short lags and the nodes only."""
+    """For linear time, the network must be evaluated only at the short lags and the nodes."""
     m = mixer()
     asked: list[int] = []
     original = RPEKernel.at

@@ -1,4 +1,4 @@
-"""The mixer contract, for every entry of the table: streaming."""
+"""The mixer contract for streaming, for every mixer in the table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_streaming_in_float32(name: str, options: dict) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @torch.no_grad()
 def test_streaming_to_4096_tokens(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
-    """Token by token and in random chunks, as far as a kernel goes."""
+    """Token by token and in random chunks, up to the kernel's reach."""
     mixer = make(name, options, dtype=dtype)
     limits = (getattr(m, "max_length", None) for m in mixer.modules())
     length = min([4096, *(limit for limit in limits if limit is not None)])
@@ -49,7 +49,8 @@ def test_streaming_to_4096_tokens(name: str, options: dict, dtype: torch.dtype, 
 
 @every_stream
 def test_streaming_beyond_the_kernels_reach(name: str, options: dict) -> None:
-    """Past the horizon (in float32, 175 lags at decay 0.9) the state stops growing and still gives forward's output."""
+    """Beyond the horizon (in float32, 175 lags at decay 0.9) the state stops growing, and outputs still equal
+    forward's."""
     mixer = make(name, options, dtype=torch.float32)
     x = noise(1, 1050, torch.float32)
     whole = mixer(x)
@@ -58,18 +59,18 @@ def test_streaming_beyond_the_kernels_reach(name: str, options: dict) -> None:
 
 @every_stream
 def test_an_old_state_stays_valid(name: str, options: dict) -> None:
-    """Generation branches."""
+    """Needed for branching in generation."""
     testing.check_old_states(factory(name, options), CHANNELS)
 
 
 @every_stream
-def test_states_can_be_picked_by_row(name: str, options: dict) -> None:
-    """Beam search reorders rows."""
+def test_states_can_be_selected_by_row(name: str, options: dict) -> None:
+    """Needed for beam search."""
     testing.check_picked_states(factory(name, options), CHANNELS)
 
 
 @every_stream
-def test_joined_states_go_on_as_each_would_alone(name: str, options: dict) -> None:
+def test_joined_states_continue_as_if_alone(name: str, options: dict) -> None:
     testing.check_joined_states(factory(name, options), CHANNELS)
 
 
@@ -119,8 +120,8 @@ def test_memory_of_a_stream_is_constant(name: str, options: dict, grad: bool) ->
     ids=lambda v: str(v) if v else "default",
 )
 @torch.no_grad()
-def test_memory_of_a_batch_is_that_of_the_rows_in_it(name: str, options: dict) -> None:
-    """Not of those that have left, nor of the time that it has been running: servers' batches never end."""
+def test_memory_of_a_batch_depends_only_on_its_present_rows(name: str, options: dict) -> None:
+    """It does not depend on rows that have left or on the running time, since servers' batches never end."""
     mixer = make(name, options, dtype=torch.float32)
 
     def fresh(length: int) -> Any:

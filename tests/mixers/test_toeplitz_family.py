@@ -1,4 +1,4 @@
-"""What TNN's §3.4 says of other models: a convolution, a state space and ALiBi's biases are Toeplitz mixers."""
+"""Convolutions, state spaces and ALiBi's biases as Toeplitz mixers (TNN §3.4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 @pytest.mark.covers("TNN §3.2, §3.4 and eq. 10 to 12")
 def test_a_causal_convolution() -> None:
-    """Equations 10 to 12, by the framework's own layer."""
+    """Equations 10 to 12, against the framework's layer."""
     width = 7
     layer = nn.Conv1d(CHANNELS, CHANNELS, width, groups=CHANNELS, padding=width - 1, bias=False).double()
     mixer = ToeplitzMixer(CHANNELS, kernel={"name": "free", "max_length": LENGTH, "decay": 1.0}).double()
@@ -49,9 +49,9 @@ def test_a_state_space() -> None:
 
 
 @pytest.mark.covers("TNN §3.4 and eq. 9")
-def test_biases_alone_are_a_decay() -> None:
-    """Equation 9 without queries and keys: attention to ALiBi's biases is a mean weighted by an exponential of the
-    lag, so that two Toeplitz products, of the values and of ones, give it exactly."""
+def test_alibi_without_queries_and_keys_is_a_decay() -> None:
+    """Equation 9 without queries and keys: attention with only ALiBi's biases is a mean with exponential weights, so
+    two Toeplitz products, of the values and of ones, give it exactly."""
     slope = float(alibi_slopes(1)[0])
     mixer = ToeplitzMixer(CHANNELS, kernel={"name": "free", "max_length": LENGTH, "decay": 1.0}).double()
     with torch.no_grad():

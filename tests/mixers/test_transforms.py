@@ -1,4 +1,4 @@
-"""The mixer contract: second derivatives, forward-mode derivatives and `torch.func`."""
+"""The mixer contract for second derivatives, forward-mode derivatives and `torch.func`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_gradgradcheck(name: str, options: dict, causal: bool) -> None:
 
 @every_trained_direction
 def test_hessian_products_of_all_kinds_agree(name: str, options: dict, causal: bool) -> None:
-    """By the parameters: twice backwards, and forwards over `torch.func.grad`."""
+    """With respect to the parameters: reverse over reverse, and forward mode over `torch.func.grad`."""
     mixer = make(name, options, causal=causal)
     x, given = noise(2, LENGTH), parameters_of(mixer)
     names, v = list(given), directions(given)
@@ -95,7 +95,7 @@ def test_fast_attention_refuses_a_second_derivative() -> None:
 
 
 def test_gradients_batched_by_autograd_itself_are_refused() -> None:
-    """It has a `vmap` of its own that knows few operations; `torch.func.vmap` knows ours."""
+    """Autograd's own `vmap` supports few operations; `torch.func.vmap` supports ours."""
     mixer = make("toeplitz", {})
     x = noise(1, 20).requires_grad_()
     y = mixer(x)
@@ -103,7 +103,7 @@ def test_gradients_batched_by_autograd_itself_are_refused() -> None:
         torch.autograd.grad(y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
 
 
-def test_masks_are_not_mapped_where_rows_have_grids_of_their_own() -> None:
+def test_vmap_over_masks_is_refused_for_grids_per_row() -> None:
     mixer = make("toeplitz", {"kernel": {"name": "warped"}, "engine": "ski"}, causal=False)
     masks = torch.ones(3, 2, 20)
     with pytest.raises(RuntimeError, match=r"vmap: .* data-dependent control flow"):

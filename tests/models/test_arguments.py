@@ -1,4 +1,4 @@
-"""Arguments that other programs give are honoured or refused, and never passed over."""
+"""Arguments from other programs are supported or refused, never silently ignored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def classifier(**fields: object) -> LagwiseForSequenceClassification:
 
 
 @pytest.mark.parametrize("fields", [{}, {"type_vocab_size": 2}, {"causal": True}])
-def test_a_classifier_takes_what_pipelines_and_reward_trainers_give(fields: dict) -> None:
+def test_classifiers_accept_arguments_of_pipelines_and_reward_trainers(fields: dict) -> None:
     model = classifier(**fields)
     expected = model(IDS).logits
     for extra in ({"use_cache": False}, {"use_cache": True}, {"token_type_ids": torch.zeros_like(IDS)}):
@@ -46,12 +46,12 @@ def test_tuples_instead_of_outputs() -> None:
     assert model.generate(IDS, max_new_tokens=2, do_sample=False, pad_token_id=257).shape == (2, 6)
 
 
-def test_generation_refuses_an_argument_of_forward_for_tuples() -> None:
+def test_generation_refuses_return_dict() -> None:
     with pytest.raises((TypeError, ValueError), match="return_dict"):
         tiny("mega-lm").generate(IDS, max_new_tokens=2, return_dict=False, pad_token_id=257)
 
 
-def test_attention_weights_are_refused_however_they_are_asked_for() -> None:
+def test_attention_weights_are_refused() -> None:
     model = tiny("mega-lm")
     with pytest.raises(ValueError, match="output_attentions=True is not supported"):
         model(IDS, output_attentions=True)
@@ -71,8 +71,8 @@ def test_positional_arguments() -> None:
             model(IDS, input_ids=IDS)
 
 
-def test_a_tokenizer_says_how_long_a_text_may_be(tmp_path) -> None:
-    """What stands for no limit is one number, which programs compare with."""
+def test_the_tokenizer_has_the_models_length_limit(tmp_path) -> None:
+    """Programs compare the limit with one number that stands for no limit."""
     tokenizer = load_tokenizer("bytes")
     assert tokenizer.model_max_length == VERY_LARGE_INTEGER
     for limit, expected in ((None, VERY_LARGE_INTEGER), (128, 128), (None, VERY_LARGE_INTEGER)):
@@ -81,8 +81,8 @@ def test_a_tokenizer_says_how_long_a_text_may_be(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_cache_is_a_tree_of_tensors(recipe: str) -> None:
-    """Taken apart and put together again, it goes on as it would have."""
+def test_a_cache_is_a_pytree_of_tensors(recipe: str) -> None:
+    """A flattened and rebuilt cache continues like the original."""
     model, ids = tiny(recipe), torch.randint(0, 256, (2, 40))
     cache = model(ids[:, :30]).past_key_values
     leaves, spec = pytree.tree_flatten(cache)
@@ -118,6 +118,6 @@ def test_a_cache_passes_through_an_exported_step() -> None:
     torch.testing.assert_close(logits, model(ids[:, :21]).logits[:, -1:], rtol=1e-4, atol=1e-5)
 
 
-def test_a_generation_config_that_asks_for_the_usual_cache_is_fine() -> None:
+def test_a_generation_config_with_the_default_cache_is_accepted() -> None:
     config = GenerationConfig(cache_implementation="dynamic", max_new_tokens=2, do_sample=False, pad_token_id=257)
     assert tiny("mega-lm").generate(IDS, generation_config=config).shape == (2, 6)

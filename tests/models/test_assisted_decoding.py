@@ -1,4 +1,4 @@
-"""Drafts, by a smaller model or looked up in the prompt, change how fast a text comes and not the text."""
+"""Drafts, by a smaller model or by prompt lookup, change the speed of generation but not the text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def prompt(length: int = 30) -> Tensor:
 
 
 def tokens_read(model: LagwiseForCausalLM) -> list[int]:
-    """Filled with the length of each input from now on."""
+    """A list that collects the length of each input."""
     seen: list[int] = []
     model.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     return seen
 
 
 def noisy(model: LagwiseForCausalLM, recipe: str) -> LagwiseForCausalLM:
-    """A draft that is often right: the same weights, with noise."""
+    """A draft model that is often right: the same weights with noise."""
     draft = tiny(recipe, sharp=True)
     draft.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -39,7 +39,7 @@ def noisy(model: LagwiseForCausalLM, recipe: str) -> LagwiseForCausalLM:
 
 
 @every_recipe
-def test_the_text_is_that_of_greedy_decoding(recipe: str) -> None:
+def test_the_text_equals_greedy_decoding(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()
     expected = model.generate(ids, **GREEDY)
     for draft in (model, noisy(model, recipe), tiny("mega-lm", sharp=True, num_hidden_layers=1)):
@@ -50,7 +50,7 @@ def test_the_text_is_that_of_greedy_decoding(recipe: str) -> None:
 
 @pytest.mark.slow
 @every_recipe
-def test_after_padding_on_the_left(recipe: str) -> None:
+def test_prompts_padded_on_the_left(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()
     padded = {
         "input_ids": torch.nn.functional.pad(ids, (7, 0), value=257),
@@ -62,7 +62,7 @@ def test_after_padding_on_the_left(recipe: str) -> None:
         assert torch.equal(found[:, : expected.shape[1]], expected)
 
 
-def test_a_good_draft_saves_forwards_and_no_text_is_read_over_and_over() -> None:
+def test_a_good_draft_saves_forwards_and_tokens_are_not_reprocessed() -> None:
     model, ids = tiny("mega-lm", sharp=True), prompt(300)
     draft, seen = noisy(model, "mega-lm"), tokens_read(model)
     model.generate(ids, assistant_model=draft, **GREEDY)
@@ -74,7 +74,7 @@ def test_a_good_draft_saves_forwards_and_no_text_is_read_over_and_over() -> None
     assert len(seen) < 1.2 * NEW + 2
 
 
-def test_the_cache_goes_on_as_if_there_had_been_no_drafts() -> None:
+def test_the_cache_continues_as_without_drafts() -> None:
     model, ids, more = tiny("tnn-lm", sharp=True), prompt(), prompt(12)
     options = {**GREEDY, "return_dict_in_generate": True}
     out = model.generate(ids, assistant_model=noisy(model, "tnn-lm"), **options)
@@ -86,7 +86,7 @@ def test_the_cache_goes_on_as_if_there_had_been_no_drafts() -> None:
 
 
 def test_sampling_draws_from_the_models_own_distribution() -> None:
-    """Of the second token given the first, over many draws, whatever the draft proposes."""
+    """The distribution of the second token given the first, over many draws, for any proposals of the draft model."""
     model, ids = tiny("mega-lm", vocab_size=4, sharp=True), torch.tensor([[0, 1, 2]])
     draft = tiny("mega-lm", vocab_size=4, sharp=True, num_hidden_layers=1)
     options: dict[str, Any] = {"do_sample": True, "max_new_tokens": 2, "pad_token_id": 3, "top_k": 0}
@@ -117,7 +117,7 @@ def test_crop_goes_back_to_a_recorded_state(recipe: str) -> None:
         model(ids).past_key_values.crop(-1)
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_options_are_refused() -> None:
     model, ids = tiny("mega-lm"), prompt()
     with pytest.raises(ValueError, match="output_hidden_states=True is not supported by assisted decoding"):
         model.generate(

@@ -1,4 +1,4 @@
-"""Classifiers: any model, bidirectional or causal, with the mean of its tokens."""
+"""Sequence classifiers, bidirectional or causal, and pooling."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(block: dict[str, Any], *, causal: bool = False, **fields: Any) -> Lagwi
 
 @every_block
 @both_ways
-def test_padding_on_either_side_changes_nothing(block: dict, causal: bool) -> None:
+def test_padding_on_either_side_has_no_effect(block: dict, causal: bool) -> None:
     model = make(block, causal=causal)
     ids = torch.randint(0, 256, (1, 30))
     alone = model(ids).logits
@@ -48,7 +48,7 @@ def test_padding_on_either_side_changes_nothing(block: dict, causal: bool) -> No
 
 
 @every_block
-def test_logits_are_of_the_mean_of_the_backbones_tokens(block: dict) -> None:
+def test_logits_are_computed_from_the_mean_of_the_tokens(block: dict) -> None:
     model = make(block)
     ids = torch.randint(0, 256, (2, 30))
     pooled = model.model(ids).last_hidden_state.mean(1)
@@ -80,7 +80,7 @@ def test_packed_documents_are_classified_as_if_alone(block: dict, pooling: str) 
 
 
 @pytest.mark.parametrize("pooling", ["first", "last"])
-def test_pooling_takes_a_real_token(pooling: str) -> None:
+def test_pooling_ignores_padding(pooling: str) -> None:
     model = make(BLOCKS["tnn"], pooling=pooling)
     ids = torch.randint(0, 256, (2, 30))
     hidden = model.model(ids).last_hidden_state[:, 0 if pooling == "first" else -1]
@@ -90,7 +90,7 @@ def test_pooling_takes_a_real_token(pooling: str) -> None:
     torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_what_tokenizers_and_pipelines_pass_is_accepted() -> None:
+def test_arguments_of_tokenizers_and_pipelines_are_accepted() -> None:
     model = make(BLOCKS["tnn"], type_vocab_size=2)
     ids, types = torch.randint(0, 256, (2, 9)), torch.tensor([[0] * 4 + [1] * 5] * 2)
     plain = model(ids, use_cache=True).logits
@@ -104,8 +104,8 @@ def test_what_tokenizers_and_pipelines_pass_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_it_learns_where_a_token_stands(causal: bool) -> None:
-    """Whether the one 7 of a text is in its first half: nothing that a bag of tokens could tell."""
+def test_it_learns_the_position_of_a_token(causal: bool) -> None:
+    """The label is whether the only 7 of a text is in its first half, which a bag of tokens cannot tell."""
     torch.manual_seed(0)
     model = make({"name": "mega", "query_size": 8, "chunk": 8}, causal=causal, vocab_size=10, initializer_range=0.1)
     model.train()
@@ -122,7 +122,7 @@ def test_it_learns_where_a_token_stands(causal: bool) -> None:
     assert sum(right[-25:]) / 25 > 0.9
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match="a language model must be causal, got causal=False"):
         LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False))
     with pytest.raises(ValueError, match="causal must be true or false, got 'no'"):
@@ -139,7 +139,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def bert_style_tokenizer() -> PreTrainedTokenizerFast:
-    """One that adds [CLS] and [SEP], pads on the right and returns token_type_ids."""
+    """A tokenizer that adds [CLS] and [SEP], pads on the right and returns token_type_ids."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "good", "bad", "film"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -177,7 +177,7 @@ def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_pair_is_read_as_two_texts_that_stand_alone(side: str) -> None:
+def test_a_pair_is_processed_as_two_separate_texts(side: str) -> None:
     torch.manual_seed(0)
     config = LagwiseConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=2, causal=False, num_labels=3, pooling="pair", type_vocab_size=2
@@ -202,7 +202,7 @@ def test_a_pair_is_read_as_two_texts_that_stand_alone(side: str) -> None:
         torch.testing.assert_close(logits, model.classifier(features)[0], rtol=0, atol=1e-12)
 
 
-def test_what_is_no_pair_is_refused() -> None:
+def test_inputs_that_are_not_pairs_are_refused() -> None:
     config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False, pooling="pair")
     model, ids = LagwiseForSequenceClassification(config), torch.randint(20, (2, 5))
     with pytest.raises(ValueError, match="needs token_type_ids"):

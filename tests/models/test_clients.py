@@ -1,4 +1,4 @@
-"""Command lines of other programs load a saved folder, in processes that nobody has imported lagwise into."""
+"""Command lines of other programs load a saved folder, in processes that have not imported lagwise."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(*arguments: object) -> str:
 
 @pytest.mark.parametrize("limit", [None, 256])
 def test_lm_eval(tmp_path: Path, limit: int | None) -> None:
-    """With a batch size of its own choice, for which it tries texts of the greatest length."""
+    """With an automatic batch size, for which lm-eval tries texts of the maximum length."""
     pytest.importorskip("lm_eval")
     folder = saved(tmp_path / "model", LagwiseForCausalLM, max_position_embeddings=limit)
     rows = tmp_path / "rows.jsonl"

@@ -1,4 +1,4 @@
-"""The compiled step: the model's logits, whatever happens between two tokens."""
+"""The compiled step gives the model's logits, whatever happens between two tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted"
 
 
 class Eager:
-    """Stands for the code that a compiler makes of a step: what it is given it runs as it is."""
+    """A stand-in for compiled code that runs the step eagerly."""
 
     module: Any
 
@@ -39,7 +39,7 @@ class Eager:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Everything but the compiler, which takes half a minute a model."""
+    """Replace the compiler, which takes half a minute per model; everything else is used."""
 
     def use(self: Any, model: Any, step: Any) -> None:
         self.step, self._weights, self._vocabulary = step, compiled.tensor_versions(model), 258
@@ -68,8 +68,8 @@ def runs(model: LagwiseForCausalLM) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_stream_goes_in_and_out_of_compiled_code(kind: str, eager: None) -> None:
-    """Prompts, single tokens and copies in any order; rows that are padded on the left."""
+def test_streams_switch_between_eager_and_compiled_code(kind: str, eager: None) -> None:
+    """Prompts, single tokens and copies in any order, with rows padded on the left."""
     model, ids = model_of(kind), torch.randint(258, (2, 130))
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
@@ -117,8 +117,8 @@ def test_generating_and_sessions_use_it(eager: None) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_step_of_any_batch_serves_sequences_that_come_and_go(kind: str, eager: None) -> None:
-    """Each gets what it would get alone, and no token is computed without the compiled step."""
+def test_a_step_of_any_batch_size_in_sessions(kind: str, eager: None) -> None:
+    """Each sequence gets the same as alone, and every token is computed by the compiled step."""
     model, ids = model_of(kind, position_embedding="sinusoidal"), torch.randint(258, (4, 90))
     alone = model(ids).logits
     model.compile_step(None)
@@ -148,7 +148,7 @@ def test_a_step_of_any_batch_serves_sequences_that_come_and_go(kind: str, eager:
 
 
 @torch.no_grad()
-def test_beams_change_rows_of_compiled_states(eager: None) -> None:
+def test_beam_search_reorders_compiled_states(eager: None) -> None:
     model, ids = model_of("mega-lm"), torch.randint(258, (2, 9))
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "num_beams": 3}
     expected = model.generate(ids, **options)
@@ -181,8 +181,8 @@ def test_weights_may_change_between_streams(eager: None) -> None:
 
 
 @torch.no_grad()
-def test_everything_else_is_the_models(eager: None) -> None:
-    """Errors, gradients, hidden states, other batches; copies of the model are not compiled."""
+def test_unsupported_calls_use_the_model(eager: None) -> None:
+    """Errors, gradients, hidden states and other batch sizes; copies of the model are not compiled."""
     model, ids = model_of("mega-lm"), torch.randint(258, (1, 9))
     model.compile_step()
     cache = StreamingCache(2)
@@ -205,7 +205,7 @@ def test_everything_else_is_the_models(eager: None) -> None:
     torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits, rtol=0, atol=1e-12)
 
 
-def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="grows with"):
         tiny("transformer-alibi-lm").compile_step()
@@ -213,14 +213,12 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
         tiny("mega-lm").compile_step(0)
     assert not tiny("mega-lm").compile_step(cached=True)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(FileNotFoundError, match=r"needs a C\+\+ compiler.*CXX"):
+    with pytest.raises(FileNotFoundError, match=r"no C\+\+ compiler.*CXX"):
         tiny("mega-lm").compile_step()
 
 
 @pytest.mark.parametrize("source", ["ops/precision.py", "ops/toeplitz/spectral.py", "models/step.py"])
-def test_code_is_not_used_after_a_change_of_its_sources(
-    source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_change_of_sources_changes_their_digest(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = shutil.copytree(Path(compiled.lagwise.__file__).parent, tmp_path / "lagwise")
     monkeypatch.setattr(compiled.lagwise, "__file__", str(package / "__init__.py"))
     before = compiled._sources()
@@ -254,7 +252,7 @@ def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_compiled_code_of_any_batch(kind: str) -> None:
+def test_compiled_code_of_any_batch_size(kind: str) -> None:
     model, ids = model_of(kind).float(), torch.randint(258, (9, 90))
     assert model.compile_step(None)
     for rows in (1, 2, 9):
@@ -269,8 +267,8 @@ def test_compiled_code_of_any_batch(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @torch.inference_mode()
-def test_compiled_code_of_a_batch() -> None:
-    """Ids as they come: columns of a longer row, of a short type."""
+def test_compiled_code_of_a_fixed_batch_size() -> None:
+    """Ids may be views of longer rows and of a smaller dtype."""
     model, ids = model_of("converted").float(), torch.randint(258, (3, 60), dtype=torch.int32)
     expected, cache = model(ids).logits, StreamingCache(2)
     model.compile_step(3)

@@ -1,4 +1,4 @@
-"""Models with their lag kernels turned into state spaces."""
+"""Models whose lag kernels are converted to state spaces."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def model(block: dict[str, Any] | None, **fields: Any) -> LagwiseForCausalLM:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_converted_model_says_the_same_and_streams_exactly(name: str) -> None:
+def test_a_converted_model_has_close_logits_and_streams_exactly(name: str) -> None:
     original = model(BLOCKS[name])
     ids = torch.randint(30, (2, 200))
     tolerance = {"ski": 1e-2, "hyena": 1e-4, "gss": 1e-4}.get(name, 1e-5)
@@ -73,7 +73,7 @@ def test_a_converted_model_says_the_same_and_streams_exactly(name: str) -> None:
 
 
 def test_every_mixer_with_a_kernel_is_converted() -> None:
-    """And is known by the kernel that it has without being told one."""
+    """Mixers are found by their kernel."""
     causal = {name: mixer for name, mixer in MIXERS.items() if True in mixer.directions}
     with_kernel = {
         name: mixer(8, causal=True) for name, mixer in causal.items() if "kernel" in signature(mixer).parameters
@@ -85,7 +85,7 @@ def test_every_mixer_with_a_kernel_is_converted() -> None:
     assert found == KERNEL_MIXERS
 
 
-def test_it_is_saved_and_read_like_any_model(tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     converted = model(BLOCKS["gtu"]).to_recurrent(1e-4)
     converted.save_pretrained(tmp_path)
     again = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_it_is_saved_and_read_like_any_model(tmp_path: Path) -> None:
     assert len(kernels) == 2
 
 
-def test_a_tighter_tolerance_costs_modes_and_buys_accuracy() -> None:
+def test_a_smaller_tolerance_needs_more_modes_and_is_more_accurate() -> None:
     original = model(BLOCKS["gtu"])
     loose, tight = (recurrent_form(original, tolerance)[1] for tolerance in (1e-1, 1e-5))
     for name in loose:
@@ -103,7 +103,7 @@ def test_a_tighter_tolerance_costs_modes_and_buys_accuracy() -> None:
         assert tight[name].error.max() < loose[name].error.max()
 
 
-def test_a_kernel_without_end_is_cut() -> None:
+def test_a_kernel_of_infinite_support_is_truncated() -> None:
     original = model(
         {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {**_RPE, "decay": 1}}}
     )
@@ -111,7 +111,7 @@ def test_a_kernel_without_end_is_cut() -> None:
     assert converted.model.length_limit is None
 
 
-def test_what_cannot_be_converted_is_refused() -> None:
+def test_models_that_cannot_be_converted_are_refused() -> None:
     noise = {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 300}}}
     with pytest.raises(ValueError, match=r"layers.0.*channel \d+ needs .* states for tolerance 0.001"):
         model(noise).to_recurrent()
@@ -123,8 +123,8 @@ def test_what_cannot_be_converted_is_refused() -> None:
         model(BLOCKS["gtu"]).to_recurrent(2.0)
 
 
-def test_kernels_stay_in_float32_in_a_model_that_does_not(tmp_path: Path) -> None:
-    """A pole in bfloat16 is another kernel."""
+def test_kernels_stay_in_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
+    """Rounding a pole to bfloat16 would change the kernel."""
     original = model(BLOCKS["gtu"]).float()
     exact = [m.taps(100).detach() for m in original.to_recurrent(1e-4).modules() if isinstance(m, ModalKernel)]
     original.to_recurrent(1e-4).save_pretrained(tmp_path)
@@ -161,7 +161,7 @@ def test_encoders_and_defaults_are_converted_too() -> None:
     ],
     ids=lambda mixer: mixer.get("kernel", mixer)["name"],
 )
-def test_poles_stay_in_float32_in_a_model_that_is_loaded_in_less(mixer: dict[str, Any], tmp_path: Path) -> None:
+def test_poles_stay_in_float32_in_a_model_loaded_in_lower_precision(mixer: dict[str, Any], tmp_path: Path) -> None:
     config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, block={"name": "prenorm", "token_mixer": mixer})
     LagwiseForCausalLM(config).save_pretrained(tmp_path)
     model = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The mixers of other long-sequence models in a model: a step of training, saving and loading, generation."""
+"""The mixers of other long-sequence models in a model: a training step, saving and loading, and generation."""
 
 from __future__ import annotations
 

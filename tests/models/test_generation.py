@@ -1,4 +1,4 @@
-"""`generate` of transformers, streamed from mixer states, against doing everything anew for every token."""
+"""Transformers' `generate` with mixer states, against recomputation for every token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def left_padded(*prompts: Tensor) -> dict[str, Tensor]:
 
 
 @every_recipe
-def test_greedy_is_the_argmax_of_whole_forwards(recipe: str) -> None:
+def test_greedy_equals_the_argmax_of_full_forward_passes(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()
     expected, logits = ids, []
     for _ in range(NEW):
@@ -50,8 +50,8 @@ def test_greedy_is_the_argmax_of_whole_forwards(recipe: str) -> None:
 
 
 @every_recipe
-def test_sampling_and_beams_equal_recomputing(recipe: str) -> None:
-    """In single precision too."""
+def test_sampling_and_beams_equal_recomputation(recipe: str) -> None:
+    """Also in single precision."""
     model, ids = tiny(recipe, sharp=True).float(), prompt()
     sampling = {**GREEDY, "do_sample": True, "num_return_sequences": 3, "top_p": 0.9}
     for options in ({**BEAMS, "num_return_sequences": 2}, sampling):
@@ -77,7 +77,7 @@ def test_prompts_of_very_different_lengths(recipe: str) -> None:
 
 @every_recipe
 def test_continuing_from_a_returned_cache(recipe: str) -> None:
-    """Of a padded batch, and with more text than was generated."""
+    """For a padded batch, with the generated text and further tokens."""
     model, batch, more = tiny(recipe, sharp=True), left_padded(prompt(1, 5), prompt(1, 31)), prompt(2, 9)
     first = model.generate(**batch, return_dict_in_generate=True, **GREEDY)
     assert isinstance(first.past_key_values, StreamingCache)
@@ -98,9 +98,9 @@ def test_prompts_of_embeddings(recipe: str) -> None:
 
 
 class TestStopping:
-    """Rows end where they should, each for itself."""
+    """Each row ends independently."""
 
-    def test_at_a_token_for_the_end(self) -> None:
+    def test_at_the_end_token(self) -> None:
         model, ids = tiny("tnn-lm", sharp=True), prompt(3)
         whole = model.generate(ids, **GREEDY)
         end = int(whole[0, 45])
@@ -111,7 +111,7 @@ class TestStopping:
             assert torch.equal(row[:length], full[:length])
             assert (row[length:] == 257).all()
 
-    def test_at_a_text(self) -> None:
+    def test_at_a_stop_text(self) -> None:
         model, tokenizer, ids = tiny("tnn-lm", sharp=True), load_tokenizer("bytes"), prompt(1)
         ascii_only = {"suppress_tokens": [*range(33), *range(127, 258)]}
         greedy = model.generate(ids, **ascii_only, **GREEDY)
@@ -119,7 +119,7 @@ class TestStopping:
         stopped = model.generate(ids, stop_strings=[said[3:5]], tokenizer=tokenizer, **ascii_only, **GREEDY)
         assert tokenizer.decode(stopped[0, 40:]) == said[: said.find(said[3:5]) + 2]
 
-    def test_after_a_time(self) -> None:
+    def test_after_a_time_limit(self) -> None:
         model, began = tiny("tnn-lm"), time.monotonic()
         out = model.generate(prompt(), do_sample=False, max_new_tokens=10**6, max_time=0.2, pad_token_id=257)
         assert out.shape[1] > 41
@@ -140,7 +140,7 @@ def test_caches_of_other_kinds_are_refused() -> None:
 
 
 class TestText:
-    """What `lagwise generate` is made of."""
+    """The functions behind `lagwise generate`."""
 
     @pytest.fixture
     def model(self) -> LagwiseForCausalLM:
@@ -166,8 +166,8 @@ class TestText:
             generate_text(loaded, same_tokenizer, "x", top_p=0)
 
     @pytest.mark.parametrize("prompt", ["héé \N{SNOWMAN}", "a", ""])
-    def test_pieces_are_the_text_of_all_tokens(self, model: LagwiseForCausalLM, prompt: str) -> None:
-        """Of random bytes too, which are seldom whole characters."""
+    def test_pieces_add_up_to_the_text_of_all_tokens(self, model: LagwiseForCausalLM, prompt: str) -> None:
+        """Also for random bytes, which are rarely whole characters."""
         tokenizer = load_tokenizer("bytes")
         text = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1)
         ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt")["input_ids"]
@@ -178,7 +178,9 @@ class TestText:
         added = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1, echo=False)
         assert prompt + added == text
 
-    def test_long_prompts_are_read_in_chunks(self, model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_long_prompts_are_processed_in_chunks(
+        self, model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         tokenizer, seen = load_tokenizer("bytes"), []
         whole = generate_text(model, tokenizer, "abc" * 20, max_new_tokens=5, temperature=0)
         monkeypatch.setattr(generation, "PREFILL", 25)
@@ -204,8 +206,8 @@ class TestText:
         assert len(cut) > 4
         assert "".join(cut) == text
 
-    def test_a_tokenizer_never_sees_much_at_once(self, model: LagwiseForCausalLM) -> None:
-        """It takes hundreds of bytes of memory for each token of a text."""
+    def test_the_tokenizer_gets_only_short_pieces(self, model: LagwiseForCausalLM) -> None:
+        """An encoding takes hundreds of bytes of memory per token."""
         seen: list[int] = []
 
         class Spy:
@@ -230,8 +232,9 @@ class TestText:
         with pytest.raises(ValueError, match=r"temperature|max_new_tokens"):
             generate_text(model, load_tokenizer("bytes"), "a", **{**options, **more})
 
-    def test_it_ends_before_a_stop_text(self, model: LagwiseForCausalLM) -> None:
-        """Which may begin anywhere in the continuation, but not in the prompt, and hold more than ASCII."""
+    def test_it_stops_before_a_stop_text(self, model: LagwiseForCausalLM) -> None:
+        """The stop text may begin anywhere in the continuation, but not in the prompt, and may contain non-ASCII
+        characters."""
         said = Fixed(load_tokenizer("bytes"), "one twö two three")
         for stops, end in (
             (["two"], "one twö "),
@@ -253,15 +256,15 @@ class TestText:
             )
             assert text == "".join(pieces) == "said " + end, stops
 
-    def test_bytes_that_are_no_text_do_not_hold_it_back(self, model: LagwiseForCausalLM) -> None:
+    def test_invalid_bytes_do_not_block_the_output(self, model: LagwiseForCausalLM) -> None:
         said = Fixed(load_tokenizer("bytes"), "")
         said.ids = [0xFF] * 90
         pieces: list[str] = []
         generate_text(said.model(model), said.tokenizer, "a", max_new_tokens=90, temperature=0, write=pieces.append)
         assert len(pieces) >= 10
 
-    def test_what_is_there_survives_an_interruption(self, model: LagwiseForCausalLM) -> None:
-        """Also what was held back because it might have begun a stop text."""
+    def test_an_interruption_keeps_the_text_so_far(self, model: LagwiseForCausalLM) -> None:
+        """Including text held back because it could be the beginning of a stop text."""
         said = Fixed(load_tokenizer("bytes"), "one tw", last=KeyboardInterrupt)
         pieces: list[str] = []
         lines: list[str] = []
@@ -280,7 +283,7 @@ class TestText:
         assert "added: 6" in lines[0]
         assert "tokens/s" in lines[0]
 
-    def test_a_prompt_without_tokens_begins_a_document(self, model: LagwiseForCausalLM) -> None:
+    def test_an_empty_prompt_starts_a_document(self, model: LagwiseForCausalLM) -> None:
         tokenizer = word_tokenizer(["one", "two"])
         texts = {generate_text(model, tokenizer, blank, max_new_tokens=5, temperature=0) for blank in ("", " ", "\n\n")}
         assert len(texts) == 1
@@ -289,7 +292,7 @@ class TestText:
     def test_a_tokenizers_own_code_is_never_run(
         self, model: LagwiseForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
     ) -> None:
-        """Standard input would have allowed it."""
+        """The confirmation that transformers asks for on standard input must not be possible."""
         model.save_pretrained(tmp_path)
         load_tokenizer("bytes").save_pretrained(tmp_path)
         path = tmp_path / "tokenizer_config.json"
@@ -306,14 +309,14 @@ class TestText:
                 load(tmp_path)
         assert not (tmp_path / "run").exists()
 
-    def test_stop_is_a_list_of_texts(self, model: LagwiseForCausalLM) -> None:
+    def test_stop_must_be_a_list_of_texts(self, model: LagwiseForCausalLM) -> None:
         for stop in ("text", [""]):
-            with pytest.raises(ValueError, match="stop must be a list of texts"):
+            with pytest.raises(ValueError, match="stop must be a list of non-empty texts"):
                 generate_text(model, load_tokenizer("bytes"), "a", stop=stop)
 
 
 class TestBadInput:
-    """Found before the first forward."""
+    """Errors that are raised before the first forward pass."""
 
     @pytest.fixture
     def model(self, monkeypatch: pytest.MonkeyPatch) -> LagwiseForCausalLM:
@@ -354,7 +357,7 @@ class TestBadInput:
         assert model.generate(prompt(1, 100), max_new_tokens=28, **options).shape[1] == LIMIT
         assert model.generate(prompt(1, 120), **options).shape[1] == LIMIT  # the 20 that nobody asked for
 
-    def test_caches_of_others(self) -> None:
+    def test_caches_of_other_models(self) -> None:
         ids = prompt(2, 5)
         models = {recipe: tiny(recipe) for recipe in RECIPES}
         caches = {recipe: model(ids).past_key_values for recipe, model in models.items()}
@@ -374,8 +377,8 @@ class TestBadInput:
             models["tnn-lm"].generate(whole, past_key_values=caches["tnn-lm"], **BEAMS)
         assert models["tnn-lm"].generate(whole, past_key_values=caches["tnn-lm"], **GREEDY).shape == (2, 10 + NEW)
 
-    def test_nothing_new_for_a_cache(self) -> None:
-        """Else the text would be read twice, or not at all, without a word."""
+    def test_no_new_tokens_for_a_cache(self) -> None:
+        """Otherwise the text would silently be processed twice or not at all."""
         model, ids = tiny("tnn-lm"), prompt(1, 8)
         cache = model(ids).past_key_values
         for given in (ids, ids[:, :3]):
@@ -384,7 +387,7 @@ class TestBadInput:
 
 
 class Fixed:
-    """Makes a model say one text, whatever it is asked, and then end it or raise."""
+    """Makes a model generate a given text for any prompt, and then end it or raise an error."""
 
     def __init__(self, tokenizer: Any, text: str, last: type[BaseException] | None = None):
         self.tokenizer, self.ids, self.last = tokenizer, tokenizer(text)["input_ids"], last

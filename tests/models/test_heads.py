@@ -1,4 +1,4 @@
-"""What every head shares: one forward, one signature, saved folders, padding."""
+"""Properties of all heads: forward, signature, saved folders, padding."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_signature_lists_the_inputs_of_the_backbone_and_the_labels(head: typ
 
 @pytest.mark.parametrize("head", AUTO, ids=lambda h: h.__name__)
 class TestHeads:
-    def test_the_loss_is_the_mean_over_what_is_labelled(self, head: type) -> None:
+    def test_the_loss_is_the_mean_over_labelled_entries(self, head: type) -> None:
         torch.manual_seed(0)
         model, targets = head(tiny()), TARGETS[head]
         out = model(IDS, **targets)
@@ -79,7 +79,7 @@ class TestHeads:
         for own, loaded in zip(logits_of(model(IDS)), logits_of(found(IDS)), strict=True):
             assert torch.equal(own, loaded)
 
-    def test_padding_changes_nothing(self, head: type) -> None:
+    def test_padding_has_no_effect(self, head: type) -> None:
         model = head(tiny()).double().eval()
         padded = torch.cat([IDS[:1], torch.zeros(1, 3, dtype=torch.long)], dim=1)
         mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0]])
@@ -109,7 +109,7 @@ class TestHeads:
             assert torch.equal(with_types, without) == (kinds == 0)
 
 
-def test_a_sparse_masked_language_model_computes_labelled_logits_alone() -> None:
+def test_a_sparse_masked_language_model_computes_only_labelled_logits() -> None:
     dense = LagwiseForMaskedLM(tiny())
     sparse = LagwiseForMaskedLM(tiny(sparse_prediction=True))
     sparse.load_state_dict(dense.state_dict())
@@ -131,14 +131,14 @@ def test_a_causal_masked_language_model_is_refused() -> None:
         LagwiseForMaskedLM(tiny(inputs={"name": "values", "features": 2}))
 
 
-def test_one_position_of_an_answer_is_not_enough() -> None:
+def test_both_positions_of_an_answer_are_required() -> None:
     with pytest.raises(ValueError, match="both of start_positions"):
         LagwiseForQuestionAnswering(tiny())(IDS, start_positions=torch.tensor([0, 1]))
 
 
 @pytest.mark.covers("TNN §4.1 and table 13")
 def test_the_published_encoder_has_the_published_size() -> None:
-    """TNN table 3: 126.40M parameters, with a fixed decay rate for each of 12 layers' 2304 channels."""
+    """TNN table 3: 126.40M parameters, with fixed decay rates for 2304 channels in each of 12 layers."""
     from lagwise.training import load_recipe
 
     recipe = load_recipe("tnn-roberta")
@@ -157,7 +157,7 @@ def test_collators_of_transformers_mask_whole_words() -> None:
     assert (batch["input_ids"] == tokenizer.mask_token_id).any()
 
 
-def test_stochastic_depth_keeps_the_mean_and_leaves_inference_alone() -> None:
+def test_stochastic_depth_keeps_the_mean_and_does_not_affect_inference() -> None:
     torch.manual_seed(0)
     model = LagwiseModel(tiny(stochastic_depth=0.6)).double()
     plain = LagwiseModel(tiny()).double()
@@ -193,15 +193,15 @@ def test_a_saved_model_loads_with_its_own_weights(head: type, tmp_path) -> None:
         assert torch.equal(loaded[name], value), name
 
 
-def test_every_head_loads_by_the_name_it_was_saved_with(tmp_path) -> None:
+def test_every_head_loads_by_its_saved_class_name(tmp_path) -> None:
     assert set(HEADS) <= set(lagwise.models.__all__)
     model = LagwiseForTokenClassification(tiny(inputs={"name": "values", "features": 2}))
     model.save_pretrained(tmp_path)
     assert type(load_model(tmp_path)[0]) is LagwiseForTokenClassification
 
 
-def test_without_a_limit_the_configuration_has_no_such_attribute(tmp_path) -> None:
-    """Other programs compare it with numbers where there is one."""
+def test_the_configuration_has_a_length_limit_only_if_there_is_one(tmp_path) -> None:
+    """Other programs compare the attribute with numbers."""
     assert not hasattr(tiny(), "max_position_embeddings")
     assert tiny(max_position_embeddings=7).length_limit == 7
     for limit in (None, 7):
@@ -211,7 +211,7 @@ def test_without_a_limit_the_configuration_has_no_such_attribute(tmp_path) -> No
 
 
 def test_an_encoder_makes_sentence_embeddings(tmp_path) -> None:
-    """A saved run as sentence-transformers reads it: padding changes no embedding, and it trains and saves."""
+    """sentence-transformers loads a saved run; padding does not change embeddings, and the model trains and saves."""
     sentences = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 

@@ -1,4 +1,4 @@
-"""What models read: tokens, values and pictures; positions, norms and padding."""
+"""Inputs of models: tokens, values and images; positions, norms and padding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def example(kind: str) -> dict[str, torch.Tensor]:
 
 @every_input
 @pytest.mark.parametrize("position", ["none", "sinusoidal", "learned"])
-def test_every_head_reads_every_input(kind: str, position: str, tmp_path: Path) -> None:
+def test_every_head_supports_every_input(kind: str, position: str, tmp_path: Path) -> None:
     model = make(kind, position_embedding=position, max_position_embeddings=64 if position == "learned" else None)
     inputs = example(kind)
     out = model(**inputs, labels=torch.tensor([0, 2]))
@@ -59,7 +59,7 @@ def test_wrong_inputs_are_named(kind: str) -> None:
             model(**{name: torch.full(shape, float("nan"))})
 
 
-def test_pictures_of_odd_sizes_are_refused() -> None:
+def test_images_that_patches_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="height and width of pixel_values must be multiples of the patch's 4 pixels"):
         make("patches")(pixel_values=torch.zeros(1, 1, 10, 12))
 
@@ -72,7 +72,7 @@ def test_patches_are_read_row_by_row() -> None:
     assert differs.tolist() == [False, False, False, True, False, False]
 
 
-def test_sinusoids_follow_their_formula() -> None:
+def test_sinusoids_equal_their_formula() -> None:
     model = make("values", position_embedding="sinusoidal").model
     x = torch.zeros(1, 5, 3)
     added = model._with_positions(model.embed_tokens(x), None, None, None) - model.embed_tokens(x)
@@ -96,8 +96,8 @@ NORMS = ("rms", EXACT, "scale", "layer", {"name": "layer", "affine": False}, "ba
 
 @pytest.mark.parametrize("norm", NORMS, ids=str)
 @pytest.mark.parametrize("training", [True, False])
-def test_padding_never_enters_a_norm(norm: Any, training: bool) -> None:
-    """Also where so much of a batch is padding that layers run on its tokens alone, and where it is little."""
+def test_padding_does_not_affect_norms(norm: Any, training: bool) -> None:
+    """Also for batches with so much padding that layers run only on tokens, and with little padding."""
     block = {"name": "prenorm", "norm": norm}
     model = make("tokens", block=block, norm=norm).double().train(training)
     ids = torch.randint(0, 256, (2, 20))
@@ -127,7 +127,7 @@ def test_unknown_norms_are_named() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_much_padding_changes_no_hidden_state(causal: bool) -> None:
+def test_much_padding_does_not_change_hidden_states(causal: bool) -> None:
     torch.manual_seed(0)
     model = LagwiseModel(LagwiseConfig(hidden_size=16, num_hidden_layers=2, causal=causal)).double().eval()
     lengths = (40, 3, 17)

@@ -1,4 +1,4 @@
-"""MEGA as transformers 4.41 saved it gives the same logits as a lagwise model."""
+"""MEGA models saved by transformers 4.41 give the same logits as lagwise models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compare(model: Any, folder: Path) -> None:
 
 @pytest.mark.covers("MEGA §3.2, 3.3 and 3.4")
 @every_model
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     result = import_run(SAVED / name, tmp_path / "run")
     assert "no_tokenizer" in result
     model = from_mega(values(name), load_file(SAVED / name / "model.safetensors"))
@@ -71,7 +71,7 @@ def test_a_causal_model_streams(name: str) -> None:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    """And a tokenizer beside the model comes along."""
+    """It also copies the model's tokenizer."""
     shutil.copytree(SAVED / "masked", tmp_path / "mega")
     load_tokenizer("bytes").save_pretrained(tmp_path / "mega")
     out = tmp_path / "run"
@@ -103,12 +103,12 @@ def test_the_command_line(tmp_path: Path) -> None:
         ({"max_positions": 20, "relative_positional_bias": "simple"}, "do not fit config.json: .*lag_table"),
     ],
 )
-def test_what_cannot_be_imported(changes: dict, message: str) -> None:
+def test_models_that_cannot_be_imported(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_mega({**values(), **changes}, load_file(SAVED / "masked" / "model.safetensors"))
 
 
-def test_a_causal_model_that_sees_the_future_is_refused() -> None:
+def test_a_causal_model_that_depends_on_later_tokens_is_refused() -> None:
     weights = load_file(SAVED / "causal" / "model.safetensors")
     with pytest.raises(ValueError, match="bidirectional=True cannot be imported; of a MegaForCausalLM"):
         from_mega({**values("causal"), "bidirectional": True}, weights)
@@ -120,7 +120,7 @@ def test_a_causal_model_that_sees_the_future_is_refused() -> None:
 @pytest.mark.skipif(
     "LAGWISE_MEGA_PYTHON" not in os.environ, reason="names no Python with transformers 4.41 to make them"
 )
-def test_models_made_anew_by_transformers(tmp_path: Path) -> None:
+def test_models_newly_made_by_transformers(tmp_path: Path) -> None:
     subprocess.run([os.environ["LAGWISE_MEGA_PYTHON"], SAVED / "make.py", tmp_path], check=True)
     for name in NAMES:
         compare(from_mega(values(name), load_file(tmp_path / name / "model.safetensors")), tmp_path / name)

@@ -1,4 +1,4 @@
-"""Estimates of memory, and refusals before anything is allocated."""
+"""Estimates of memory, and errors before memory is allocated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_step_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, chan
         memory.check_step_memory(LagwiseForCausalLM, CONFIG, **{**step, **changed})
 
 
-def test_a_block_of_endless_layers_is_not_built() -> None:
+def test_a_block_with_too_many_layers_is_not_built() -> None:
     kernel = {"name": "rpe", "layers": 10**7}
     block = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": kernel}}
     with pytest.raises(ValueError, match="over 10000 parameter tensors"):

@@ -1,4 +1,4 @@
-"""Models as transformers' users meet them."""
+"""Models with the API of transformers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def prompt(rows: int = 2, length: int = 40) -> torch.Tensor:
 
 @pytest.mark.covers("TNN table 13")
 def test_published_size() -> None:
-    """TNN table 2's 48.68M: 48,667,136 trained parameters (the final norm's among them), 7 x 1536 fixed decay rates."""
+    """TNN table 2 has 48.68M: 48,667,136 trained parameters, with the final norm, and 7 x 1536 fixed decay rates."""
     recipe = load_recipe("tnn-wikitext-103")
     with torch.device("meta"):
         model = LagwiseForCausalLM(LagwiseConfig(**recipe.model))
@@ -122,8 +122,8 @@ def test_save_and_load_through_the_auto_classes(fields: dict, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fields", [MEGA, TCNCA], ids=["mega", "tcnca"])
-def test_what_a_checkpoint_lacks_is_drawn_anew(fields: dict, tmp_path: Path) -> None:
-    """Not left as the memory came: transformers builds models without any."""
+def test_missing_weights_are_initialized(fields: dict, tmp_path: Path) -> None:
+    """Transformers builds models without initializing memory."""
     model = make(fields)
     model.save_pretrained(tmp_path)
     there = model.state_dict()
@@ -135,8 +135,8 @@ def test_what_a_checkpoint_lacks_is_drawn_anew(fields: dict, tmp_path: Path) -> 
             assert 0.1 * there[name].std() < parameter.std() < 10 * there[name].std(), name
 
 
-def test_kernel_networks_keep_their_own_initialisation() -> None:
-    """The model's narrow one, with zero biases, would give every lag the same tap."""
+def test_kernel_networks_keep_their_own_initialization() -> None:
+    """With the model's narrow initialization and zero biases every lag would have the same tap."""
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=1, **TNN))
     kernel = model.model.layers[0].block.token_mixer.toeplitz.kernel
     assert kernel.network.first.bias.abs().max() > 0.1
@@ -145,7 +145,7 @@ def test_kernel_networks_keep_their_own_initialisation() -> None:
 
 
 @every_model
-def test_gradient_checkpointing_changes_nothing(fields: dict) -> None:
+def test_gradient_checkpointing_does_not_change_gradients(fields: dict) -> None:
     model, ids = make(fields).train(), prompt()
     grads = []
     for enable in (False, True):
@@ -159,7 +159,7 @@ def test_gradient_checkpointing_changes_nothing(fields: dict) -> None:
 
 
 @every_model
-def test_packed_loss_is_the_separate_losses(fields: dict) -> None:
+def test_packed_loss_equals_the_separate_losses(fields: dict) -> None:
     model = make(fields)
     a, b = prompt(1, 20), prompt(1, 33)
     row = torch.cat([a, b], 1)
@@ -176,7 +176,7 @@ def test_packed_loss_is_the_separate_losses(fields: dict) -> None:
     torch.testing.assert_close(packed[:, 20:], model(b, use_cache=False).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_hidden_states_come_with_the_last_one_normed() -> None:
+def test_the_last_hidden_state_is_normalized() -> None:
     model, ids = make(TNN), prompt()
     out = model.model(ids, output_hidden_states=True)
     assert len(out.hidden_states) == 3
@@ -184,7 +184,7 @@ def test_hidden_states_come_with_the_last_one_normed() -> None:
 
 
 class TestBadInput:
-    def test_misspelt_arguments_are_not_swallowed(self) -> None:
+    def test_misspelt_arguments_are_refused(self) -> None:
         with pytest.raises(ValueError, match="unknown argument of forward: 'seq_ids'"):
             make(TNN)(prompt(), seq_ids=torch.zeros(2, 40))
 
@@ -196,7 +196,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="pad on the left"):
             model(prompt(2, 1), past_key_values=cache)
 
-    def test_a_refused_call_leaves_the_cache_as_it_was(self) -> None:
+    def test_a_failed_call_does_not_change_the_cache(self) -> None:
         model, cache = make(TRANSFORMER), StreamingCache(2)
         with pytest.raises(ValueError, match="at most 300"):
             model(prompt(2, 301), past_key_values=cache)
@@ -265,13 +265,13 @@ class TestDamagedFolders:
         with pytest.raises(FileNotFoundError, match=r"config\.json"):
             load_model(tmp_path)
 
-    def test_cut_short(self, folder: Path) -> None:
+    def test_truncated_weights(self, folder: Path) -> None:
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
         with pytest.raises(ValueError, match="truncated or damaged"):
             load_model(folder)
 
-    def test_a_pickle_is_never_opened(self, folder: Path) -> None:
+    def test_a_pickle_is_never_loaded(self, folder: Path) -> None:
         (folder / "model.safetensors").unlink()
         (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
         with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is a pickle"):
@@ -279,7 +279,7 @@ class TestDamagedFolders:
         with pytest.raises(OSError, match="safetensors"):
             AutoModelForCausalLM.from_pretrained(folder)
 
-    def test_weights_of_another_shape_of_model(self, folder: Path) -> None:
+    def test_weights_of_another_shape(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         config["num_hidden_layers"] = 3
         (folder / "config.json").write_text(json.dumps(config))
@@ -292,7 +292,7 @@ class TestDamagedFolders:
 
 
 @torch.no_grad()
-def test_a_changed_copy_refuses_the_originals_cache() -> None:
+def test_a_modified_copy_refuses_the_originals_cache() -> None:
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, **TNN)).eval()
     cache = model(torch.randint(0, 256, (1, 5)), use_cache=True).past_key_values
     changed = copy.deepcopy(model)

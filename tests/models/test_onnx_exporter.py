@@ -1,4 +1,4 @@
-"""The ONNX exporter of transformers, which rewrites a model's graph before it is converted."""
+"""The ONNX exporter of transformers, which rewrites a model's graph before conversion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiny_models import tiny
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mega-lm", "tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "tcnca-lm"])
-def test_its_file_gives_the_models_logits(recipe: str) -> None:
+def test_the_exported_file_gives_the_models_logits(recipe: str) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     from transformers.exporters.configs import OnnxConfig

@@ -1,4 +1,4 @@
-"""Documents packed into rows are learned from as if each were alone."""
+"""Packed documents have the same loss as separate ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 def loss_in_double(logits: Tensor, labels: Tensor, vocab_size: int, **kwargs: Any) -> Tensor:
-    """The sum of what transformers averages, and in single precision."""
+    """The sum, in double precision, of the losses that transformers averages in single precision."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
 
 
@@ -57,7 +57,7 @@ COLLATORS: dict[str, Callable[[list], dict[str, Any]]] = {
 
 
 @every_recipe
-def test_packed_is_separate(recipe: str) -> None:
+def test_packed_equals_separate(recipe: str) -> None:
     model, examples = tiny(recipe).train(), documents()
     alone = (dict.fromkeys(("input_ids", "labels"), each["input_ids"][None]) for each in examples)
     expected = value_and_gradients(model, *alone)
@@ -69,8 +69,8 @@ def test_packed_is_separate(recipe: str) -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def test_the_mean_is_over_what_is_predicted() -> None:
-    """Also where the Trainer counts the labels itself, and hands the number on."""
+def test_the_mean_is_over_predicted_tokens() -> None:
+    """Also if the Trainer counts the labels itself and passes the number."""
     model, examples = tiny("tnn-lm"), documents()
     batch = PackingCollator(40)(examples)
     count = (batch["labels"] != -100).sum()
@@ -84,8 +84,8 @@ def test_the_mean_is_over_what_is_predicted() -> None:
         torch.testing.assert_close(model(**batch, **kwargs).loss, total / count, rtol=1e-5, atol=0)
 
 
-def test_labels_that_the_trainer_has_counted_but_documents_leave_out() -> None:
-    """Raw seq_idx, without a collator that leaves out documents' first tokens: the loss is a mean all the same."""
+def test_labels_counted_by_the_trainer_but_skipped_between_documents() -> None:
+    """With raw seq_idx, no collator has removed the labels of first tokens, and the loss is still a mean."""
     model = tiny("tnn-lm")
     ids = torch.randint(0, 256, (2, 12))
     seq_idx = torch.arange(12)[None].expand(2, 12) // 2
@@ -95,8 +95,8 @@ def test_labels_that_the_trainer_has_counted_but_documents_leave_out() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_of_documents_that_count_for_a_limit() -> None:
-    """A row may be longer than learned positions reach; a document may not."""
+def test_a_limit_applies_to_documents() -> None:
+    """A row may be longer than the limit of learned positions, but a document may not."""
     model = tiny("transformer-learned-lm")
     ids = torch.randint(0, 256, (1, LIMIT + 50))
     halves = torch.arange(LIMIT + 50)[None] // (LIMIT - 1)
@@ -106,7 +106,7 @@ def test_of_documents_that_count_for_a_limit() -> None:
 
 
 class TestBadInput:
-    def test_boundaries_told_twice(self) -> None:
+    def test_boundaries_given_twice(self) -> None:
         ids, boundaries = torch.zeros(1, 4, dtype=torch.long), torch.tensor([0, 1, 4])
         with pytest.raises(ValueError, match="exactly one of seq_idx and cu_seqlens"):
             tiny("tnn-lm")(ids, seq_idx=ids, cu_seqlens=boundaries)
@@ -124,8 +124,8 @@ class TestBadInput:
             tiny("tnn-lm")(torch.zeros(1, 4, dtype=torch.long), cu_seqlens=torch.tensor([0, 5]))
 
     @pytest.mark.parametrize("position_ids", [[[0, 0, 0, 1, 2]], [[1, 1, 0, 1, 2]], [[0, 1, 1, 1, 1]]])
-    def test_padding_is_no_document(self, position_ids: list) -> None:
-        """Whatever positions transformers gives it."""
+    def test_padding_is_not_a_document(self, position_ids: list) -> None:
+        """For any positions that transformers gives to padding."""
         model, ids = tiny("tnn-lm"), torch.randint(0, 256, (1, 5))
         mask = torch.tensor([[1, 1, 0, 0, 0] if position_ids[0][-1] == 1 else [0, 0, 1, 1, 1]])
         with_positions = model(ids, attention_mask=mask, position_ids=torch.tensor(position_ids))

@@ -1,4 +1,4 @@
-"""Classifiers of pictures that mix over the grid of patches."""
+"""Image classifiers that mix over the grid of patches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(mixer: dict[str, Any], **fields: Any) -> LagwiseForImageClassification:
 
 
 def stripes(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Pictures of noise and stripes of two pixels, which lie (0) or stand (1)."""
+    """Images of noise and two-pixel stripes, horizontal (0) or vertical (1)."""
     labels = torch.arange(16) % 2
     wave = [((torch.arange(n) // 2) % 2).float() for n in (height, width)]
     lying, standing = wave[0][:, None].expand(height, width), wave[1].expand(height, width)
@@ -45,8 +45,8 @@ def stripes(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.covers("TNN §4.2")
 @every_mixer
-def test_a_classifier_of_pictures_learns_and_loads(mixer: dict, tmp_path: Path) -> None:
-    """Trained on one size, saved, and used at another."""
+def test_an_image_classifier_learns_and_loads(mixer: dict, tmp_path: Path) -> None:
+    """It is trained on one size, saved, and used with another."""
     model = make(mixer)
     pixels, labels = stripes(12, 8)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -68,7 +68,7 @@ def test_a_classifier_of_pictures_learns_and_loads(mixer: dict, tmp_path: Path) 
 
 
 @every_mixer
-def test_pictures_of_several_sizes_in_one_batch(mixer: dict) -> None:
+def test_images_of_several_sizes_in_one_batch(mixer: dict) -> None:
     """Padded on the right and below, with a mask over the patches."""
     model = make(mixer).double().eval()
     sizes = ((3, 5), (1, 4), (3, 1), (2, 2))
@@ -82,14 +82,14 @@ def test_pictures_of_several_sizes_in_one_batch(mixer: dict) -> None:
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
 
 
-def test_a_model_of_pictures_exports() -> None:
+def test_an_image_classifier_exports() -> None:
     model, pixels = make(MIXERS["SKI-TNN"], num_hidden_layers=1).model.eval(), torch.randn(2, 1, 8, 12)
     exported = torch.export.export(model, (), {"pixel_values": pixels}, strict=False).module()
     expected = model(pixel_values=pixels).last_hidden_state
     torch.testing.assert_close(exported(pixel_values=pixels)["last_hidden_state"], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_kernels_limit_is_that_of_an_axis() -> None:
+def test_a_kernels_limit_applies_to_each_axis() -> None:
     model = make({"name": "gtu2d", "kernel": {"name": "free", "max_length": 6}})
     assert model.model.length_limit is None
     assert model(pixel_values=torch.randn(1, 1, 12, 12)).logits.isfinite().all()  # 36 patches
@@ -97,7 +97,7 @@ def test_a_kernels_limit_is_that_of_an_axis() -> None:
         model(pixel_values=torch.randn(1, 1, 12, 14))
 
 
-def test_grids_need_pictures_and_two_sides() -> None:
+def test_grids_need_images_and_two_sided_mixers() -> None:
     block = {"name": "prenorm", "token_mixer": {"name": "gtu2d"}}
     model = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block, causal=False))
     with pytest.raises(ValueError, match="give pictures"):

@@ -1,4 +1,4 @@
-"""Forecasts of series."""
+"""Forecasting models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def past(batch: int = 2, length: int = 16, channels: int = 3) -> torch.Tensor:
     return torch.randn(batch, length, channels, generator=torch.Generator().manual_seed(0))
 
 
-def test_outputs_are_those_of_patchtst() -> None:
+def test_outputs_have_the_format_of_patchtst() -> None:
     x, future = past(), torch.randn(2, 3, 3)
     out = tiny()(past_values=x, future_values=future)
     assert out.prediction_outputs.shape == (2, 3, 3)
@@ -35,7 +35,7 @@ def test_outputs_are_those_of_patchtst() -> None:
     assert tiny()(past_values=x, future_values=future, return_dict=False)[0].shape == ()
 
 
-def test_forecasts_move_with_level_and_scale_and_channels_are_apart() -> None:
+def test_forecasts_are_equivariant_to_level_and_scale_and_channels_are_independent() -> None:
     model, x = tiny().double(), past().double()
     plain = model(past_values=x).prediction_outputs
     torch.testing.assert_close(
@@ -45,7 +45,7 @@ def test_forecasts_move_with_level_and_scale_and_channels_are_apart() -> None:
 
 
 def test_series_far_from_zero_lose_no_precision() -> None:
-    """In float32 a million has 4 bits after the point: sixteenths are exact, sums of them are not."""
+    """In float32 a million has 4 fractional bits: sixteenths are exact, but their sums are not."""
     model, x = tiny(), (past(length=64) * 16).round() / 16
     future = torch.zeros(2, 3, 3)
     near, far = model(past_values=x, future_values=future), model(past_values=x + 1e6, future_values=future + 1e6)
@@ -57,7 +57,7 @@ def test_series_far_from_zero_lose_no_precision() -> None:
     torch.testing.assert_close((wide - 1e6).float(), near.prediction_outputs)
 
 
-def test_missing_values_do_not_count_whatever_they_are() -> None:
+def test_missing_values_have_no_effect() -> None:
     model, x = tiny(), past()
     mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.7
     masked = model(past_values=x.masked_fill(~mask, 99.0), past_observed_mask=mask)
@@ -67,7 +67,7 @@ def test_missing_values_do_not_count_whatever_they_are() -> None:
     assert model(past_values=torch.full((1, 5, 1), NAN)).prediction_outputs.isfinite().all()
 
 
-def test_a_short_past_is_one_whose_start_is_missing() -> None:
+def test_a_short_past_equals_one_with_a_missing_start() -> None:
     model, x = tiny(), past(length=14)
     padded = torch.cat([torch.full((2, 2, 3), NAN), x], dim=1)
     torch.testing.assert_close(model(past_values=x).prediction_outputs, model(past_values=padded).prediction_outputs)

@@ -1,4 +1,4 @@
-"""A saved folder loads, by trust_remote_code=True, in a process that has not imported lagwise."""
+"""A saved folder loads with trust_remote_code=True in a process that has not imported lagwise."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def save(name: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def test_every_head_has_the_auto_class_that_it_is_registered_with() -> None:
+def test_every_head_names_its_registered_auto_class() -> None:
     assert set(AUTO_CLASSES.values()) == {*HEADS, "LagwiseConfig"}
     for auto, name in AUTO_CLASSES.items():
         if auto != "AutoConfig":
@@ -86,7 +86,7 @@ def test_every_head_has_the_auto_class_that_it_is_registered_with() -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_the_file_in_a_folder_has_our_own_classes(name: str, tmp_path: Path) -> None:
+def test_the_file_in_a_folder_imports_our_classes(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     references = [reference for reference in config["auto_map"].values() if reference.endswith(f".{name}")]
@@ -105,8 +105,8 @@ def test_in_a_process_that_has_not_imported_lagwise(tmp_path: Path) -> None:
     assert result.stdout.startswith("ab")
 
 
-def test_what_a_folder_says_of_its_code_is_neither_kept_nor_run(tmp_path: Path) -> None:
-    """A folder from the hub names its repository there; what is saved from it names the file beside it."""
+def test_a_folders_reference_to_code_is_neither_kept_nor_run(tmp_path: Path) -> None:
+    """A folder from the hub refers to its repository; a model saved from it refers to the file in its own folder."""
     model = save("LagwiseForCausalLM", tmp_path / "a")
     path = tmp_path / "a" / "config.json"
     config = json.loads(path.read_text())
@@ -129,8 +129,8 @@ def test_conversions_have_the_file_too(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "modeling_lagwise.py").read_text() == (tmp_path / "a" / "modeling_lagwise.py").read_text()
 
 
-def test_a_model_made_from_a_configuration_is_not_asked_about() -> None:
-    """Programs look at ``config.auto_map`` of models in memory too."""
+def test_a_model_made_from_a_configuration_needs_no_confirmation() -> None:
+    """Its ``config.auto_map`` is set, since programs also read it from models in memory."""
     config = LagwiseConfig(hidden_size=8, num_hidden_layers=1)
     assert "AutoModelForCausalLM" in config.auto_map
     assert isinstance(AutoModelForCausalLM.from_config(config), lagwise.LagwiseForCausalLM)

@@ -1,4 +1,4 @@
-"""Models in the hands of libraries that replace layers or move weights away."""
+"""Models used with libraries that replace layers or offload weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = torch.arange(60).view(2, 30) * 7 % 258
 
 
 class Adapter(nn.Module):
-    """What takes the place of a linear layer in LoRA: it has `forward` alone."""
+    """A replacement for a linear layer as in LoRA: it has only `forward`."""
 
     def __init__(self, base: nn.Linear):
         super().__init__()
@@ -53,7 +53,7 @@ def test_linear_layers_can_be_replaced(recipe: str) -> None:
 
 
 @every_model
-def test_gradients_of_single_rows_by_torch_func(recipe: str) -> None:
+def test_per_row_gradients_by_torch_func(recipe: str) -> None:
     model = tiny(recipe)
 
     def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_a_layer_may_be_on_disk(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_and_text(placed), expected, rtol=0, atol=0)
 
 
-def test_what_needs_all_weights_refuses_offloaded_ones() -> None:
+def test_functions_that_need_all_weights_refuse_offloaded_ones() -> None:
     offloaded = cpu_offload(tiny("tnn-lm"), execution_device=torch.device("cpu"))
     for use in (StreamingSession, LagwiseForCausalLM.to_recurrent):
         with pytest.raises(ValueError, match=r"weights in memory, .* are offloaded"):

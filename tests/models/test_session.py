@@ -1,4 +1,4 @@
-"""Sessions: sequences that come and go get what they would get alone."""
+"""Sessions: sequences that come and go get the same logits as alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tokens(length: int) -> Tensor:
 
 
 class Texts:
-    """A session, and the whole texts of what is in it."""
+    """A session and the whole texts of its sequences."""
 
     def __init__(self, model: LagwiseForCausalLM, **options: Any):
         self.model = model
@@ -86,7 +86,7 @@ class Texts:
 
 
 @every_model
-def test_sequences_that_come_and_go_get_what_they_would_get_alone(kind: str) -> None:
+def test_sequences_that_come_and_go_get_the_same_logits_as_alone(kind: str) -> None:
     texts = Texts(make(kind), prefill_chunk=50)
     session = texts.session
     long, short = texts.add(170), texts.add(1)
@@ -135,7 +135,7 @@ def test_others_step_while_a_prompt_is_processed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ski-tnn-lm", "mega-lm", "tcnca-lm", "transformer-learned-lm"])
-def test_greedy_choice_is_that_of_generate(kind: str) -> None:
+def test_greedy_choice_equals_generate(kind: str) -> None:
     model = make(kind)
     session = StreamingSession(model)
     prompts = [tokens(40), tokens(7)]
@@ -153,8 +153,8 @@ def test_greedy_choice_is_that_of_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformer-learned-lm", "gtu-free"])
-def test_the_limit_is_each_sequences_own(kind: str) -> None:
-    """Not that of the batch's oldest, nor of all that have passed through it."""
+def test_the_limit_applies_to_each_sequence(kind: str) -> None:
+    """It does not depend on the batch's oldest sequence, nor on the tokens of all sequences so far."""
     limit = 40 if kind == "gtu-free" else 30
     fields: dict[str, Any] = {"max_position_embeddings": 30}
     if kind == "gtu-free":
@@ -180,7 +180,7 @@ def test_the_limit_is_each_sequences_own(kind: str) -> None:
         texts.step()
 
 
-def test_a_failed_step_leaves_the_session_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_does_not_change_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = Texts(make("tcnca-lm"))
     texts.add(20)
     texts.add(3)
@@ -267,7 +267,7 @@ class TestBadInput:
 
 class TestJoinedCaches:
     def test_rows_with_padding(self) -> None:
-        """Padded prompts of a batch, and rows that more padding will follow, keep their positions."""
+        """Padded prompts of a batch, and rows to which more padding is added, keep their positions."""
         model = make("transformer-learned-lm")
         a, b, c = tokens(20), tokens(14), tokens(17)
         ids = torch.stack([a, torch.cat([tokens(6), b])])
@@ -288,12 +288,12 @@ class TestJoinedCaches:
         assert cache.seen == 17
         assert cache.rows == 1
 
-    def test_what_cannot_be_joined(self) -> None:
+    def test_caches_that_cannot_be_joined(self) -> None:
         model, ids = make("tcnca-lm"), tokens(8)[None]
         cache = model(ids).past_key_values
         with pytest.raises(ValueError, match="at least one"):
             StreamingCache.join([])
-        with pytest.raises(ValueError, match="at least one token each"):
+        with pytest.raises(ValueError, match="at least one token in each"):
             StreamingCache.join([cache, StreamingCache(2)])
         with pytest.raises(ValueError, match="one model"):
             StreamingCache.join([cache, make("mega-lm")(ids).past_key_values])

@@ -13,7 +13,7 @@ CASES: dict[str, LagwiseForCausalLM] = {}
 
 
 def case(name: str) -> LagwiseForCausalLM:
-    """A model of each kind that streams by a fixed step."""
+    """A model of each kind that has a fixed-shape step."""
     if name not in CASES:
         recipe, _, variant = name.partition("+")
         fields = {"positions": {"position_embedding": "sinusoidal"}, "family": {"block": FAMILY}}.get(variant, {})
@@ -44,8 +44,8 @@ def test_the_step_equals_the_model(kind: str) -> None:
 
 @kinds
 @torch.no_grad()
-def test_a_cache_passes_to_the_step_and_back(kind: str) -> None:
-    """After padded prompts, which put rows out of step."""
+def test_a_cache_converts_to_the_steps_state_and_back(kind: str) -> None:
+    """After padded prompts, which give rows different offsets."""
     model, ids = case(kind), torch.randint(258, (2, 60))
     mask = torch.ones_like(ids)
     mask[1, :9] = 0
@@ -64,8 +64,8 @@ def test_a_cache_passes_to_the_step_and_back(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "narrow"])
 @torch.no_grad()
-def test_what_is_taken_belongs_to_nobody_else(kind: str) -> None:
-    """It is changed in place. Views of one channel or mode could be taken for copies."""
+def test_taken_states_have_their_own_memory(kind: str) -> None:
+    """The state is modified in place. Views of a single channel or mode could be mistaken for copies."""
     model = tiny("mega-lm", position_embedding="sinusoidal", block=_NARROW) if kind == "narrow" else case(kind)
     cache = StreamingCache(2)
     model(torch.randint(258, (2, 30)), past_key_values=cache)
@@ -81,8 +81,8 @@ def test_what_is_taken_belongs_to_nobody_else(kind: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["tnn-lm", "fd-tnn-lm", "learned-decay"])
 @torch.no_grad()
-def test_exact_kernels_are_followed(recipe: str) -> None:
-    """Over several blocks of every size, from a place within one, to a place within another."""
+def test_followers_of_exact_kernels(recipe: str) -> None:
+    """Over several blocks of every size, from and to positions within a block."""
     model, ids = tiny(recipe, sharp=True), torch.randint(258, (2, 400))
     expected, cache = model(ids).logits, StreamingCache(2)
     model(ids[:, :90], past_key_values=cache)
@@ -101,6 +101,6 @@ def test_exact_kernels_are_followed(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["transformer-alibi-lm", "learned-decay"])
-def test_a_model_whose_state_grows_is_refused(recipe: str) -> None:
+def test_a_model_with_a_growing_state_is_refused(recipe: str) -> None:
     with pytest.raises(ValueError, match="grows with"):
         StreamingStep(tiny(recipe))

@@ -1,4 +1,4 @@
-"""Streaming of signals: what is said step by step is what is said of the whole."""
+"""Streaming of signals gives the outputs for the whole signal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(mixer: str, head: Any = LagwiseForTokenClassification, **fields: Any) -
 
 
 def streamed(model: Any, x: Tensor, *, most: int = 11, **options: Any) -> Tensor:
-    """Probabilities of pushes of random sizes, 0 included."""
+    """Probabilities from pushes of random sizes, including 0."""
     stream, parts, start = StreamingClassifier(model, **options), [], 0
     while start < len(x):
         size = int(torch.randint(0, most, ()))
@@ -44,7 +44,7 @@ def streamed(model: Any, x: Tensor, *, most: int = 11, **options: Any) -> Tensor
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_any_chunks_give_the_whole_output(mixer: str) -> None:
+def test_any_chunks_give_the_output_for_the_whole_signal(mixer: str) -> None:
     model, x = make(mixer), torch.randn(200, 2, dtype=torch.float64)
     with torch.no_grad():
         whole = model(input_values=x[None, :198]).logits[0].softmax(-1)
@@ -54,7 +54,7 @@ def test_any_chunks_give_the_whole_output(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_a_sequence_classifier_says_the_class_so_far(pooling: str) -> None:
+def test_a_sequence_classifier_reports_the_class_so_far(pooling: str) -> None:
     model = make("tcn", LagwiseForSequenceClassification, pooling=pooling)
     x = torch.randn(60, 2, dtype=torch.float64)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_a_sequence_classifier_says_the_class_so_far(pooling: str) -> None:
 
 
 def test_a_mean_of_many_steps_does_not_drift() -> None:
-    """A sum of a million of them in float32 would be off by thousandths."""
+    """A sum of a million steps in float32 would be off by thousandths."""
     model = make("tcn", LagwiseForSequenceClassification, pooling="mean").float()
     stream = StreamingClassifier(model)
     hidden = torch.full((1000, 8), 0.1)
@@ -93,7 +93,7 @@ def test_a_converted_model_streams_in_constant_memory() -> None:
     torch.testing.assert_close(streamed(converted, x), streamed(model, x), rtol=0, atol=2e-2)
 
 
-def test_a_fault_leaves_the_stream_as_it_was() -> None:
+def test_invalid_samples_do_not_change_the_stream() -> None:
     model, x = make("ema"), torch.randn(60, 2, dtype=torch.float64)
     stream = StreamingClassifier(model)
     first = stream.push(x[:31])
@@ -134,7 +134,7 @@ def test_models_that_cannot_stream_are_refused(make_model: Any, message: str) ->
         StreamingClassifier(make_model())
 
 
-def test_a_step_is_a_linear_map_of_its_standardised_samples() -> None:
+def test_a_step_is_a_linear_map_of_its_standardized_samples() -> None:
     embed = make("tcn").model.embed_tokens
     x = torch.randn(2, 12, 2, dtype=torch.float64)
     z = (x - torch.tensor([0.5, -2.0])) / torch.tensor([2.0, 0.5])

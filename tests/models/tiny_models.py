@@ -1,4 +1,4 @@
-"""The models of the recipes, at sizes that a test can afford."""
+"""The models of the recipes in small sizes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ LIMIT = 128  # of the learned positions
 
 
 def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausalLM:
-    """The model of a recipe or variant in double precision: 2 layers of 16 channels. ``sharp``: with larger weights,
-    because a fresh model only repeats its input, drawn so that each says several different things."""
+    """The model of a recipe or variant in double precision, with 2 layers of 16 channels. ``sharp``: with larger
+    weights, so that each model generates varied tokens; a fresh model only repeats its input."""
     torch.manual_seed(10)
     model = {"block": {"name": "prenorm", **VARIANTS[recipe]}} if recipe in VARIANTS else load_recipe(recipe).model
     model |= {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 2, "block": _shrunk(model["block"]), **fields}

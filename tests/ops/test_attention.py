@@ -12,7 +12,7 @@ from lagwise.ops.attention import alibi_slopes, attention, attention_reference
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_equals_its_formula(length: int, total: int, biased: bool, causal: bool) -> None:
-    """600 queries are more than one chunk; ``total`` more keys stand before the queries."""
+    """600 queries are more than one chunk, and ``total`` includes further keys before the queries."""
     q = torch.randn(2, 3, length, 4, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, 3, length + total, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     slopes = alibi_slopes(3).to(q.device) if biased else None
@@ -23,14 +23,14 @@ def test_attention_equals_its_formula(length: int, total: int, biased: bool, cau
 
 
 @pytest.mark.covers("TNN eq. 6")
-def test_slopes_are_those_of_the_alibi_paper() -> None:
+def test_slopes_equal_those_of_the_alibi_paper() -> None:
     assert alibi_slopes(8).tolist() == [2.0**-k for k in range(1, 9)]
     twelve = alibi_slopes(12)
     torch.testing.assert_close(twelve[:8], alibi_slopes(8))
     torch.testing.assert_close(twelve[8:], alibi_slopes(16)[0::2][:4])
 
 
-def test_masked_keys_leave_no_trace_and_padding_is_finite() -> None:
+def test_masked_keys_have_no_effect_and_padding_is_finite() -> None:
     q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
     mask = torch.tensor([[False, False, True, True, True, True]])
     y = attention(q, k, v, mask=mask)

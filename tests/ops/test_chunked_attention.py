@@ -31,13 +31,13 @@ def inputs(batch: int, heads: int, length: int, d: int = 4, e: int = 3) -> list[
 
 
 def projected(batch: int, heads: int, length: int, d: int = 4) -> list[Tensor]:
-    """Queries, keys and values as one projection of tokens gives them: heads within tokens."""
+    """Queries, keys and values with the layout of one projection: heads within tokens."""
     joint = torch.randn(batch, length, 3, heads, d, dtype=torch.float64, requires_grad=True)
     return list(joint.permute(2, 0, 3, 1, 4))
 
 
 def same(ours: Tensor, exact: Tensor, *tensors: Tensor, real: Tensor | None = None) -> None:
-    """Equal values and gradients, at the real tokens of (batch, heads, length, size)."""
+    """Compare values and gradients at the real tokens of (batch, heads, length, size)."""
     if real is not None:
         ours, exact = (y.transpose(1, 2)[real] for y in (ours, exact))
     torch.testing.assert_close(ours, exact, rtol=0, atol=1e-10)
@@ -74,7 +74,7 @@ def test_chunks_equal_all_pairs_with_a_mask(
 @pytest.mark.parametrize("chunk", [1, 5, 16, 100])
 @pytest.mark.parametrize("left", [True, False])
 def test_masks(function: str, causal: bool, heads: int, chunk: int, left: bool) -> None:
-    """Rows begin and end anywhere, one has a hole, one is all padding; with and without padding on the left."""
+    """Rows begin and end anywhere, one has a hole, and one is all padding; with and without padding on the left."""
     length = 40
     q, k, v = inputs(5, heads, length)
     bias = torch.randn(1, length, length, dtype=torch.float64, requires_grad=True)
@@ -93,7 +93,7 @@ def test_masks(function: str, causal: bool, heads: int, chunk: int, left: bool) 
 
 @every_function
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_padded_row_is_the_row_alone(function: str, causal: bool) -> None:
+def test_a_padded_row_equals_the_row_alone(function: str, causal: bool) -> None:
     q, k, v = inputs(1, 2, 30)
     options = {"chunk": 8, "causal": causal, "function": function}
     alone = chunked_attention(q, k, v, **options)
@@ -108,7 +108,7 @@ def test_a_padded_row_is_the_row_alone(function: str, causal: bool) -> None:
 @pytest.mark.real_device
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_mask_in_a_graph(causal: bool) -> None:
-    """A graph cannot look whether there is padding; it gives the same."""
+    """A graph cannot check whether there is padding, but gives the same outputs."""
     q, k, v = inputs(2, 2, 20)
     compiled = torch.compile(chunked_attention, backend="aot_eager", fullgraph=True)
     for first in (0, 3):
@@ -126,8 +126,8 @@ def test_one_wide_chunk_is_full_attention(causal: bool) -> None:
 
 
 @pytest.mark.covers("MEGA §2.1, §3.2, eq. 16 and app. C")
-def test_elementwise_functions_are_those_of_mega() -> None:
-    """Laplace meets the squared ReLU in value and slope where the squared ReLU is 1/2."""
+def test_elementwise_functions_equal_those_of_mega() -> None:
+    """The Laplace function has the value and slope of the squared ReLU where that is 1/2."""
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     score = torch.tensor(math.sqrt(0.5), dtype=torch.float64, requires_grad=True)
     values = [pair_attention(score * one, one, one, function=f) for f in ("laplace", "relu2")]
@@ -165,7 +165,7 @@ def test_rotary_products_depend_on_the_lag() -> None:
 
 @pytest.mark.real_device
 @pytest.mark.covers("TCNCA app. F")
-def test_rotary_turns_pairs_by_its_angles() -> None:
+def test_rotary_embedding_rotates_pairs_by_its_angles() -> None:
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     positions = torch.tensor([[0, 1, 2, 3, 4], [-2, -1, 0, 1, 70]])
     pairs = torch.complex(x[..., 0::2], x[..., 1::2])

@@ -1,4 +1,4 @@
-"""Every engine against the dense matrix, values and gradients."""
+"""Every engine against the dense matrix, for values and gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
 
 def both(engine: str, x: torch.Tensor, taps: torch.Tensor, causal: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(engine, reference) for the output and both gradients."""
+    """Pairs of (engine, reference) for the output and both gradients."""
     x, taps = x.requires_grad_(), taps.requires_grad_()
     weight = torch.randn(x.shape, dtype=x.dtype)
     results = []
@@ -69,8 +69,8 @@ def test_a_dilated_product_acts_along_the_columns_of_a_grid(engine: str, causal:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
-def test_many_channels_take_several_groups() -> None:
-    """More channels than one cache-sized group, in a number that groups do not divide."""
+def test_many_channels_are_processed_in_groups() -> None:
+    """More channels than one cache-sized group, with a remainder."""
     x = torch.randn(64, 500, 37, dtype=torch.float64)
     taps = torch.randn(37, 500, dtype=torch.float64)
     for value, exact in both("fft", x, taps, True):
@@ -80,7 +80,7 @@ def test_many_channels_take_several_groups() -> None:
 @pytest.mark.cpu
 @pytest.mark.parametrize(("lags", "causal"), [(1, True), (64, True), (63, False)])
 def test_few_lags_are_exactly_local(lags: int, causal: bool) -> None:
-    """By an FFT a token of 1e30 would be felt everywhere; `auto` takes none for few lags."""
+    """With an FFT, a token of 1e30 would affect all outputs, so `auto` uses none for few lags."""
     x, taps = torch.randn(2, 500, 16), torch.randn(16, lags)
     louder = x.clone()
     louder[:, 250] = 1e30
@@ -91,7 +91,8 @@ def test_few_lags_are_exactly_local(lags: int, causal: bool) -> None:
 
 
 def on_a_circle(taps: torch.Tensor, points: int) -> torch.Tensor:
-    """Two-sided taps with lag 0 first and negative lags at the end, in frequencies: real and imaginary parts."""
+    """Two-sided taps with lag 0 first and negative lags at the end, transformed to frequencies: real and imaginary
+    parts."""
     padded = torch.nn.functional.pad(taps, (0, points - taps.shape[1]))
     spectrum = torch.fft.rfft(padded.roll(-(taps.shape[1] // 2), 1))
     return torch.stack([spectrum.real, spectrum.imag])
@@ -137,7 +138,7 @@ def test_wrong_spectra_are_named(x: torch.Tensor, spectrum: torch.Tensor, messag
 
 
 @pytest.mark.parametrize("engine", FAST)
-def test_transposed_memory_gives_the_same(engine: str) -> None:
+def test_transposed_memory_layout_gives_the_same(engine: str) -> None:
     x = torch.randn(2, 5, 100).transpose(1, 2)
     taps = torch.randn(5, 100)
     y = toeplitz_product(x, taps, engine=engine)
@@ -152,7 +153,7 @@ def test_gradcheck(engine: str, causal: bool) -> None:
     assert torch.autograd.gradcheck(lambda a, b: toeplitz_product(a, b, causal=causal, engine=engine), (x, taps))
 
 
-def test_only_the_gradients_asked_for() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     x, taps = torch.randn(1, 9, 2, requires_grad=True), torch.randn(2, 9)
     toeplitz_product(x, taps, engine="fft").sum().backward()
     assert x.grad is not None
@@ -160,7 +161,7 @@ def test_only_the_gradients_asked_for() -> None:
 
 
 def test_block_engine_is_exactly_causal() -> None:
-    """A huge future token leaves every earlier output as it was, bit for bit."""
+    """A huge future token does not change any bit of earlier outputs."""
     x, taps = torch.randn(1, 1000, 3), torch.randn(3, 1000)
     before = toeplitz_product(x, taps, engine="block")
     x[:, 700] *= 1e5

@@ -1,4 +1,4 @@
-"""Dilated convolutions against torch's own, and the receptive field by impulse."""
+"""Dilated convolutions against torch's, and the receptive field measured by impulses."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def torchs_own(x: Tensor, taps: Tensor, dilation: int, causal: bool) -> Tensor:
 @pytest.mark.parametrize("dilation", [1, 2, 7, 50, 400])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.usefixtures("uninitialised_is_nan")
-def test_values_and_gradients_are_those_of_torchs_conv1d(
-    length: int, kernel_size: int, dilation: int, causal: bool
-) -> None:
+def test_values_and_gradients_equal_torchs_conv1d(length: int, kernel_size: int, dilation: int, causal: bool) -> None:
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     taps = torch.randn(3, kernel_size, dtype=torch.float64, requires_grad=True)
     ours = dilated_convolution(x, taps, dilation, causal=causal)
@@ -40,7 +38,7 @@ def test_values_and_gradients_are_those_of_torchs_conv1d(
 
 
 @pytest.mark.covers("TCNCA app. H")
-def test_a_stack_is_stacked_conv1d() -> None:
+def test_a_stack_equals_stacked_conv1d() -> None:
     x = torch.randn(2, 200, 3, dtype=torch.float64)
     taps, dilations = list(torch.randn(3, 3, 5, dtype=torch.float64)), [1, 4, 16]
     expected = x
@@ -51,7 +49,7 @@ def test_a_stack_is_stacked_conv1d() -> None:
 
 @pytest.mark.covers("TCNCA app. E")
 @pytest.mark.parametrize("shape", [(3, 2, 4, 1), (5, 3, 3, 2), (17, 8, 2, 1), (2, 1, 3, 4), (1, 5, 2, 1)])
-def test_the_receptive_field_is_what_an_impulse_fills(shape: tuple[int, int, int, int]) -> None:
+def test_the_receptive_field_equals_the_support_of_the_impulse_response(shape: tuple[int, int, int, int]) -> None:
     kernel_size, dilation, depth, convolutions = shape
     size = receptive_field(*shape)
     impulse = torch.zeros(1, size + 20, 1)
@@ -67,7 +65,7 @@ def test_the_receptive_field_is_what_an_impulse_fills(shape: tuple[int, int, int
 @pytest.mark.parametrize("length", [2, 100, 1000])
 @pytest.mark.parametrize("causal", [True, False])
 def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
-    """The last token of a text (or the middle one of twice its length) meets each of the others."""
+    """The last token of a text (or the middle token of a text of twice the length) depends on all others."""
     for kernel_size, dilation, depth in covering_shapes(length, causal=causal):
         impulse = torch.zeros(1, 2 * length - 1, 1)
         impulse[:, 0 if causal else length - 1] = 1
@@ -76,7 +74,7 @@ def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
         assert (answer[0, :, 0][: length if causal else None] > 0).all()
 
 
-def test_a_dilation_beyond_the_signal_costs_nothing() -> None:
+def test_a_dilation_beyond_the_signal_needs_no_padding() -> None:
     x, taps = torch.randn(1, 50, 3), torch.randn(3, 5)
     for causal in (True, False):
         near, far = (dilated_convolution(x, taps, dilation, causal=causal) for dilation in (50, 10**12))
@@ -94,7 +92,7 @@ def test_exactly_causal_in_float32() -> None:
 
 @pytest.mark.covers("TCNCA app. B")
 @pytest.mark.parametrize("dilation", [1, 3, 40])
-def test_a_stream_is_the_whole_and_keeps_what_it_reaches(dilation: int) -> None:
+def test_a_stream_equals_the_whole_and_keeps_its_receptive_field(dilation: int) -> None:
     x, taps = torch.randn(2, 300, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     window, parts = Window.empty(2, 3, 4 * dilation + 1, like=x), []
     for part in x.split([1, 1, 30, 1, 1, 1, 200, 1, 1, 63], dim=1):

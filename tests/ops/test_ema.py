@@ -1,4 +1,5 @@
-"""The moving average: taps = recurrence = scan = the definition, with gradients, both ways, truncated or not."""
+"""The moving average: taps, recurrence, scan and definition agree, with gradients, in both directions, truncated or
+not."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def signal(length: int) -> Tensor:
 
 
 @pytest.mark.covers("MEGA §3.1")
-def test_parameters_are_megas() -> None:
+def test_parameters_equal_megas() -> None:
     delta, alpha, beta, gamma = torch.randn(4, CHANNELS, DIMENSION, dtype=torch.float64)
     weight, log_decay = ema_parameters(delta, alpha, beta, gamma)
     p = 1 / (1 + (-delta).exp())
@@ -34,7 +35,7 @@ def test_parameters_are_megas() -> None:
 
 
 @pytest.mark.covers("MEGA app. A and eq. 25", "TCNCA app. I")
-def test_taps_are_the_definition() -> None:
+def test_taps_equal_their_definition() -> None:
     weight, log_decay = parameters()
     for length in (1, 2, 3, 5, 64, 1000):
         taps = ema_taps(weight, log_decay, length)
@@ -44,7 +45,7 @@ def test_taps_are_the_definition() -> None:
     torch.testing.assert_close(cut, whole[:, :40], rtol=0, atol=1e-12)
 
 
-def test_long_taps_keep_float32s_digits() -> None:
+def test_long_taps_keep_float32_precision() -> None:
     weight, log_decay = parameters()
     exact = ema_taps(weight, log_decay, 100_000)
     error = (ema_taps(weight.float(), log_decay.float(), 100_000) - exact).abs().max() / exact.abs().max()
@@ -66,7 +67,7 @@ def test_scan_recurrence_and_taps_agree(length: int, truncation: int | None) -> 
 
 @pytest.mark.parametrize("length", [1, 33, 100])
 @pytest.mark.parametrize("truncation", [None, 7])
-def test_two_sided_scan_is_one_each_way(length: int, truncation: int | None) -> None:
+def test_two_sided_scan_equals_one_scan_per_direction(length: int, truncation: int | None) -> None:
     after, before = parameters(), parameters()
     x = signal(length)
     both = ema_scan(x, *after, backward=before, truncation=truncation)
@@ -79,7 +80,7 @@ def test_two_sided_scan_is_one_each_way(length: int, truncation: int | None) -> 
 @pytest.mark.parametrize("truncation", [None, 20])
 @pytest.mark.parametrize("two_sided", [False, True])
 @pytest.mark.usefixtures("uninitialised_is_nan")
-def test_gradients_are_those_of_the_dense_product(length: int, truncation: int | None, two_sided: bool) -> None:
+def test_gradients_equal_those_of_the_dense_product(length: int, truncation: int | None, two_sided: bool) -> None:
     leaves = [t.detach().requires_grad_() for t in (signal(length), *parameters(), *parameters())]
     x, w, q, wb, qb = leaves
     grad = torch.randn_like(x)
@@ -95,7 +96,7 @@ def test_gradients_are_those_of_the_dense_product(length: int, truncation: int |
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
 
 
-def test_a_stream_with_its_gradients_is_the_whole() -> None:
+def test_a_stream_and_its_gradients_equal_the_whole() -> None:
     weight, log_decay = parameters()
     x = signal(150).requires_grad_()
     state, parts = None, []
@@ -117,7 +118,7 @@ def test_the_scan_is_exactly_causal_in_float32() -> None:
     assert torch.equal(ema_scan(changed, weight, log_decay)[:, :1984], ema_scan(x, weight, log_decay)[:, :1984])
 
 
-def test_the_fastest_decay_is_no_nan() -> None:
+def test_the_fastest_decay_is_not_nan() -> None:
     hundred = torch.full((1, 1), 100.0)
     weight, log_decay = ema_parameters(hundred, hundred, torch.ones(1, 1), torch.ones(1, 1))
     taps = ema_taps(weight, log_decay, 100)
@@ -130,8 +131,8 @@ def test_the_fastest_decay_is_no_nan() -> None:
     assert hundred.grad.isfinite().all()
 
 
-def test_a_truncated_average_keeps_its_digits_in_bfloat16() -> None:
-    """Two averages that nearly cancel: neither may be rounded before they have."""
+def test_a_truncated_average_keeps_its_precision_in_bfloat16() -> None:
+    """Two averages nearly cancel, so neither may be rounded before the subtraction."""
     weight, log_decay = torch.ones(1, 1), torch.full((1, 1), -1e-3)
     x = (torch.randn(1, 2000, 1) + 1).bfloat16()
     exact = toeplitz_product(x.double(), ema_taps(weight, log_decay, 2000, truncation=16).double())

@@ -1,4 +1,4 @@
-"""Interpolation against Lagrange's formula and against its dense matrix."""
+"""Interpolation against Lagrange's formula and its dense matrix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ GRIDS = [
 
 @pytest.mark.covers("SKI-TNN §3.2.1")
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_fast_forms_are_the_matrix(grid: NodeGrid) -> None:
-    """SKI-TNN §3.2.1: W and Wᵀ without the matrix, values and gradients."""
+def test_fast_forms_equal_the_matrix(grid: NodeGrid) -> None:
+    """SKI-TNN §3.2.1: W and Wᵀ without the matrix, for values and gradients."""
     w = interpolation_matrix(grid)
     x = torch.randn(2, grid.length, 3, dtype=torch.float64, requires_grad=True)
     z = torch.randn(2, grid.nodes, 3, dtype=torch.float64, requires_grad=True)
@@ -34,7 +34,7 @@ def test_fast_forms_are_the_matrix(grid: NodeGrid) -> None:
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_polynomials_up_to_the_degree_are_exact(grid: NodeGrid) -> None:
-    """Every row has degree + 1 non-zeros at most, and they reproduce polynomials: only Lagrange's weights do."""
+    """Every row has at most degree + 1 non-zeros and reproduces polynomials, which determines Lagrange's weights."""
     w = interpolation_matrix(grid)
     assert (w != 0).sum(1).max() <= grid.degree + 1
     nodes = grid.start + grid.spacing * torch.arange(grid.nodes, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Long causal products are cut into parts, so that rounding stays near its cause."""
+"""Long causal products are computed in parts, so that rounding errors stay local."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_parts_equal_the_dense_matrix(length: int, n_taps: int, most: int, monke
         torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
 
 
-def test_what_comes_later_moves_nothing_in_earlier_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_tokens_do_not_change_earlier_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectral, "_PART", 64)
     x, taps = torch.randn(1, 1024, 3), torch.randn(3, 1024)
     before = toeplitz_product(x, taps)
@@ -44,9 +44,9 @@ def test_what_comes_later_moves_nothing_in_earlier_parts(monkeypatch: pytest.Mon
     assert not torch.equal(before[:, 700:], after[:, 700:])
 
 
-def test_float32_is_right_at_both_ends_of_100000_tokens() -> None:
-    """The first outputs, and the gradients of the last tokens and lags, are sums of few terms: rounding that is small
-    beside the largest is large beside them."""
+def test_float32_is_accurate_at_both_ends_of_100000_tokens() -> None:
+    """The first outputs and the gradients of the last tokens and lags are sums of few terms, for which rounding
+    relative to the largest value would be large."""
     length, near = 100_000, 64
     x, weight = torch.randn(2, 1, length, 2) + 1
     taps = torch.randn(2, length) + 1
@@ -72,7 +72,7 @@ def test_compiled_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_usual_lengths_take_one_frame() -> None:
+def test_usual_lengths_are_one_part() -> None:
     assert spectral._plan(8192, 8192, 0, "auto").frames == 1
     assert spectral._plan(100_000, 100_000, 0, "fft").frames == 1
     assert spectral._plan(100_000, 199_999, 99_999, "auto").frames == 1  # two-sided: no output is a sum of few terms

@@ -1,4 +1,4 @@
-"""Loops in C: the same sums as without them, and no harm where they cannot be had."""
+"""The C loops give the same sums as PyTorch, and are skipped if they cannot be compiled."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _compiled() -> None:
 
 @pytest.fixture
 def fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As if nothing had been compiled yet; the cache."""
+    """Reset the module as if nothing had been compiled, with an empty cache; gives the cache folder."""
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(native, "_loops", native._loops.__wrapped__)
     return tmp_path
 
 
 def whole_numbers(*shape: int) -> torch.Tensor:
-    """Sums of their products are exact in float32, in any order."""
+    """Integers, whose sums of products are exact in float32 in any order."""
     return torch.randint(-4, 5, shape).float()
 
 
@@ -39,7 +39,9 @@ def whole_numbers(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("dilation", [1, 3, 60])
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 3), (-16, 15), (-5, -2), (0, 40), (3, 20)])
 @pytest.mark.parametrize(("batch", "length", "channels"), [(1, 1, 1), (2, 37, 5), (1, 300, 48), (3, 129, 17)])
-def test_sums_are_the_definition(batch: int, length: int, channels: int, first: int, last: int, dilation: int) -> None:
+def test_sums_equal_their_definition(
+    batch: int, length: int, channels: int, first: int, last: int, dilation: int
+) -> None:
     y, x = whole_numbers(batch, length, channels), whole_numbers(batch, length, channels)
     expected = torch.zeros(channels, last - first + 1)
     for n, lag in enumerate(range(first * dilation, (last + 1) * dilation, dilation)):
@@ -51,7 +53,7 @@ def test_sums_are_the_definition(batch: int, length: int, channels: int, first: 
 
 @compiled
 def test_many_lags_take_several_calls() -> None:
-    """Their number is bounded by no thread's stack."""
+    """The number of lags is not limited by a thread's stack."""
     x = whole_numbers(1, 40, 3)
     got = native.lag_products(x, x, -150_000, 150_000, 1)
     assert torch.equal(got[:, 150_000 - 39 : 150_000 + 40], native.lag_products(x, x, -39, 39, 1))
@@ -59,7 +61,7 @@ def test_many_lags_take_several_calls() -> None:
 
 
 @compiled
-def test_views_are_read_where_they_lie() -> None:
+def test_views_are_read_without_copies() -> None:
     whole = whole_numbers(3, 50, 40)
     y, x = whole[:, 5:45, :20], whole[:, 2:42, 20:]
     expected = native.lag_products(y.contiguous(), x.contiguous(), 0, 6, 2)
@@ -86,7 +88,7 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
 
 @pytest.mark.parametrize("dilation", [1, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_the_same_with_and_without(
+def test_gradients_are_the_same_with_and_without_native_code(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, dilation: int
 ) -> None:
     x = torch.randn(2, 500, 20).to(dtype).requires_grad_()
@@ -104,10 +106,10 @@ def test_gradients_are_the_same_with_and_without(
 
 @pytest.mark.parametrize("has_native", [True, False])
 @pytest.mark.parametrize(("last", "dilation"), [(3, 1), (30, 1), (5, 4)])
-def test_compilers_are_told_the_truth(
+def test_metadata_for_compilers_is_correct(
     monkeypatch: pytest.MonkeyPatch, has_native: bool, last: int, dilation: int
 ) -> None:
-    """Shape, strides and dtype of the result that a graph is captured with."""
+    """Shape, strides and dtype of the result in a captured graph."""
     monkeypatch.setattr(native, "available", lambda: has_native and native._loops() is not None)
     y, x = torch.randn(2, 150, 20), torch.randn(2, 150, 20)
     torch.library.opcheck(torch.ops.lagwise.tap_gradient, (y, x, 0, last, dilation))
@@ -126,7 +128,7 @@ def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("origin", [0, 1])
 @pytest.mark.parametrize("dilation", [1, 3])
-def test_a_token_without_bounds_stays_where_the_taps_are(origin: int, dilation: int) -> None:
+def test_an_infinite_token_affects_only_outputs_in_reach(origin: int, dilation: int) -> None:
     x, taps = torch.randn(1, 40, 6), torch.rand(6, 2) + 1
     x[:, 20] = torch.inf
     y = direct_product(x, taps, origin, dilation)
@@ -152,8 +154,8 @@ def test_results_may_be_modified_in_place(product: str, length: int) -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_an_expanded_gradient_is_any_other() -> None:
-    """The gradient of a sum is one number, expanded."""
+def test_an_expanded_gradient_is_supported() -> None:
+    """The gradient of a sum is one expanded number."""
     x = torch.randn(2, 40, 6, requires_grad=True)
     taps = torch.randn(6, 5, requires_grad=True)
     direct_product(x, taps, 2).sum().backward()
@@ -171,8 +173,8 @@ def test_compiled_once(fresh_process: Path) -> None:
 
 @compiled
 @pytest.mark.parametrize("kept", [0, 4096])
-def test_a_damaged_library_is_made_again(fresh_process: Path, kept: int) -> None:
-    """Loading a file that is cut short can end the process."""
+def test_a_damaged_library_is_compiled_again(fresh_process: Path, kept: int) -> None:
+    """Loading a truncated file can crash the process."""
     assert native.available()
     (library,) = (fresh_process / "native").glob("*.so")
     whole = library.read_bytes()
@@ -191,7 +193,7 @@ def test_a_compiler_may_have_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("LAGWISE_NATIVE", "0"), ("PATH", "/nowhere")])
 @pytest.mark.usefixtures("fresh_process")
-def test_done_without(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_it_can_be_disabled(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv(name, value)
     assert not native.available()
@@ -200,7 +202,7 @@ def test_done_without(monkeypatch: pytest.MonkeyPatch, name: str, value: str) ->
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "cc '", "./cc"])
 @pytest.mark.usefixtures("fresh_process")
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
-    """One warning, and gradients as ever."""
+    """There is one warning, and gradients are still computed."""
     monkeypatch.setenv("CC", compiler)
     x, taps = torch.randn(1, 50, 8), torch.randn(8, 5, requires_grad=True)
     with pytest.warns(UserWarning, match="falling back to PyTorch .short convolutions train more slowly.: ") as said:
@@ -219,8 +221,8 @@ def test_a_cache_that_cannot_be_written(fresh_process: Path) -> None:
         assert native.available()
 
 
-def test_many_lags_without_native_go_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both of the framework's ways, few lags and many, against each other's definition."""
+def test_many_lags_without_native_code_use_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's methods for few and for many lags agree with each other."""
     monkeypatch.setattr(native, "available", lambda: False)
     y, x = torch.randn(2, 200, 7), torch.randn(2, 200, 7)
     few, many = local.tap_gradient(y, x, 0, 3), local.tap_gradient(y, x, 0, 30)

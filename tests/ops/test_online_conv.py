@@ -19,7 +19,7 @@ CHANNELS = 3
 
 
 def stream(taps: Tensor, *, batch: int = 2, ends: bool = False) -> OnlineState:
-    """A state for taps that end, or that are made for more and more lags, zeros beyond those given."""
+    """A state for finite taps, or for taps that are computed on demand, with zeros beyond those given."""
     made = OnlineTaps(lambda n: F.pad(taps, (0, max(0, n - taps.shape[1])))[:, :n], taps.shape[1] if ends else None)
     return OnlineState.start(batch, made)
 
@@ -63,7 +63,7 @@ def test_float32_stays_near_the_exact_product() -> None:
     assert (y - exact).abs().max() < 1e-6 * exact.abs().max()
 
 
-def test_branches_share_what_is_known_and_do_not_disturb_each_other() -> None:
+def test_branches_share_results_and_do_not_affect_each_other() -> None:
     taps = torch.randn(CHANNELS, 2000, dtype=torch.float64)
     x = torch.randn(2, 1400, CHANNELS, dtype=torch.float64)
     other = torch.cat([x[:, :700], torch.randn_like(x[:, 700:])], dim=1)
@@ -81,7 +81,7 @@ def test_branches_share_what_is_known_and_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_rows_are_picked_and_joined_anywhere(ends: bool) -> None:
+def test_rows_are_selected_and_joined_at_any_token(ends: bool) -> None:
     taps = torch.randn(CHANNELS, 600, dtype=torch.float64)
     signals = torch.randn(3, 900, CHANNELS, dtype=torch.float64)
     starts = (0, 130, 415)  # what each row has seen when they are joined
@@ -113,8 +113,8 @@ def test_gradients_flow_through_a_stream() -> None:
 
 
 @pytest.mark.real_device
-def test_a_stream_goes_on_in_another_mode() -> None:
-    """What was computed in inference mode cannot be written to outside; it is computed anew."""
+def test_a_stream_continues_in_another_mode() -> None:
+    """Tensors from inference mode cannot be modified outside it, so they are computed again."""
     taps, x = torch.randn(CHANNELS, 900), torch.randn(2, 900, CHANNELS)
     with torch.inference_mode():
         y, state = walk(x[:, :301], stream(taps), lambda: 1)
@@ -140,7 +140,7 @@ def _tensors(value: object) -> list[Tensor]:
     return _tensors(list(vars(value).values())) if hasattr(value, "__dict__") and not callable(value) else []
 
 
-def test_memory_and_work_end_where_the_taps_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_work_are_bounded_by_the_taps(monkeypatch: pytest.MonkeyPatch) -> None:
     work = counted(monkeypatch)
     taps, state = torch.randn(CHANNELS, 300), None
     with torch.no_grad():
@@ -156,8 +156,8 @@ def test_memory_and_work_end_where_the_taps_end(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("reach", [None, 10_000_000])
-def test_no_more_taps_are_made_than_the_text_can_meet(reach: int | None) -> None:
-    """A kernel that decays slowly costs what one without end costs."""
+def test_no_more_taps_are_computed_than_the_text_needs(reach: int | None) -> None:
+    """A slowly decaying kernel costs the same as an infinite one."""
     asked: list[int] = []
 
     def make(n: int) -> Tensor:
@@ -173,7 +173,7 @@ def test_no_more_taps_are_made_than_the_text_can_meet(reach: int | None) -> None
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The multiplications of every transform from here on, about."""
+    """The approximate multiplications of every transform from now on."""
     work: list[float] = []
     for name in ("rfft", "irfft"):
         function = getattr(torch.fft, name)
@@ -187,8 +187,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return work
 
 
-def test_no_token_waits_and_all_cost_log_squared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transforms are shared out: at 8192 tokens of 64 channels none takes what the largest takes at once."""
+def test_cost_per_token_is_even_and_log_squared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transforms are spread over tokens: at 8192 tokens of 64 channels, no token costs as much as the largest
+    transform."""
     work = counted(monkeypatch)
     channels, length = 64, 8192
     state, costs = stream(torch.randn(channels, length), batch=1), []

@@ -12,8 +12,8 @@ def running_sum(x: Tensor, layout: Layout) -> Tensor:
     return (x if layout.mask is None else x * layout.mask[..., None]).cumsum(1)
 
 
-def test_documents_are_mixed_apart() -> None:
-    """A running sum starts again with every document, also where two rows' neighbours have the same number."""
+def test_documents_are_mixed_separately() -> None:
+    """A running sum restarts with every document, also if adjacent documents of two rows have the same number."""
     x = torch.arange(12, dtype=torch.float64).reshape(2, 6, 1)
     seq_idx = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 2, 2, 2, 2, 0]])
     y = per_document(running_sum, x, Layout(seq_idx=seq_idx))
@@ -40,7 +40,7 @@ def test_gradients_reach_each_token_once() -> None:
     assert torch.autograd.gradcheck(lambda a: per_document(running_sum, a, layout), x)
 
 
-def test_compact_keeps_what_stands_between_the_first_token_and_the_last() -> None:
+def test_compact_keeps_everything_between_the_first_and_last_token() -> None:
     mask = torch.tensor([[0, 1, 0, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
     kept, layout = Layout(mask).compact or pytest.fail("much of this batch is padding")
     assert kept.tolist() == [1, 2, 3, 6, 7]
@@ -60,7 +60,7 @@ def test_compact_keeps_documents_of_packed_rows_apart() -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(torch.ones(2, 5)), Layout(torch.ones(2, 4), grid=(2, 2))])
-def test_nothing_is_compacted_where_nothing_is_gained(layout: Layout) -> None:
+def test_rows_are_not_compacted_without_a_gain(layout: Layout) -> None:
     assert layout.compact is None
 
 
@@ -70,7 +70,7 @@ def test_extents_of_rows() -> None:
     assert (first.tolist(), lengths.tolist()) == ([1, 0, 4, 0], [3, 5, 1, 1])
 
 
-def test_rows_move_by_themselves() -> None:
+def test_rows_move_independently() -> None:
     x = torch.arange(1.0, 9).reshape(2, 4, 1)
     assert move_rows(x, torch.tensor([2, -1]), 5)[..., 0].tolist() == [[0, 0, 1, 2, 3], [6, 7, 8, 0, 0]]
     x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)

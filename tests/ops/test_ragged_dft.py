@@ -1,4 +1,4 @@
-"""Fourier transforms of rows of different lengths against PyTorch's of each row alone."""
+"""Fourier transforms of rows of different lengths, against PyTorch's transforms of single rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_rows_are_transformed_over_their_own_lengths() -> None:
         assert not ours[n:].any()
 
 
-def test_real_rows_come_back_from_half_of_their_transforms() -> None:
-    """What stands beyond the half has no effect, nor have imaginary parts at its ends."""
+def test_real_rows_are_restored_from_half_spectra() -> None:
+    """Values beyond the half have no effect, nor have imaginary parts at its ends."""
     z = torch.randn(5, 30, 3, dtype=torch.complex128)
     for row, ours, n in zip(z, ragged_irdft(z, torch.tensor(LENGTHS)), LENGTHS, strict=True):
         wanted = torch.fft.irfft(row[: n // 2 + 1], n, dim=0)

@@ -1,4 +1,4 @@
-"""Functions with their own gradient: second derivatives, forward mode and batched gradients, for every plan."""
+"""Functions with their own gradients: second derivatives, forward mode and batched gradients, for every plan."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_ski() -> None:
     check(lambda x, s, a: causal_ski_product(x, s, a, SKIPlan(4, 16, 1)), *leaves((2, 40, 3), (3, 16), (3, 12)))
 
 
-def test_ski_of_rows_with_grids_of_their_own() -> None:
+def test_ski_with_a_grid_per_row() -> None:
     first, lengths = torch.tensor([0, 3]), torch.tensor([20, 11])
     x, coefficients, taps = leaves((2, 20, 3), (2, 3, 9), (3, 5))
     check(lambda x, a, t: ragged_ski_product(x, a, first, lengths, local=(t, 2)), x, coefficients, taps)
@@ -76,8 +76,9 @@ def test_move_rows() -> None:
     check(lambda x: move_rows(x, torch.tensor([2, -1]), 8), *leaves((2, 6, 3)))
 
 
-def test_second_derivative_by_one_argument_counts_the_other() -> None:
-    """`torch.autograd.grad(inputs=...)` never asks nodes off the way to the inputs, such as one that would refuse."""
+def test_second_derivative_by_one_argument_includes_the_other() -> None:
+    """`torch.autograd.grad(inputs=...)` does not call nodes off the path to the inputs, such as one that would raise an
+    error."""
     x, taps = leaves((2, 70, 3), (3, 33))
     exact, ours = [], []
     for engine, found in (("dense", exact), ("fft", ours), ("block", ours), ("direct", ours)):

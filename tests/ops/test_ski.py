@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
 
 def smooth(lag: Tensor) -> Tensor:
-    """A two-sided, asymmetric kernel with all derivatives."""
+    """A smooth two-sided, asymmetric kernel."""
     return torch.exp(-((lag / 200) ** 2)) * torch.cos(lag / 70 + 0.3)
 
 
@@ -42,8 +42,8 @@ def smooth(lag: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 100, 1021])
 @pytest.mark.parametrize("rank", [2, 5, 64, 100])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
-def test_ski_is_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
-    """SKI-TNN §3.2.1 and alg. 1: values and gradients."""
+def test_ski_equals_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
+    """SKI-TNN §3.2.1 and alg. 1, for values and gradients."""
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     a = torch.randn(3, 2 * min(rank, length) - 1, dtype=torch.float64, requires_grad=True)
     fast, exact = ski_product(x, a, degree=degree), ski_reference(x, a, degree=degree)
@@ -58,8 +58,8 @@ def test_ski_is_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
 @pytest.mark.covers("SKI-TNN §3.2.1")
 @pytest.mark.parametrize("rank", [2, 5, 64])
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
-def test_ragged_rows_are_w_a_w_transposed_each(rank: int, degree: int) -> None:
-    """SKI-TNN §3.2.1 for every row by itself, longer and shorter than the rank: values and gradients."""
+def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None:
+    """SKI-TNN §3.2.1 per row, for lengths below and above the rank: values and gradients."""
     first, lengths = torch.tensor([0, 3, 149, 20, 86, 40]), torch.tensor([150, 2, 1, 40, 64, 65])
     nodes = min(rank, 150)
     place = torch.arange(150) - first[:, None]
@@ -105,8 +105,8 @@ def test_error_falls_with_the_spacing(degree: int, order: int) -> None:
 @pytest.mark.covers("SKI-TNN app. B")
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("length", [1, 3, 63, 64, 100, 333])
-def test_causal_ski_is_its_matrix(plan: SKIPlan, length: int) -> None:
-    """SKI-TNN app. B, without the mask: values and gradients."""
+def test_causal_ski_equals_its_matrix(plan: SKIPlan, length: int) -> None:
+    """SKI-TNN app. B without the mask, for values and gradients."""
     nodes = max(plan.short_nodes, plan.grid(length).nodes)
     values = torch.randn(2, plan.width + nodes, dtype=torch.float64, requires_grad=True)
     short, coarse = split_kernel(values[:, : plan.width], values[:, plan.width :], plan)
@@ -126,7 +126,7 @@ def test_causal_ski_is_its_matrix(plan: SKIPlan, length: int) -> None:
 @pytest.mark.covers("SKI-TNN app. B")
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_causal_ski_is_strictly_causal(plan: SKIPlan) -> None:
-    """The low-rank part alone is strictly lower triangular, exactly: that is why nothing needs a mask."""
+    """The low-rank part is exactly strictly lower triangular, so no mask is needed."""
     length = 5 * plan.width
     values = torch.randn(2, plan.grid(length).nodes, dtype=torch.float64)
     short, coarse = split_kernel(torch.randn(2, plan.width, dtype=torch.float64), values, plan)
@@ -168,15 +168,15 @@ def test_plans_go_from_coarse_to_accurate() -> None:
     assert errors[-1] < 1e-5
 
 
-def test_a_kernel_that_is_not_smooth_is_refused_with_the_figure() -> None:
+def test_a_kernel_that_is_not_smooth_is_refused_with_the_error() -> None:
     with pytest.raises(ValueError, match=r"no SKI plan meets tolerance 0.001 .*best: .*e"):
         plan_from_tolerance(torch.randn(2, 900), 1e-3)
     with pytest.raises(ValueError, match="positive"):
         plan_from_tolerance(torch.randn(2, 900), 0)
 
 
-def test_the_end_of_a_kernel_counts() -> None:
-    """A box has nothing to interpolate but its end."""
+def test_the_end_of_a_kernel_counts_as_error() -> None:
+    """A box kernel is smooth except at its end."""
     box = torch.ones(1, 300, dtype=torch.float64)
     plan = SKIPlan()
     assert ski_error(box, plan) < 0.1 * ski_error(box, plan, ends=True)
@@ -185,7 +185,7 @@ def test_the_end_of_a_kernel_counts() -> None:
     assert (y - toeplitz_product(x, box, engine="fft")).abs().max() <= 1e-2 * 300
 
 
-def test_one_rough_channel_among_many_is_seen() -> None:
+def test_one_rough_channel_among_many_is_detected() -> None:
     taps = rpe_taps(1.0).repeat(10, 1)
     taps[37] = torch.randn(taps.shape[1], dtype=torch.float64)
     with pytest.raises(ValueError, match="no SKI plan"):
@@ -195,7 +195,7 @@ def test_one_rough_channel_among_many_is_seen() -> None:
 @pytest.mark.parametrize("length", [1, 2, 40, 700, 2000])
 @pytest.mark.parametrize("n_taps", [1, 30, 700, 3000])
 def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
-    """Taps shorter than the signal end there; taps as long go on. Values and gradients stay within the tolerance."""
+    """For taps shorter than the signal and as long as it, values and gradients are within the tolerance."""
     taps = (rpe_taps(0.99, 3000)[:, :n_taps] * (1 if n_taps > 2000 else 0.99 ** (3 * torch.arange(n_taps)))).clone()
     taps.requires_grad_()
     x = torch.rand(2, length, 6, dtype=torch.float64, requires_grad=True)
@@ -244,7 +244,7 @@ def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> 
 
 @pytest.mark.covers("SKI-TNN §3.2")
 @pytest.mark.parametrize("origin", [0, 3, 8])
-def test_direct_product_is_a_depthwise_convolution(origin: int) -> None:
+def test_direct_product_equals_a_depthwise_convolution(origin: int) -> None:
     """T_sparse of SKI-TNN §3.2."""
     x, taps = torch.randn(2, 40, 3, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
     image = torch.nn.functional.pad(x.transpose(1, 2), (8 - origin, origin))
@@ -253,7 +253,7 @@ def test_direct_product_is_a_depthwise_convolution(origin: int) -> None:
 
 
 @pytest.mark.parametrize("length", [100, 128])
-def test_the_most_precise_part_decides(length: int) -> None:
+def test_the_dtype_of_the_signal_is_kept(length: int) -> None:
     x, smooth = torch.randn(2, length, 6), torch.randn(6, 9)
     taps = torch.randn(6, 5, dtype=torch.float64)
     y = ski_product(x, smooth, local=(taps, 2))

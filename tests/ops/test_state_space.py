@@ -1,4 +1,4 @@
-"""Diagonal state spaces: taps = steps = blocks, and reductions that are within the bound of dense linear algebra."""
+"""Diagonal state spaces: taps, steps and blocks agree, and reductions are within the bounds of dense linear algebra."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dense_hankel(taps: Tensor) -> np.ndarray:
 
 
 def measured_error(taps: Tensor, modes: Modes, points: int = 1 << 14) -> np.ndarray:
-    """Largest ``|K - K^|``, K^ in closed form, written out."""
+    """Largest ``|K - K^|``, with K^ in closed form."""
     z = np.exp(-2j * np.pi * np.arange(points) / points)
     poles, weights, direct = (t.cpu().numpy() for t in modes)
     found = direct[:, None] + sum(
@@ -51,7 +51,7 @@ def measured_error(taps: Tensor, modes: Modes, points: int = 1 << 14) -> np.ndar
     return abs(np.fft.fft(taps.cpu().numpy(), points) - found).max(1)
 
 
-def test_taps_are_the_definition() -> None:
+def test_taps_equal_their_definition() -> None:
     modes = some_modes()
     for length in (1, 2, 3, 5, 64, 1000):
         written_out = torch.stack([(modes.weights * modes.poles**lag).sum(1).real for lag in range(length)], 1)
@@ -61,7 +61,7 @@ def test_taps_are_the_definition() -> None:
         modal_taps(modes, 0)
 
 
-def test_long_float32_taps_are_those_of_the_poles_as_they_are() -> None:
+def test_long_float32_taps_are_exact_for_rounded_poles() -> None:
     modes = some_modes(slowest=0.9999).to(torch.float32)
     exact = modal_taps(modes.to(torch.float64), 100_000)
     assert (modal_taps(modes, 100_000) - exact).abs().max() < 1e-6 * exact.abs().max()
@@ -82,7 +82,7 @@ def test_steps_blocks_and_taps_agree(length: int) -> None:
     torch.testing.assert_close(state, end, rtol=0, atol=1e-10)
 
 
-def test_random_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_chunks_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     modes, x = some_modes(), signal(1500)
     whole, end = modal_prefill(x, modes, None)
     monkeypatch.setattr("lagwise.ops.recurrence.modal._SIGNAL_ELEMENTS", 1000)  # few tokens at a time
@@ -98,7 +98,7 @@ def test_random_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 70, 200])
 @pytest.mark.usefixtures("uninitialised_is_nan")
-def test_gradients_are_those_of_the_dense_product(length: int) -> None:
+def test_gradients_equal_those_of_the_dense_product(length: int) -> None:
     leaves = [t.detach().requires_grad_() for t in (signal(length), *some_modes())]
     x, modes = leaves[0], Modes(*leaves[1:])
     fast = modal_prefill(x, modes, None)[0]
@@ -123,7 +123,7 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_precision_is_that_of_the_modes_or_the_signal(dtype: torch.dtype) -> None:
+def test_precision_follows_the_modes_and_the_signal(dtype: torch.dtype) -> None:
     modes, x = some_modes().to(torch.float32), signal(100).to(dtype)
     expected = torch.complex128 if dtype == torch.float64 else torch.complex64
     with torch.autocast("cpu", torch.bfloat16):
@@ -136,7 +136,7 @@ def test_precision_is_that_of_the_modes_or_the_signal(dtype: torch.dtype) -> Non
         modal_prefill(x[:, :, :2], modes, None)
 
 
-def test_a_sum_of_modes_is_found_again() -> None:
+def test_a_sum_of_modes_is_recovered() -> None:
     poles = torch.tensor([[0.9 * np.exp(0.7j), 0.8, -0.6], [0.95 * np.exp(2j), 0, 0]], dtype=torch.complex128)
     weights = torch.tensor([[1 - 2j, 1, -1], [2, 0, 0]], dtype=torch.complex128)
     taps = modal_taps(Modes(poles, weights, torch.tensor([3.0, -1.0], dtype=torch.float64)), 400)
@@ -149,7 +149,7 @@ def test_a_sum_of_modes_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("n", [30, 60, 200])
-def test_bounds_are_those_of_dense_singular_values(n: int) -> None:
+def test_bounds_equal_those_from_dense_singular_values(n: int) -> None:
     taps = torch.randn(4, n, dtype=torch.float64) * 0.7 ** torch.arange(n)
     found = reduce_taps(taps, 1e-2, max_order=n)
     error, gain = measured_error(taps, found.modes), measured_error(taps, some_modes_of_nothing(4))
@@ -175,7 +175,7 @@ def some_modes_of_nothing(channels: int) -> Modes:
 
 @pytest.mark.parametrize("kernel", ["rpe", "sum"])
 def test_a_subspace_has_the_dense_singular_values(kernel: str) -> None:
-    """And a bound of those outside that holds, whether they matter or not."""
+    """The bound for singular values outside the subspace holds too, whether they are relevant or not."""
     if kernel == "rpe":
         h = RPEKernel(2, hidden=16, layers=2, decay=0.98).double().taps(401)[:, 1:].detach()
     else:
@@ -193,7 +193,7 @@ def test_a_subspace_has_the_dense_singular_values(kernel: str) -> None:
             assert outside[c] < 1e-2 * exact[0]
 
 
-def test_less_tolerance_takes_more_states() -> None:
+def test_a_smaller_tolerance_needs_more_states() -> None:
     taps = RPEKernel(3, hidden=16, layers=2, decay=0.97).double().taps(2000).detach()
     assert taps.shape[1] > 600
     found = [reduce_taps(taps, tolerance) for tolerance in (1e-1, 1e-2, 1e-3, 1e-4)]
@@ -214,7 +214,7 @@ def test_a_random_kernel_with_decay_needs_few_states() -> None:
     assert (found.error <= 1e-3 * found.gain).all()
 
 
-def test_what_cannot_be_reduced_is_refused_with_figures() -> None:
+def test_irreducible_kernels_are_refused_with_errors() -> None:
     noise = torch.randn(2, 400)
     with pytest.raises(
         ValueError, match=r"channel 0 needs at least \d{3} states for tolerance 0.001, max_order is 100; raise"
@@ -263,8 +263,8 @@ def reduced() -> tuple[Tensor, Modes]:
 
 
 @pytest.mark.parametrize("length", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_many_float32_steps_stay_near(length: int) -> None:
-    """Of a constant and of noise."""
+def test_many_float32_steps_stay_accurate(length: int) -> None:
+    """For a constant and for noise."""
     taps, modes = reduced()
     x = torch.cat([torch.ones(1, length, CHANNELS), torch.randn(1, length, CHANNELS)])
     single, outputs = modes.to(torch.float32), []
@@ -291,8 +291,8 @@ def test_a_million_tokens_by_blocks() -> None:
     assert (y[:, -10_000:] - end[:, -10_000:]).abs().max() < 1e-4 * end.abs().max()
 
 
-def test_the_figures_are_those_of_the_kernel_that_runs_in_float32() -> None:
-    """Slow oscillations at high frequency: a pole that float32 moves by 1e-7 moves its gain by far more."""
+def test_certified_errors_are_those_of_the_float32_kernel() -> None:
+    """For slow oscillations at high frequency, rounding a pole by 1e-7 changes its gain far more."""
     lags = torch.arange(6000, dtype=torch.float64)
     taps = (0.998**lags * torch.cos(2.7 * lags))[None]
     found = reduce_taps(taps, 1e-3)

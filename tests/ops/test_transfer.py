@@ -1,4 +1,4 @@
-"""The bound of an error over all frequencies, where its maximum is known."""
+"""The bound of an error over all frequencies, in cases with a known maximum."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def one_mode(pole: complex, weight: float = 1.0, direct: float = 0.0) -> Modes:
 @pytest.mark.parametrize("radius", [0.0, 0.9, 0.9998, 0.9999999])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("n", [1, 50, 1000])
-def test_of_nothing_and_one_pole(radius: float, sign: int, n: int) -> None:
-    """Its peak is at 0 or pi, and far narrower than the frequencies that are looked at first."""
+def test_the_bound_for_zero_taps_and_one_pole(radius: float, sign: int, n: int) -> None:
+    """The peak is at 0 or pi and far narrower than the spacing of the initially sampled frequencies."""
     bound, total = largest_difference(torch.zeros(n, dtype=torch.float64), one_mode(sign * radius))
     assert 1 - 1e-6 <= bound * (1 - radius) <= 1.04 + 1e-6
     assert total >= (1 - 1e-6) / (1 - radius)
 
 
 @pytest.mark.parametrize("angle", [0.3, 1.2345, 3.0])
-def test_a_peak_between_the_samples(angle: float) -> None:
+def test_a_peak_between_sampled_frequencies(angle: float) -> None:
     pole = torch.polar(torch.tensor(1 - 1e-6, dtype=torch.float64), torch.tensor(angle, dtype=torch.float64))
     bound, _ = largest_difference(torch.zeros(300, dtype=torch.float64), one_mode(pole.item()))
     assert 0.499999e6 <= bound <= 1.05 * 0.500002e6  # half of it is the conjugate pole's, which is far
 
 
-def test_what_is_too_much_is_not_looked_into() -> None:
+def test_large_errors_are_not_refined() -> None:
     """The value at a sampled frequency is returned, and no bound."""
     taps = torch.zeros(100, dtype=torch.float64)
     modes = one_mode(0.5, direct=1.0)

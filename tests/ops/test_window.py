@@ -1,4 +1,4 @@
-"""Windows of a stream: what is kept, and that older windows stay what they were."""
+"""Windows of a stream: their contents, and that older windows stay valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def signal(length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("reach", [0, 1, 5, 17, 100, None])
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_window_is_the_last_tokens(reach: int | None, grad: bool) -> None:
+def test_a_window_has_the_last_tokens(reach: int | None, grad: bool) -> None:
     x = signal(200).requires_grad_(grad)
     window, end = Window.empty(2, 3, reach, like=x), 0
     for size in (1, 1, 3, 40, 1, 1, 1, 7, 20, 1, 100, 1, 1, 22):
@@ -25,7 +25,7 @@ def test_a_window_is_the_last_tokens(reach: int | None, grad: bool) -> None:
     assert window.tokens.requires_grad == grad
 
 
-def test_branches_do_not_disturb_each_other() -> None:
+def test_branches_do_not_affect_each_other() -> None:
     x = signal(60)
     root = Window.empty(2, 3, 10, like=x).append(x[:, :20])
     one, two = root.append(x[:, 20:21]), root.append(x[:, 30:31])
@@ -36,8 +36,8 @@ def test_branches_do_not_disturb_each_other() -> None:
     assert torch.equal(two.tokens, x[:, 33:43])
 
 
-def test_a_gradient_may_be_taken_of_what_has_read_the_window() -> None:
-    """Tokens that come later, without gradients too, are not written into what the backward pass will read."""
+def test_gradients_of_past_windows_stay_valid() -> None:
+    """Later tokens, with or without gradients, do not overwrite what the backward pass will read."""
     weight = torch.ones(3, requires_grad=True)
     window = Window.empty(1, 3, 20, like=torch.zeros(1)).append(torch.ones(1, 5, 3))
     total = (window.tokens * weight).sum()
@@ -52,8 +52,8 @@ def test_a_gradient_may_be_taken_of_what_has_read_the_window() -> None:
 
 
 @torch.no_grad()
-def test_the_past_is_copied_once_in_reach_tokens() -> None:
-    """Storage moves when it is full and not at every token; it is never more than twice the reach."""
+def test_storage_is_copied_once_per_reach_tokens() -> None:
+    """Storage moves only when it is full, and is never more than twice the reach."""
     window = Window.empty(1, 3, 64, like=torch.zeros(1))
     places = set()
     for _ in range(1000):
@@ -67,13 +67,13 @@ def test_the_past_is_copied_once_in_reach_tokens() -> None:
     assert len({t.untyped_storage().data_ptr() for t in held}) <= 3
 
 
-def test_a_window_of_inference_mode_goes_on_outside_it() -> None:
+def test_a_window_from_inference_mode_continues_outside_it() -> None:
     with torch.inference_mode():
         window = Window.empty(1, 3, 8, like=torch.zeros(1)).append(torch.randn(1, 4, 3))
     assert window.append(torch.randn(1, 1, 3)).size == 5
 
 
-def test_rows_can_be_picked() -> None:
+def test_rows_can_be_selected() -> None:
     x = signal(9)
     window = Window.empty(2, 3, 5, like=x).append(x).map_batch(lambda t: t[[1, 1, 0]])
     assert torch.equal(window.tokens, x[[1, 1, 0], 4:])

@@ -1,4 +1,4 @@
-"""Converting a run: what is left of it when the disk is full."""
+"""Conversion of a run with a full disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def saved_model(tiny_recipe: Recipe, tmp_path: Path) -> Path:
     return run
 
 
-def test_a_full_disk_leaves_no_half_conversion(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_conversion(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, folder: str | Path, **options: object) -> None:
         raise Exception("No space left on device (os error 28)")
 

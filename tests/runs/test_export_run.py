@@ -1,4 +1,4 @@
-"""Exporting a run: the files give the model's logits, or are not there."""
+"""Exporting a run: files either give the model's logits or are removed."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_a_wrong_file_is_not_kept(saved_model: Path, monkeypatch: pytest.MonkeyP
             return logits.roll(1, 1), state
 
     monkeypatch.setattr(export, "StreamingStep", Wrong)
-    with pytest.raises(ValueError, match=r"other logits than the model: off by"):
+    with pytest.raises(ValueError, match=r"logits of the exported file differ"):
         export_run(saved_model, format="pt2")
     assert not saved_model.with_name("run-export").exists()
 
 
-def test_what_cannot_be_exported_is_said(
+def test_models_that_cannot_be_exported(
     saved_model: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="format"):
@@ -79,7 +79,7 @@ def test_what_cannot_be_exported_is_said(
     options = json.loads((endless / "config.json").read_text())
     options["block"]["token_mixer"]["kernel"]["decay"] = 1.0
     (endless / "config.json").write_text(json.dumps(options))
-    with pytest.raises(ValueError, match=r"no end.*'lagwise convert RUN'"):
+    with pytest.raises(ValueError, match=r"infinite support.*'lagwise convert RUN'"):
         export_run(endless, format="pt2")
     occupied = saved_model.with_name("run-export")
     occupied.mkdir()
@@ -136,7 +136,7 @@ def test_the_family_is_exported_to_onnx(name: str, what: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_forward_that_serves_one_length_is_refused(tmp_path: Path) -> None:
+def test_a_forward_of_fixed_length_is_refused(tmp_path: Path) -> None:
     block = {"name": "prenorm", "token_mixer": {"name": "long_short"}}
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, block=block)).eval()
     with torch.no_grad(), pytest.raises(ValueError, match="the exported file fails for 3 texts of 131 tokens"):
@@ -146,7 +146,7 @@ def test_a_forward_that_serves_one_length_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", SLOWLY)
 def test_a_converted_model_is_exported(saved_model: Path, format: str) -> None:
-    """Its states are complex numbers, which the file keeps as pairs of real ones."""
+    """Its complex states are stored as pairs of real numbers."""
     model = LagwiseForCausalLM.from_pretrained(saved_model).to_recurrent(0.01)
     assert isinstance(model, LagwiseForCausalLM)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Runs that earlier versions saved keep loading, and give the same outputs."""
+"""Runs saved by earlier versions load and give the same outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAVED = Path(__file__).parent / "saved-by-0.1"
 
 
 @pytest.mark.parametrize("name", ["text", "recall"])
-def test_logits_are_those_of_then(name: str) -> None:
+def test_logits_equal_those_of_earlier_versions(name: str) -> None:
     model, tokenizer = load_model(SAVED / name)
     expected = json.loads((SAVED / name / "expected.json").read_text())
     logits = model(torch.tensor(expected["ids"])).logits[0, -1]
@@ -26,7 +26,7 @@ def test_logits_are_those_of_then(name: str) -> None:
     assert len(tokenizer) <= model.config.vocab_size
 
 
-def test_recipes_that_named_the_task_by_the_data_are_understood(tmp_path: Path) -> None:
+def test_recipes_of_earlier_versions_without_a_task_load(tmp_path: Path) -> None:
     text, recall = (make_task(load_recipe(str(SAVED / name / "recipe.yaml"))) for name in ("text", "recall"))
     assert type(text).__name__ == "LanguageModelling"
     assert type(recall).__name__ == "AssociativeRecallTask"
@@ -50,7 +50,7 @@ def test_a_text_run_evaluates_on_other_text(tmp_path: Path, text_file: Path) -> 
 
 
 def test_the_feed_forward_layer_of_a_saved_mega_keeps_its_activation() -> None:
-    """Its default was GELU, and is SiLU as published now: a configuration that names none means the one of then."""
+    """The default was GELU and is now SiLU, as published. A configuration without one means the old default."""
     saved = {"model_type": "lagwise", "hidden_size": 8, "block": {"name": "mega"}}
     assert LagwiseConfig.from_dict(saved).block["channel_mixer"]["activation"] == "gelu"
     chain = {**saved, "block": {"name": "chain", "blocks": [{"name": "mega"}, {"name": "prenorm"}]}}

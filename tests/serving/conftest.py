@@ -1,4 +1,4 @@
-"""What is served."""
+"""Fixtures of the server's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as a client meets it, without a network."""
+"""The HTTP application, without a network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def client(scheduler: Scheduler) -> Iterator[TestClient]:
 
 @pytest.fixture
 def talkative(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> PreTrainedTokenizerBase:
-    """A tokenizer whose chat template has only words that it knows."""
+    """A tokenizer whose chat template has only words of its vocabulary."""
     template = "{% for m in messages %}{{ m.content }} {% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", template)
     return tokenizer
@@ -109,7 +109,7 @@ def test_a_conversation(client: TestClient, talkative: PreTrainedTokenizerBase) 
 
 
 def test_the_plain_template(client: TestClient, model: LagwiseForCausalLM) -> None:
-    """Of a tokenizer without one; a tokenizer that does not know its words says so."""
+    """Used for a tokenizer without a template. If the tokenizer does not know its words, an error says so."""
     from lagwise.data import load_tokenizer
     from lagwise.serving.protocol import ChatRequest
 
@@ -123,7 +123,7 @@ def test_the_plain_template(client: TestClient, model: LagwiseForCausalLM) -> No
     assert "cannot be encoded" in error(response)
 
 
-def test_a_template_that_refuses(
+def test_a_template_that_raises_an_error(
     client: TestClient, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('the first must be of the system') }}")
@@ -135,7 +135,7 @@ def test_a_template_that_refuses(
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        ({"model": "other"}, 404, "there is no model 'other' here; this server has 'small'"),
+        ({"model": "other"}, 404, "no model 'other'; this server has 'small'"),
         ({"prompt": "unknown"}, 400, "cannot be encoded"),
         ({"prompt": "\ud800"}, 400, "cannot be encoded"),
         ({"prompt": []}, 400, "input_ids must be"),
@@ -150,10 +150,10 @@ def test_a_template_that_refuses(
         ({"n": 2}, 400, "n is not supported by this server"),
         ({"logprobs": 0}, 400, "logprobs is not supported by this server"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),
-        ({"temprature": 1}, 400, "'temprature' is not a parameter that this server knows"),
+        ({"temprature": 1}, 400, "'temprature' is not a known parameter"),
     ],
 )
-def test_what_is_refused(client: TestClient, change: dict[str, Any], status: int, message: str) -> None:
+def test_refused_requests(client: TestClient, change: dict[str, Any], status: int, message: str) -> None:
     response = client.post("/v1/completions", content=json.dumps({**ASK, **change}), headers=JSON)
     assert response.status_code == status
     assert message in error(response)
@@ -181,7 +181,7 @@ OBJECT = "the body must be a JSON object, sent with Content-Type: application/js
         ("GET", "/v2", b"", {}, 404, "Not Found"),
     ],
 )
-def test_what_is_no_request(
+def test_bodies_that_are_not_requests(
     client: TestClient, method: str, path: str, content: bytes, headers: dict[str, str], status: int, message: str
 ) -> None:
     response = client.request(method, path, content=content, headers=headers)
@@ -225,17 +225,19 @@ def test_a_failure_of_the_model(client: TestClient, scheduler: Scheduler, monkey
     assert scheduler.counts["open"] == 0
 
 
-def test_the_key(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_api_key(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     with TestClient(make_app(Scheduler(model, tokenizer), "small", api_key="sesame")) as client:
         for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "Bearer \u00e9".encode()}):
             response = client.get("/v1/models", headers=headers)
             assert response.status_code == 401
-            assert "asks for its key" in error(response)
+            assert "requires a key" in error(response)
         assert client.get("/v1/models", headers={"authorization": "Bearer sesame"}).status_code == 200
         assert client.get("/health").status_code == 200
 
 
-def test_time(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_requests_time_out(
+    model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = Scheduler(model, tokenizer, timeout=0.05)
     monkeypatch.setattr(scheduler, "_step", lambda: time.sleep(0.01))  # no token ever comes
     with TestClient(make_app(scheduler, "small")) as client:

@@ -1,4 +1,4 @@
-"""Requests that share a batch get what each would get alone, whoever comes and goes."""
+"""Requests that share a batch get the same texts as alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scheduler(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 @pytest.mark.parametrize("recipe", ["mega-lm", "tcnca-lm", "tnn-lm", "ski-tnn-lm"])
-def test_a_text_is_that_of_generate_whoever_comes_and_goes(recipe: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_texts_equal_generate_while_requests_come_and_go(recipe: str, tokenizer: PreTrainedTokenizerBase) -> None:
     model = make_model(recipe)
     scheduler = Scheduler(model, tokenizer, rows=3, queue=100, prefill_chunk=16)
     plan = random.Random(1)
@@ -71,7 +71,7 @@ def test_a_text_is_that_of_generate_whoever_comes_and_goes(recipe: str, tokenize
     assert scheduler.counts == {"open": 0, "waiting": 0, "running": 0}
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_company(scheduler: Scheduler) -> None:
+def test_a_seed_gives_the_same_text_alone_and_in_a_batch(scheduler: Scheduler) -> None:
     prompt = tokens(10)
 
     def text(seed: int | None, company: int) -> str:
@@ -91,7 +91,7 @@ class TestDrawing:
     def rows(self, count: int, **rule: Any) -> list[tuple[Sampling, random.Random]]:
         return [(Sampling(**rule), random.Random(seed)) for seed in range(count)]
 
-    def test_frequencies_are_the_probabilities(self) -> None:
+    def test_frequencies_equal_the_probabilities(self) -> None:
         probability = torch.tensor([0.1, 0.5, 0.15, 0.25])
         logits = (probability.log() * 2).expand(4000, -1)  # which temperature 2 undoes
         counts = Counter(draw(logits, self.rows(4000, temperature=2.0)))
@@ -102,11 +102,11 @@ class TestDrawing:
         assert abs(counts[1] / 4000 - 2 / 3) < 0.04
 
     @pytest.mark.parametrize("rule", [{"temperature": 0.0}, {"temperature": 1e-300}, {"top_p": 1e-9}])
-    def test_limits_are_greedy(self, rule: dict[str, float]) -> None:
+    def test_extreme_options_are_greedy(self, rule: dict[str, float]) -> None:
         logits = torch.randn(50, 30) * 3
         assert draw(logits, self.rows(50, **rule)) == logits.argmax(1).tolist()
 
-    def test_rows_keep_their_own_rules(self) -> None:
+    def test_rows_have_their_own_options(self) -> None:
         logits = torch.randn(1, 30).expand(6, -1)
         rules = self.rows(6, temperature=3.0)
         rules[2] = rules[5] = (Sampling(temperature=0.0), random.Random(0))
@@ -133,7 +133,7 @@ def test_a_stop_text_ends_one_text_and_frees_its_row(scheduler: Scheduler) -> No
     assert words(other) == said
 
 
-def test_a_long_prompt_blocks_nobody(scheduler: Scheduler) -> None:
+def test_a_long_prompt_does_not_block_others(scheduler: Scheduler) -> None:
     running = scheduler.submit(tokens(3), Sampling(100, **GREEDY))
     scheduler.turn()
     long = scheduler.submit(tokens(80), Sampling(5, **GREEDY))
@@ -148,7 +148,7 @@ def test_a_long_prompt_blocks_nobody(scheduler: Scheduler) -> None:
     assert long.finish == "length"
 
 
-def test_who_leaves_is_let_go_before_the_next_step(scheduler: Scheduler) -> None:
+def test_closed_requests_are_removed_before_the_next_step(scheduler: Scheduler) -> None:
     answers = [scheduler.submit(tokens(length), Sampling(50, **GREEDY)) for length in (2, 3, 100, 4, 5)]
     for _ in range(2):
         scheduler.turn()
@@ -166,7 +166,7 @@ def test_who_leaves_is_let_go_before_the_next_step(scheduler: Scheduler) -> None
 
 def test_a_full_server_says_so(scheduler: Scheduler) -> None:
     answers = [scheduler.submit(tokens(2), Sampling(2, **GREEDY)) for _ in range(8)]
-    with pytest.raises(Busy, match="has 8 requests, as many as it takes"):
+    with pytest.raises(Busy, match="has 8 requests, its maximum"):
         scheduler.submit(tokens(2), Sampling(2))
     finish(scheduler)
     with pytest.raises(Busy):  # they have ended, and nobody has read them
@@ -175,7 +175,7 @@ def test_a_full_server_says_so(scheduler: Scheduler) -> None:
     scheduler.submit(tokens(2), Sampling(2))
 
 
-def test_time_ends_wherever_a_request_is(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_requests_time_out_in_every_state(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     now = [0.0]
     scheduler = Scheduler(
         model, tokenizer, rows=2, queue=4, prefill_chunk=4, timeout=10, max_tokens=50, clock=lambda: now[0]
@@ -195,7 +195,9 @@ def test_time_ends_wherever_a_request_is(model: LagwiseForCausalLM, tokenizer: P
     assert later.finish == "length"
 
 
-def test_a_failure_of_the_model_ends_those_that_it_met(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_model_ends_only_affected_requests(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = tokens(4)
     expected = scheduler.submit(prompt, Sampling(9, **GREEDY))
     finish(scheduler)
@@ -238,7 +240,7 @@ def test_the_thread_answers_and_stops(scheduler: Scheduler, monkeypatch: pytest.
         scheduler.submit(tokens(4), Sampling(3))
 
 
-def test_what_the_model_and_the_server_do_not_take(tokenizer: PreTrainedTokenizerBase, scheduler: Scheduler) -> None:
+def test_requests_beyond_the_limits_are_refused(tokenizer: PreTrainedTokenizerBase, scheduler: Scheduler) -> None:
     with pytest.raises(ValueError, match="adds at most 200 tokens; max_tokens is 201"):
         scheduler.submit([1], Sampling(201))
     for prompt in ([], [len(WORDS) + 2], [-1], [2**70]):

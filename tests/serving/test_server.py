@@ -1,4 +1,4 @@
-"""A real server on a port of its own, with OpenAI's own client and with clients that behave badly."""
+"""A real server on its own port, with OpenAI's client and with misbehaving clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG = 20_000  # tokens: none of these tests waits for so many
 
 
 class Served:
-    """A running server and how to talk to it."""
+    """A running server, and helpers for requests."""
 
     def __init__(self, scheduler: Scheduler, name: str = "small"):
         self.scheduler, self.name = scheduler, name
@@ -60,7 +60,7 @@ class Served:
         return response.status, content
 
     def open_stream(self, **body: Any) -> socket.socket:
-        """A connection on which a stream has begun, of which nothing has been read."""
+        """A connection with a started stream of which nothing has been read."""
         ask = json.dumps({"model": self.name, "prompt": PROMPT, "stream": True, "temperature": 0, **body}).encode()
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -110,7 +110,7 @@ def test_openais_client_in_a_conversation(
     assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_many_clients_get_what_each_gets_alone(served: Served) -> None:
+def test_many_clients_get_the_same_texts_as_alone(served: Served) -> None:
     def text(number: int) -> str:
         prompt = " ".join(f"w{(number * 7 + k) % 48}" for k in range(number % 5 + 1))
         count = 5 + number % 11
@@ -125,7 +125,7 @@ def test_many_clients_get_what_each_gets_alone(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_hangs_up_frees_the_row(served: Served, stream: bool) -> None:
+def test_a_closed_connection_frees_the_row(served: Served, stream: bool) -> None:
     connection = served.open_stream(max_tokens=LONG, stream=stream)
     wait_for(lambda: len(served.scheduler.session) == 1)
     connection.close()
@@ -133,8 +133,8 @@ def test_who_hangs_up_frees_the_row(served: Served, stream: bool) -> None:
     wait_for(lambda: len(served.scheduler.session) == 0)
 
 
-def test_a_slow_reader_holds_up_nobody(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Others get their answers while it does not read, and in the end it gets all of its own."""
+def test_a_slow_reader_does_not_block_others(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Others get their answers while it does not read, and finally it gets its whole answer."""
     served = Served(Scheduler(model, tokenizer), "small" * 200)  # a kilobyte, which every piece says
     try:
         ask: dict[str, Any] = {"model": served.name, "max_tokens": 150, "temperature": 0}
@@ -155,7 +155,7 @@ def test_a_slow_reader_holds_up_nobody(model: LagwiseForCausalLM, tokenizer: Pre
         served.close()
 
 
-def test_who_does_not_read_at_all_is_cut_off(
+def test_a_client_that_never_reads_is_disconnected(
     model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lagwise.serving.app._GRACE", 0)
@@ -178,7 +178,7 @@ def test_who_does_not_read_at_all_is_cut_off(
 
 
 def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
-    """A request that is wrong somewhere, or odd."""
+    """A malformed or unusual request."""
     junk: list[Any] = [None, -1, 1e400, "", "\ud800", [], [[]], {}, True, 2**70, [None], {"a": 1}, "w1" * 999, 0.5]
     fields = ["model", "prompt", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "x"]
     body: Any = {"model": "small", "prompt": PROMPT, "messages": [{"role": "user", "content": "w1"}], "max_tokens": 2}
@@ -199,12 +199,12 @@ def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
     return method, source.choice([path] * 12 + ["/", "/v1/" + "x" * 2000, "/v1/models/../health"]), content, headers
 
 
-def test_a_thousand_malformed_requests_harm_nobody(served: Served) -> None:
+def test_a_thousand_malformed_requests_do_not_affect_others(served: Served) -> None:
     source, count = random.Random(1), 1000
     expected = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)
 
     def others() -> list[str]:
-        """Ordinary clients, meanwhile."""
+        """Ordinary clients during the test."""
         texts = []
         while not over.is_set() or not texts:
             answer = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)
@@ -233,7 +233,7 @@ def test_a_thousand_malformed_requests_harm_nobody(served: Served) -> None:
     assert served.scheduler.alive
 
 
-def test_the_end_of_the_server_ends_its_answers(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_stopping_the_server_ends_its_answers(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     served = Served(Scheduler(model, tokenizer, max_tokens=LONG))
     connection = served.open_stream(max_tokens=LONG)
     wait_for(lambda: len(served.scheduler.session) == 1)

@@ -1,4 +1,4 @@
-"""Every entry of the table of tasks, as a recipe that trains in about a second, with its data."""
+"""Every task in the table, as a recipe that trains in about a second, with its data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MODEL = {
 
 
 class Case(NamedTuple):
-    """task: its name in the table. prepare: writes data into a folder and gives overrides of the recipe. rows: to
-    predict. wrong: overrides that cannot be, and a part of the error."""
+    """task: its name in the table. prepare: writes data to a folder and returns overrides of the recipe. rows: rows to
+    predict. wrong: invalid overrides, and a part of the error."""
 
     task: str
     prepare: Callable[[Path], list[str]]
@@ -81,7 +81,7 @@ def _acceptable(folder: Path) -> list[str]:
 
 
 def _steps(folder: Path) -> list[str]:
-    """Recordings as .csv: loud samples are on, with some labels missing."""
+    """Recordings as .csv in which loud samples have the label "on" and some labels are missing."""
     for number in range(6):
         values = np.random.default_rng(number).normal(size=(100, 2))
         labels = ["" if i % 7 == 3 else "on" if abs(x) > 1 else "off" for i, x in enumerate(values[:, 0])]
@@ -182,7 +182,7 @@ CASES = {
 
 
 def recipe(name: str, folder: Path, *overrides: str) -> Recipe:
-    """The recipe of a case, its data written into the folder."""
+    """The recipe of a case, with its data written to the folder."""
     random.seed(0)
     folder.mkdir(parents=True, exist_ok=True)
     made = load_recipe("tnn-lm", [*CASES[name].prepare(folder), *_TRAINING, *overrides])

@@ -1,4 +1,4 @@
-"""The task of forecasting: its windows and its splits."""
+"""Windows and splits of the forecasting task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def opened(folder: Path, rows: int = 100, **options: object) -> Forecasting:
     return task
 
 
-def test_parts_begin_a_look_back_earlier_and_are_standardised_by_training_rows(tmp_path: Path) -> None:
+def test_parts_begin_a_look_back_earlier_and_are_standardized_by_training_rows(tmp_path: Path) -> None:
     task = opened(tmp_path)
     assert {name: len(part) for name, part in task.parts.items()} == {"train": 70, "valid": 20, "test": 30}
     train = np.arange(70)
@@ -36,7 +36,7 @@ def test_parts_begin_a_look_back_earlier_and_are_standardised_by_training_rows(t
     assert np.isnan(task.parts["train"][50, 1])
 
 
-def test_every_epoch_sees_every_window_in_another_order() -> None:
+def test_every_epoch_has_every_window_in_another_order() -> None:
     x = np.arange(30, dtype=np.float32).reshape(15, 2)
     windows = Windows(x, 4, 2, drawn=40, seed=3)
     firsts = [float(windows[i]["past_values"][0, 0]) for i in range(40)]
@@ -53,8 +53,9 @@ def test_tables_that_are_too_short(tmp_path: Path) -> None:
         Forecasting(DataOptions())
 
 
-def test_a_run_forecasts_what_follows_a_table(tmp_path: Path) -> None:
-    """On the scale of the table, far from 0, with what `predict` says of its last values; a gap at the end is none."""
+def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
+    """Forecasts are on the scale of the table, far from 0, and equal those for its last values. A gap near the end is
+    allowed."""
     (tmp_path / "data").mkdir()
     run = train(recipe("forecasts", tmp_path / "data"), tmp_path / "run", progress=False)
     times = pd.date_range("2024-01-01", periods=40, freq="h")

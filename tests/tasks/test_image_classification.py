@@ -1,4 +1,4 @@
-"""What is the image task's own."""
+"""Tests specific to the image task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lagwise.data.options import DataOptions
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
 
 
-def test_mixed_labels_count_once_each() -> None:
+def test_mixed_labels_count_once_per_image() -> None:
     """The Trainer counts every entry of the labels that is not -100."""
     task = ImageClassification(DataOptions(source="digits"))
     logits, labels = torch.randn(8, 10), torch.arange(8)

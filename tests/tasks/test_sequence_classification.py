@@ -1,4 +1,4 @@
-"""What is particular to classes and numbers of rows."""
+"""Tests specific to sequence classification and regression."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_loss_weighs_classes_and_smooths_labels(tmp_path: Path) -> None:
     torch.testing.assert_close(task.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
 
 
-def test_packed_rows_have_the_loss_of_padded_ones(tmp_path: Path) -> None:
+def test_packed_and_padded_rows_have_equal_losses(tmp_path: Path) -> None:
     losses = []
     for packing in ("true", "false"):
         made = recipe("classes of text", tmp_path, f"task.packing={packing}", "data.length=64")
@@ -53,7 +53,7 @@ def test_packed_rows_have_the_loss_of_padded_ones(tmp_path: Path) -> None:
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
 
 
-def test_gradient_accumulation_changes_nothing(tmp_path: Path) -> None:
+def test_gradient_accumulation_does_not_change_the_loss(tmp_path: Path) -> None:
     runs = []
     for parts in (1, 2):
         made = recipe("classes of text", tmp_path / "data", f"training.accumulate={parts}", "training.steps=3")
@@ -88,7 +88,7 @@ def test_predictions_come_in_the_order_of_the_rows(tmp_path: Path) -> None:
         predict_run(run, [{"text": "good", "predicted": 1}], progress=False)
 
 
-def test_the_only_column_of_text_serves_and_is_remembered(tmp_path: Path) -> None:
+def test_a_single_text_column_is_used_and_recorded(tmp_path: Path) -> None:
     made = recipe("classes of text", tmp_path / "data")
     path = tmp_path / "data" / "rows.csv"
     path.write_text(path.read_text().replace("text,label", "review,label", 1))
@@ -97,7 +97,7 @@ def test_the_only_column_of_text_serves_and_is_remembered(tmp_path: Path) -> Non
     assert evaluate_run(run, progress=False)["test"]["rows"] > 0
 
 
-def test_scores_are_those_of_their_definitions() -> None:
+def test_scores_equal_their_definitions() -> None:
     true, predicted = np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 2, 2, 0])
     scores, details = classification_scores(predicted, true, ("a", "b", "c"))
     assert scores["accuracy"] == pytest.approx(4 / 6)
@@ -149,8 +149,8 @@ def test_the_headline_is_a_metric_of_the_labels(tmp_path: Path) -> None:
         opened(tmp_path, f"data.source={tmp_path / 'three.csv'}", "task.metric=f1")
 
 
-def test_published_files_serve_a_run_in_all_it_does(tmp_path: Path) -> None:
-    """Training, evaluation on another file, and predictions for unlabelled rows read the same layout."""
+def test_published_files_work_in_all_commands(tmp_path: Path) -> None:
+    """Training, evaluation on another file, and prediction of unlabelled rows read the same layout."""
     run = train(recipe("a task of GLUE", tmp_path / "data"), tmp_path / "run", progress=False)
     dev = tmp_path / "data" / "cola" / "dev.tsv"
     assert evaluate_run(run, progress=False)["test"] == evaluate_run(run, source=str(dev), progress=False)["test"]
@@ -168,8 +168,8 @@ def test_other_tasks_have_no_formats(tmp_path: Path) -> None:
         make_task(recipe("language modelling", tmp_path, "data.format=cola"))
 
 
-def test_numbers_of_any_unit_are_learnt(tmp_path: Path) -> None:
-    """Prices of some hundred thousand: a word of the text says which."""
+def test_numbers_of_any_scale_are_learned(tmp_path: Path) -> None:
+    """Prices of some hundred thousand are determined by a word of the text."""
     path = tmp_path / "prices.csv"
     rows = [("large house", 400_000) if i % 2 else ("small flat", 100_000) for i in range(80)]
     path.write_text("text,label\n" + "".join(f"{text} {i},{price + i}\n" for i, (text, price) in enumerate(rows)))
@@ -182,8 +182,8 @@ def test_numbers_of_any_unit_are_learnt(tmp_path: Path) -> None:
     assert read_metrics(run)[0]["loss"] < 10
 
 
-def test_a_label_of_minus_a_hundred_counts(tmp_path: Path) -> None:
-    """The Trainer takes -100 for a label that the loss skips."""
+def test_a_label_of_minus_a_hundred_is_not_ignored(tmp_path: Path) -> None:
+    """The Trainer uses -100 for labels to skip."""
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "".join(f"row {i},{-100 if i % 4 else i + 0.5}\n" for i in range(60)))
     task = opened(tmp_path / "data", f"data.source={path}")
@@ -213,7 +213,7 @@ def test_a_pipeline_predicts_pairs_as_the_run_does(tmp_path: Path) -> None:
     assert found["score"] == pytest.approx(expected[f"p({expected['predicted']})"], abs=1e-5)
 
 
-def test_what_does_not_apply_to_numbers_is_refused(tmp_path: Path) -> None:
+def test_options_that_do_not_apply_to_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="do not apply to regression"):
         opened(tmp_path, "task.class_weights=balanced", name="numbers of pairs")
 

@@ -1,4 +1,4 @@
-"""What is particular to classes of steps and events in series."""
+"""Tests specific to classes of steps and events in series."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_the_loss_is_a_weighted_mean_over_labelled_steps(tmp_path: Path) -> None
     torch.testing.assert_close(task.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
 
 
-def test_balanced_weights_are_of_the_classes_of_train(tmp_path: Path) -> None:
+def test_balanced_weights_are_computed_from_train(tmp_path: Path) -> None:
     task = opened(tmp_path, STEPS, "task.class_weights=balanced")
     counts = torch.tensor([float(task.rows.counts["train"][name]) for name in task.label_names])
     torch.testing.assert_close(task.weights, counts.sum() / (2 * counts))
 
 
 def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
-    """The whole series at once, as in an evaluation, and as its samples come."""
+    """Evaluation of the whole series equals streaming of its samples."""
     run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
     task = opened(tmp_path / "data", EVENTS)
     model, _ = load_model(run)
@@ -59,8 +59,8 @@ def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
     assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1) - 1 - 2 + 8
 
 
-def test_every_event_is_scored_where_it_stands(tmp_path: Path) -> None:
-    """A model that is always right: probabilities made of the labels, as late as the delay."""
+def test_every_event_is_scored_at_its_position(tmp_path: Path) -> None:
+    """With a perfect model, whose probabilities are made from the labels with the stated delay."""
     task = opened(tmp_path, EVENTS)
 
     def perfect(samples: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ def test_other_recordings_are_scored_with_the_labels_of_the_run(tmp_path: Path) 
         evaluate_run(run, source=str(path), progress=False)
 
 
-def test_predicted_events_are_places_in_the_series(tmp_path: Path) -> None:
+def test_predicted_events_are_positions_in_the_series(tmp_path: Path) -> None:
     run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
     (row,) = predict_run(run, [{"input_values": np.random.default_rng(0).normal(size=50).tolist()}], progress=False)
     for at, name, score in json.loads(row["predicted"]):
@@ -145,8 +145,8 @@ def test_the_data_are_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_folder_of_sounds_is_learnt_by_the_recipe_for_signals(tmp_path: Path, causal: bool) -> None:
-    """Low and high tones; a model knows the sampling rate it was trained at, and a causal one streams."""
+def test_the_recipe_for_signals_learns_a_folder_of_sounds(tmp_path: Path, causal: bool) -> None:
+    """Low and high tones. A model stores its sampling rate, and a causal one streams."""
     random = np.random.default_rng(0)
     for name, pitch in (("low", 0.05), ("high", 0.8)):
         (tmp_path / "sounds" / name).mkdir(parents=True)

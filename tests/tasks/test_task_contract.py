@@ -1,4 +1,4 @@
-"""What every task does: train, resume to the same losses, evaluate, predict, report, and refuse wrong data."""
+"""Requirements for every task: train, resume to the same losses, evaluate, predict, report, and refuse wrong data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def losses(run: Path) -> dict[float, float]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of every case, trained when it is first asked for."""
+    """A run of every case, trained on first use."""
     folder = tmp_path_factory.mktemp("runs")
 
     class Runs(dict):
@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Runs()
 
 
-def test_every_task_is_here() -> None:
+def test_every_task_has_a_case() -> None:
     assert {case.task for case in CASES.values()} == set(TASKS)
 
 
@@ -75,7 +75,7 @@ def test_it_evaluates_and_shows_the_result(name: str, runs: dict[str, Path]) -> 
 
 
 @every_case
-def test_it_predicts_without_the_data_it_was_trained_on(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_it_predicts_without_its_training_data(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
     place = tmp_path / "elsewhere"
     shutil.copytree(runs[name], place)
     rows = CASES[name].rows
@@ -89,7 +89,7 @@ def test_it_predicts_without_the_data_it_was_trained_on(name: str, runs: dict[st
 
 
 @pytest.mark.parametrize("name", [n if n in _DRAWN else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
-def test_its_report_has_its_pictures_and_tables(name: str, runs: dict[str, Path]) -> None:
+def test_its_report_has_its_figures_and_tables(name: str, runs: dict[str, Path]) -> None:
     evaluate_run(runs[name], progress=False)
     *pictures, report = plot_run(runs[name])
     assert all(path.stat().st_size > 5000 for path in pictures)
@@ -107,7 +107,7 @@ def test_it_refuses_wrong_data_before_a_run_begins(name: str, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_changed_data_are_noticed(tmp_path: Path) -> None:
+def test_changed_data_are_detected(tmp_path: Path) -> None:
     run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
     with open(tmp_path / "data" / "rows.csv", "a") as file:
         file.write("a new row,yes\n")

@@ -1,4 +1,4 @@
-"""Fixtures of training."""
+"""Fixtures of the training tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lagwise.training.recipe import Recipe, load_recipe
 
 @pytest.fixture
 def recall_recipe() -> Recipe:
-    """Associative recall short enough to be learnt in seconds."""
+    """Associative recall that is learned within seconds."""
     recipe = load_recipe(
         "associative-recall",
         [

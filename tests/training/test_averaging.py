@@ -1,4 +1,4 @@
-"""Averaged weights, and batches made by other processes."""
+"""Averaged weights, and batches prepared by other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _State:
     global_step = 0
 
 
-def test_the_average_is_that_of_the_formula() -> None:
+def test_the_average_equals_its_formula() -> None:
     model = nn.Linear(3, 2)
     average = AveragedWeights(model, 0.5)
     expected, state = model.weight.detach().clone(), _State()

@@ -1,4 +1,4 @@
-"""The recipes of GLUE: one model, one way of training, and each task's own metric."""
+"""The recipes of GLUE share one model and its training, and have each task's own metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs, the best model, stopping early, starting from another run, and models by one word."""
+"""Epochs, the best model, early stopping, starting from another run, and models by preset."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_generated_data_have_no_epochs(tmp_path: Path) -> None:
 
 
 def test_the_run_ends_with_its_best_model(tmp_path: Path) -> None:
-    """A learning rate that ruins the model later: the best weights are those of the best evaluation."""
+    """A learning rate that later ruins the model: the final weights are those of the best evaluation."""
     made = recipe("classes of text", tmp_path / "data", "training.select=best", "training.learning_rate=0.05")
     made.training.steps, made.training.evaluate_every, made.training.save_every = 40, 5, 20
     run = train(made, tmp_path / "run", progress=False)
@@ -71,7 +71,7 @@ def test_the_best_model_survives_a_resume(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_training_stops_when_nothing_gets_better(tmp_path: Path) -> None:
+def test_training_stops_without_improvement(tmp_path: Path) -> None:
     made = recipe("classes of text", tmp_path / "data", "training.patience=2", "training.learning_rate=1.0e-12")
     made.training.steps, made.training.evaluate_every = 60, 3
     run = train(made, tmp_path / "run", progress=False)
@@ -83,7 +83,7 @@ def test_training_stops_when_nothing_gets_better(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("values", "since"), [([1.0], 0), ([1, 2], 0), ([2, 1, 1], 2), ([1, 2, 2], 1), ([3, 3], 1)])
-def test_evaluations_since_the_best(values: list[float], since: int) -> None:
+def test_evaluations_since_the_best_are_counted(values: list[float], since: int) -> None:
     assert evaluations_since_best(values) == since
 
 
@@ -101,7 +101,7 @@ def test_a_classifier_starts_from_a_language_models_backbone(tmp_path: Path) -> 
     assert len(predict_run(run, [{"text": "good"}], progress=False)) == 1
 
 
-def test_a_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_an_incompatible_start_is_named(tmp_path: Path) -> None:
     start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
     made = recipe("classes of text", tmp_path / "rows")
     made.model = {"init_from": str(start), "hidden_size": 16}
@@ -113,7 +113,7 @@ def test_a_start_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", PRESETS)
-def test_a_model_by_one_word(word: str, tmp_path: Path) -> None:
+def test_a_model_by_preset(word: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(20)))
     made = load_recipe("classify", ["model.hidden_size=16", f"model={word}", f"data.source={rows}"])
@@ -129,7 +129,7 @@ def test_a_model_by_one_word(word: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", PRESETS)
-def test_a_model_of_pictures_by_one_word(word: str) -> None:
+def test_an_image_model_by_preset(word: str) -> None:
     made = load_recipe("tnn-digits", [f"model={word}"])
     assert made.model["block"] == (PRESETS | GRID_PRESETS)[word]["block"]
     task = check_recipe(made)
@@ -149,7 +149,7 @@ def test_a_model_of_pictures_by_one_word(word: str) -> None:
         (["model.inputs={name: patches, size: 5}"], "pictures of 8 x 8 cannot be cut into patches of 5"),
     ],
 )
-def test_pictures_that_a_model_cannot_read_are_refused_before_training(
+def test_images_that_a_model_does_not_support_are_refused_before_training(
     overrides: list[str], message: str, tmp_path: Path
 ) -> None:
     made = load_recipe("tnn-cifar", ["data.source=digits", "task.augment=[]", *overrides])
@@ -157,12 +157,12 @@ def test_pictures_that_a_model_cannot_read_are_refused_before_training(
         train(made, tmp_path / "run", progress=False)
 
 
-def test_an_unknown_word_is_answered_with_the_nearest() -> None:
+def test_an_unknown_preset_suggests_the_closest_name() -> None:
     with pytest.raises(ValueError, match="unknown model: 'fd_tnn'; did you mean 'fd-tnn'"):
         load_recipe("classify", ["model=fd_tnn"])
 
 
-def test_steps_take_the_place_of_epochs() -> None:
+def test_steps_override_epochs() -> None:
     assert load_recipe("classify").training.epochs is not None
     made = load_recipe("classify", ["training.steps=5"])
     assert (made.training.steps, made.training.epochs) == (5, None)
@@ -170,7 +170,7 @@ def test_steps_take_the_place_of_epochs() -> None:
         load_recipe("classify", ["training.steps=5", "training.epochs=2"])
 
 
-def test_a_start_brings_its_tokenizer_and_may_go_away(tmp_path: Path) -> None:
+def test_a_start_brings_its_tokenizer_and_may_be_deleted(tmp_path: Path) -> None:
     start = train(
         recipe("language modelling", tmp_path / "text", "data.tokenizer=bpe", "data.vocab_size=300"),
         tmp_path / "start",
@@ -202,7 +202,7 @@ def test_a_start_is_trained_with_the_recipes_dropout(tmp_path: Path) -> None:
     assert load_recipe("classify", ["model=mega"]).model["block"]["dropout"] == own["block"]["dropout"] > 0
 
 
-def test_a_start_that_reads_other_inputs_is_refused(tmp_path: Path) -> None:
+def test_a_start_with_other_inputs_is_refused(tmp_path: Path) -> None:
     start = train(recipe("language modelling", tmp_path / "text"), tmp_path / "start", progress=False)
     made = recipe("classes of series", tmp_path / "series")
     made.model = {"init_from": str(start)}
@@ -212,7 +212,9 @@ def test_a_start_that_reads_other_inputs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_has_stopped_early_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_does_not_continue_a_training_that_stopped_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = recipe("classes of text", tmp_path / "data", "training.patience=2", "training.learning_rate=1.0e-12")
     made.training.steps, made.training.evaluate_every = 60, 3
     whole = train(made, tmp_path / "whole", progress=False)
@@ -236,8 +238,8 @@ def test_a_model_with_token_types_resumes_without_them(tmp_path: Path) -> None:
     assert (run / "config.json").is_file()
 
 
-def test_a_folder_that_was_left_before_its_recipe_trains(tmp_path: Path, text_data: TokenData) -> None:
-    """A process may die when the tokenizer of a run is there and its recipe is not."""
+def test_a_folder_left_before_its_recipe_was_written_trains(tmp_path: Path, text_data: TokenData) -> None:
+    """A process may die after writing the tokenizer of a run and before writing its recipe."""
     text_data.tokenizer.save_pretrained(tmp_path / "tokenizer")
     made = recipe("language modelling", tmp_path / "data", f"data.tokenizer={tmp_path / 'tokenizer'}")
     run = train(made, tmp_path / "run", progress=False)

@@ -1,4 +1,4 @@
-"""Which parameters weight decay shrinks: every entry of every table decides."""
+"""Which parameters have weight decay, for every entry of every table."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def decayed_names(module: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize(("entry", "part", "options", "causal"), ENTRIES, ids=str)
-def test_every_entry_says_what_decays(entry: str, part: Any, options: dict[str, Any], causal: bool) -> None:
+def test_weight_decay_of_every_entry(entry: str, part: Any, options: dict[str, Any], causal: bool) -> None:
     if entry == "block chain":
         options = {"blocks": [{"name": "prenorm"}]}
     if entry == "block mega":
@@ -96,7 +96,7 @@ def test_every_entry_says_what_decays(entry: str, part: Any, options: dict[str, 
     ],
     ids=lambda block: block["name"],
 )
-def test_a_loaded_model_decays_as_the_saved_one(block: dict[str, Any], tmp_path: Path) -> None:
+def test_a_loaded_model_has_the_weight_decay_of_the_saved_one(block: dict[str, Any], tmp_path: Path) -> None:
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, block=block))
     model.save_pretrained(tmp_path)
     names = decayed_names(model)

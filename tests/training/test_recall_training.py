@@ -1,4 +1,4 @@
-"""Associative recall in training: learning, resuming, refusals."""
+"""Associative recall in training: learning, resuming, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def losses(run: Path) -> dict[float, float]:
 
 
 @pytest.mark.slow
-def test_it_is_learnt(recall_recipe: Recipe, tmp_path: Path) -> None:
+def test_it_is_learned(recall_recipe: Recipe, tmp_path: Path) -> None:
     run = train(recall_recipe, tmp_path / "run", progress=False)
     found = [line["eval_accuracy"] for line in read_metrics(run) if "eval_accuracy" in line]
     assert found[-1] > 0.95 > found[0]
@@ -40,8 +40,8 @@ def test_resuming_is_exact(recall_recipe: Recipe, tmp_path: Path) -> None:
     assert losses(half) == losses(whole)
 
 
-def test_the_accuracy_is_that_of_the_whole_model(recall_recipe: Recipe, tmp_path: Path) -> None:
-    """What the Trainer logs, against logits of the saved model on the same sequences."""
+def test_the_logged_accuracy_equals_that_of_the_saved_model(recall_recipe: Recipe, tmp_path: Path) -> None:
+    """The Trainer's log against logits of the saved model on the same sequences."""
     recall_recipe.training.steps = recall_recipe.training.evaluate_every = 20
     run = train(recall_recipe, tmp_path / "run", progress=False)
     examples = AssociativeRecall(6).validation_examples(64, recall_recipe.training.evaluate_tokens)
@@ -73,7 +73,7 @@ def test_an_unknown_loss_is_refused(recall_recipe: Recipe, tmp_path: Path) -> No
         train(recall_recipe, tmp_path / "run", progress=False)
 
 
-def test_a_folder_of_the_tasks_name_is_not_taken_for_text(
+def test_a_folder_with_the_tasks_name_is_not_read_as_text(
     recall_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "associative-recall").mkdir()

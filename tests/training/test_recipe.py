@@ -10,7 +10,7 @@ from lagwise.training.recipe import load_recipe, recipe_names
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_shipped_recipes_load_and_say_what_they_are(name: str) -> None:
+def test_shipped_recipes_load_and_have_descriptions(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.description
     assert recipe.model["num_hidden_layers"] >= 1

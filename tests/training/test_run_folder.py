@@ -1,4 +1,4 @@
-"""What a run folder survives: damaged checkpoints, rivals, kills and full disks."""
+"""Run folders after damage to checkpoints, concurrent use, kills and full disks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lagwise.training.checkpoints import checkpoints
 
 @pytest.fixture
 def half(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was killed after its first checkpoint of two."""
+    """A run that was killed after the first of two checkpoints."""
     out = tmp_path / "half"
     monkeypatch.setattr(run_module, "_finish", lambda trainer, data, out: out)
     train(tiny_recipe, out, progress=False)
@@ -88,7 +88,7 @@ def test_damaged_checkpoints_are_refused_before_anything_runs(half: Path, kind: 
     assert (half / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_renamed_checkpoint_is_passed_over(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
+def test_a_renamed_checkpoint_is_ignored(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
     shutil.copytree(half / "checkpoint-3", half / "checkpoint-5")
     resume(half, progress=False)
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
@@ -96,7 +96,7 @@ def test_a_renamed_checkpoint_is_passed_over(tiny_recipe: Recipe, half: Path, tm
         assert torch.equal(weight, load_file(half / "model.safetensors")[name]), name
 
 
-def test_a_run_belongs_to_one_process(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
+def test_only_one_process_can_use_a_run(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
     metrics = (half / "metrics.jsonl").read_bytes()
     with locked(half, "training"), pytest.raises(BlockingIOError, match="another process is training in"):
         resume(half, progress=False)
@@ -123,7 +123,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 
 def test_two_trainings_of_one_folder(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second has found the folder empty, but the first was done before the second could begin."""
+    """The second finds the folder empty, but the first finishes before the second begins."""
     original = run_module._trainer
 
     def overtaken(*args: object) -> object:
@@ -138,10 +138,10 @@ def test_two_trainings_of_one_folder(tiny_recipe: Recipe, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("moved", [0, 1])
-def test_dying_while_a_run_begins(
+def test_a_crash_while_a_run_begins(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
-    """A folder without recipe.yaml is not yet a run: it trains."""
+    """A folder without recipe.yaml is not yet a run, so it can be trained in."""
     original, calls = os.replace, []
 
     def dies(source: Path, target: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_full_disk_while_the_tokenizer_is_saved(
 
 
 def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Lines and the summary's mean loss, also where checkpoints lie between two lines."""
+    """The lines and the summary's mean loss are equal, also if checkpoints are between two lines."""
     tiny_recipe.training.log_every = 2
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
 
@@ -206,8 +206,8 @@ def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_dying_after_the_last_step(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The summary is logged, the model not yet at the top of the folder: it is put there, and nothing logged twice."""
+def test_a_crash_after_the_last_step(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary is logged, but the run folder has no model yet. It is put there, and nothing is logged twice."""
 
     def dies(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Training: learning, exact resume, whole checkpoints, clear refusals."""
+"""Training: learning, exact resume, complete checkpoints, and clear errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
 
 
-def test_a_run_learns_and_leaves_everything(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) -> None:
     tiny_recipe.training.steps = 60
     tiny_recipe.training.learning_rate = 0.02
     run = train(tiny_recipe, tmp_path / "run", progress=False)
@@ -67,7 +67,7 @@ def test_resuming_gives_the_same_losses_and_weights(tiny_recipe: Recipe, tmp_pat
 
 @pytest.mark.slow
 def test_resuming_with_lengths_that_change_is_exact(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """Two micro-batches a step, so that they must agree on its length (TCNCA app. F)."""
+    """With two micro-batches per step, which must agree on the step's length (TCNCA app. F)."""
     tiny_recipe.data.lengths, tiny_recipe.data.evaluate_length = [8, 16, 32], 64
     tiny_recipe.training.accumulate = 2
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
@@ -99,7 +99,7 @@ def test_lengths_of_steps_and_of_validation(
     assert set(seen[False]) == {(1, 60)}  # 2 * 32 // 60: the memory of a training batch
 
 
-def test_accumulation_is_the_same_step(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_gradient_accumulation_gives_the_same_step(tiny_recipe: Recipe, tmp_path: Path) -> None:
     one = train(tiny_recipe, tmp_path / "one", progress=False)
     tiny_recipe.training.accumulate = 2
     two = train(tiny_recipe, tmp_path / "two", progress=False)
@@ -107,7 +107,7 @@ def test_accumulation_is_the_same_step(tiny_recipe: Recipe, tmp_path: Path) -> N
         torch.testing.assert_close(weight, weights(two)[name], rtol=1e-3, atol=2e-5)
 
 
-def test_a_damaged_checkpoint_is_passed_over(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(tiny_recipe: Recipe, tmp_path: Path) -> None:
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     first, last = checkpoints(run)
     cut = (last / "model.safetensors").read_bytes()[:-50]
@@ -120,8 +120,8 @@ def test_a_damaged_checkpoint_is_passed_over(tiny_recipe: Recipe, tmp_path: Path
         newest_whole_checkpoint(run)
 
 
-def test_killed_in_the_middle_of_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A death while a checkpoint is written leaves the earlier one, no half one, and the run resumes."""
+def test_a_kill_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The earlier checkpoint remains, there is no partial one, and the run resumes."""
     original = LagwiseTrainer._save_rng_state
 
     def dies_the_second_time(self: LagwiseTrainer, output_dir: str) -> None:
@@ -140,7 +140,7 @@ def test_killed_in_the_middle_of_saving(tiny_recipe: Recipe, tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_stopped_before_the_first_checkpoint(
+def test_an_interruption_before_the_first_checkpoint(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*args: object) -> None:
@@ -172,7 +172,7 @@ def test_a_full_disk_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypat
     assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]
 
 
-def test_a_log_cut_short_is_read_up_to_there(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_up_to_its_last_complete_line(tiny_recipe: Recipe, tmp_path: Path) -> None:
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     whole = read_metrics(run)
     with open(run / "metrics.jsonl", "a") as f:
@@ -198,7 +198,7 @@ def test_divergence_stops_with_advice(tiny_recipe: Recipe, tmp_path: Path) -> No
         assert all(w.isfinite().all() for w in weights(checkpoint).values())
 
 
-def test_a_run_is_understood_from_any_folder(
+def test_a_run_loads_from_any_working_directory(
     tiny_recipe: Recipe, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(text_file.parent)
@@ -236,7 +236,7 @@ def test_rates_and_shifts_do_not_decay(tiny_recipe: Recipe) -> None:
 
 
 class TestRefusals:
-    """Everything that can be wrong is found before the first step, and nothing that exists is touched."""
+    """Errors are raised before the first step, and existing files are not changed."""
 
     def test_a_folder_in_use(self, tiny_recipe: Recipe, tmp_path: Path) -> None:
         (tmp_path / "precious").write_text("kept")
@@ -269,7 +269,7 @@ class TestRefusals:
             ),
         ],
     )
-    def test_models_that_cannot_be(self, tiny_recipe: Recipe, tmp_path: Path, model: dict, message: str) -> None:
+    def test_invalid_models(self, tiny_recipe: Recipe, tmp_path: Path, model: dict, message: str) -> None:
         tiny_recipe.model = model
         tiny_recipe.data.evaluate_length = 50
         with pytest.raises(ValueError, match=message):
@@ -282,14 +282,14 @@ class TestRefusals:
         with pytest.raises(ValueError, match="did you mean 'prenorm'"):
             train(tiny_recipe, tmp_path / "run", progress=False)
 
-    def test_a_batch_that_cannot_be_shared(
+    def test_a_batch_that_processes_cannot_divide(
         self, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tiny_recipe.training.accumulate = 3
         with pytest.raises(ValueError, match="multiple of processes times accumulate"):
             train(tiny_recipe, tmp_path / "run", progress=False)
 
-    def test_resuming_what_is_no_run_or_has_other_data(
+    def test_resuming_a_folder_that_is_no_run_or_has_other_data(
         self, tiny_recipe: Recipe, tmp_path: Path, text_file: Path
     ) -> None:
         with pytest.raises(FileNotFoundError, match="not a run to resume"):
@@ -309,7 +309,7 @@ class TestRefusals:
 def test_two_processes_give_the_loss_of_one(
     tiny_recipe: Recipe, recall_recipe: Recipe, tmp_path: Path, task: bool
 ) -> None:
-    """torchrun with gloo, the same total batch; the task with lengths that change, which the processes must share."""
+    """torchrun with gloo and the same total batch size; the changing lengths must be shared between processes."""
     if task:
         recall_recipe.data.lengths = [16, 64]
         tiny_recipe.data, tiny_recipe.task = recall_recipe.data, recall_recipe.task
@@ -327,7 +327,7 @@ def test_two_processes_give_the_loss_of_one(
 
 @pytest.mark.slow
 def test_a_killed_process_resumes_exactly(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """SIGKILL at any moment, from the outside, through the command line."""
+    """SIGKILL from outside at any moment, through the command line."""
     tiny_recipe.training.steps = 400
     tiny_recipe.training.save_every = 20
     tiny_recipe.training.evaluate_every = 1000

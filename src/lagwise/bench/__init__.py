@@ -1,1 +1,1 @@
-"""Speed and memory, side by side with peers."""
+"""Benchmarks of speed, memory and quality against peers."""

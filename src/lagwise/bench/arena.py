@@ -1,4 +1,4 @@
-"""Training and inference on the shapes of Long Range Arena's tasks: models of one size, in one run."""
+"""Speed of training and inference on inputs with the shapes of Long Range Arena's tasks, for models of one size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from lagwise.models import LagwiseConfig, LagwiseForImageClassification, Lagwise
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.tables import known
 
-BASE = "transformer"  # that ratios are to
-_LAYERS, _WIDTH = 2, 64  # of every model, as of the peers in TNN's table 4
+BASE = "transformer"  # the baseline of all ratios
+_LAYERS, _WIDTH = 2, 64  # of every model, as in TNN table 4
 _HEADS, _EXPANSION = 2, 2
 _CHECKED, _TOLERANCE = 256, 1e-3
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a task gives a model. length: tokens, or pixels. classes: of the answer. vocabulary: of tokens, 0 for
-    pictures. texts: in a row. batch: rows of a step, those of Skyformer's comparison where it has the task."""
+    """Input shape of a task.
+
+    Args:
+        length: Tokens or pixels per row.
+        classes: Number of classes.
+        vocabulary: Number of token ids; 0 for images.
+        texts: Texts per row.
+        batch: Rows per step, as in Skyformer's comparison where it has the task.
+    """
 
     length: int
     classes: int
@@ -45,8 +52,8 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a forward pass and of a training step of ``batch`` rows, and the bytes that a step needs (0 if they
-    were not measured)."""
+    """Seconds of a forward pass and of a training step with ``batch`` rows, and the peak memory of a step in bytes (0
+    if it was not measured)."""
 
     task: str
     model: str
@@ -58,8 +65,17 @@ class Speed:
 
 
 def network(task: str, word: str, *, two_dimensions: bool = False) -> Any:
-    """The model of a word, two layers of 64, for a task. ValueError for unknown names, and for two dimensions of a task
-    without pictures or a word without them."""
+    """Build a model with two layers of 64 channels for a task.
+
+    Args:
+        task: A key of `SHAPES`.
+        word: A key of `PRESETS`.
+        two_dimensions: Whether to use the preset's two-dimensional form.
+
+    Raises:
+        ValueError: If a name is unknown, or if ``two_dimensions`` is set for a task without images or a preset without
+            a two-dimensional form.
+    """
     shape = SHAPES[known(task, SHAPES, "task")]
     known(word, PRESETS, "model")
     fields: dict[str, Any] = {"hidden_size": _WIDTH, "num_hidden_layers": _LAYERS, "causal": False}
@@ -81,7 +97,7 @@ def network(task: str, word: str, *, two_dimensions: bool = False) -> Any:
 
 
 def batch_of(task: str, rows: int, length: int | None = None) -> dict[str, Tensor]:
-    """Random inputs of a task; pictures are square."""
+    """Random inputs for a task; images are square."""
     shape = SHAPES[task]
     length = length or shape.length
     if not shape.vocabulary:
@@ -94,7 +110,7 @@ def batch_of(task: str, rows: int, length: int | None = None) -> dict[str, Tenso
 
 
 def check(model: Any, task: str) -> None:
-    """RuntimeError unless a model gives for short rows what it gives in float64."""
+    """Compare a model's logits for short rows with its logits in float64; RuntimeError if they differ."""
     inputs = batch_of(task, 2, _CHECKED)
     model.eval()
     with torch.no_grad():
@@ -104,7 +120,7 @@ def check(model: Any, task: str) -> None:
         model.float()
     error = float((ours - exact).abs().max() / exact.abs().max().clamp(min=1e-9))
     if not error <= _TOLERANCE:
-        raise RuntimeError(f"logits are off by {error:.1e} of the largest; a wrong result is not timed")
+        raise RuntimeError(f"logits are off by {error:.1e} of the largest; wrong results are not timed")
 
 
 def time_models(
@@ -117,8 +133,18 @@ def time_models(
     memory: bool = True,
     report: Callable[[Speed], None] = lambda speed: None,
 ) -> list[Speed]:
-    """Speed of each model on each task; of one task all in turn. rows: of a batch, by default the task's. Words that
-    end in ``-2d`` are two-dimensional, and are left out where a task has no pictures."""
+    """Time each model on each task. The models of one task are timed in turn.
+
+    Args:
+        tasks: Keys of `SHAPES`.
+        words: Keys of `PRESETS`. The suffix ``-2d`` selects the two-dimensional form, which is skipped for tasks
+            without images.
+        rows: Batch size; by default that of the task.
+        repeats: Timed repeats.
+        threads: CPU threads.
+        memory: Whether to measure peak memory too.
+        report: Called with each result.
+    """
     torch.set_num_threads(threads)
     results: list[Speed] = []
     for task in tasks:
@@ -141,7 +167,7 @@ def time_models(
 
 
 def table_rows(speeds: Sequence[Speed]) -> list[tuple[str, ...]]:
-    """A line for each task and model; ratios to the Transformer's speed and memory."""
+    """One row per task and model, with speed and memory relative to the Transformer."""
     bases = {speed.task: speed for speed in speeds if speed.model == BASE}
     lines: list[tuple[str, ...]] = []
     for s in speeds:
@@ -182,7 +208,7 @@ def _step(model: Any, inputs: dict[str, Tensor]) -> Callable[[], None]:
 
 
 def _steps(task: str, word: str, batch: int) -> Iterator[Callable[[], None]]:
-    """As `memory_of` takes them."""
+    """Training steps for `memory_of`."""
     model = _made(task, word)
     yield _step(model, batch_of(task, 1, 64))
     yield _step(model, batch_of(task, batch))

@@ -1,8 +1,8 @@
-"""Other packages' approximations of attention, wrapped as token mixers: linformer, nystrom-attention, performer-pytorch
-and reformer-pytorch (the extra ``peers``), and layers of transformers.
+"""Approximations of attention from other packages, wrapped as token mixers: linformer, nystrom-attention,
+performer-pytorch and reformer-pytorch (the extra ``peers``), and layers of transformers.
 
-All of them are two-sided. Where a package has an option for causal attention whose outputs still depend on later
-tokens, the docstring says so, and it is not timed. Skyformer and kernelized attention have no package.
+All are timed in two-sided form. The docstrings mention options for causal attention whose outputs still depend on later
+tokens; these are not timed. Skyformer and kernelized attention have no package.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ HEADS = 8
 
 
 class PeerMixer(Mixer):
-    """A module on ``(batch, length, channels)`` as a token mixer that does not obey the contract: it takes only whole
-    sequences without padding. If the module returns a tuple, its first item is the output. ValueError for padding."""
+    """A module on ``(batch, length, channels)`` wrapped as a token mixer. It supports neither padding nor streaming.
+
+    If the module returns a tuple, its first item is the output.
+
+    Args:
+        channels: Channels of the input.
+        layer: The module.
+        arguments: Functions of x that return the module's further arguments.
+        out: Whether to add an output projection, as our mixers have.
+    """
 
     directions = (False,)
 
     def __init__(self, channels: int, layer: nn.Module, *arguments: Callable[[Tensor], Any], out: bool = False):
-        """arguments: functions of x that give the layer's further arguments. out: add a linear layer after it, as the
-        mixers of this package have one."""
         super().__init__(channels, False)
         self.layer, self.arguments = layer, arguments
         self.out = nn.Linear(channels, channels) if out else nn.Identity()
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if layout.mask is not None:
-            raise ValueError("layers of other packages are timed on sequences without padding")
+            raise ValueError("layers of other packages support only sequences without padding")
         y = self.layer(x, *(make(x) for make in self.arguments))
         return self.out(y[0] if isinstance(y, tuple) else y)
 
 
 def linformer(channels: int, length: int) -> Mixer:
-    """Attention to 256 projections of all keys (Wang et al. 2020). Package linformer. A layer is made for one length,
-    and there is no causal form."""
+    """Attention to 256 projections of all keys (Wang et al. 2020), from the package linformer. A layer supports one
+    length only. There is no causal form."""
     layer = _of("linformer", "linformer.linformer").LinformerSelfAttention(
         channels, length, k=min(256, length), heads=HEADS
     )
@@ -49,8 +55,8 @@ def linformer(channels: int, length: int) -> Mixer:
 
 
 def nystrom_attention(channels: int, length: int) -> Mixer:
-    """Attention by 64 landmarks (Xiong et al. 2021). Package nystrom-attention. No causal form: landmarks are means of
-    tokens."""
+    """Attention with 64 landmarks (Xiong et al. 2021), from the package nystrom-attention. There is no causal form:
+    landmarks are means of tokens."""
     layer = _of("nystrom-attention", "nystrom_attention").NystromAttention(
         channels, dim_head=channels // HEADS, heads=HEADS, num_landmarks=min(64, length)
     )
@@ -58,11 +64,11 @@ def nystrom_attention(channels: int, length: int) -> Mixer:
 
 
 def performer(channels: int, length: int, *, causal: bool = False) -> Mixer:
-    """FAVOR+ with the package's default number of features (Choromanski et al. 2021). Package performer-pytorch; it
-    imports distutils, which from Python 3.12 on only setuptools provides.
+    """FAVOR+ with the default number of features (Choromanski et al. 2021), from the package performer-pytorch. The
+    package imports distutils, which only setuptools provides since Python 3.12.
 
-    Its causal form depends on later tokens: keys are scaled by the largest of all features before a constant is added.
-    The mixer ``linear_attention`` of this package is causal.
+    Its causal form depends on later tokens, because keys are scaled by the maximum over all features before a constant
+    is added. Our mixer ``linear_attention`` is causal.
     """
     layer = _of("performer-pytorch", "performer_pytorch").SelfAttention(
         channels, heads=HEADS, dim_head=channels // HEADS, causal=causal
@@ -71,19 +77,19 @@ def performer(channels: int, length: int, *, causal: bool = False) -> Mixer:
 
 
 def reformer(channels: int, length: int, *, causal: bool = False) -> Mixer:
-    """Attention among tokens of like hashes, 8 rounds (Kitaev et al. 2020). Package reformer-pytorch. Lengths are
-    multiples of 128.
+    """Attention among tokens with equal hashes, with 8 rounds (Kitaev et al. 2020), from the package reformer-pytorch.
+    Lengths must be multiples of 128.
 
-    Its causal form masks later tokens, but outputs depend on them: they decide which earlier tokens share a chunk of a
-    bucket.
+    Its causal form masks later tokens, but outputs still depend on them, because they affect which earlier tokens share
+    a chunk.
     """
     layer = _of("reformer-pytorch", "reformer_pytorch").LSHSelfAttention(channels, heads=HEADS, causal=causal)
     return PeerMixer(channels, layer)
 
 
 def transformers_reformer(channels: int, length: int, *, causal: bool = False) -> Mixer:
-    """Reformer's hashed attention in transformers, one round of hashes, chunks of 64. Lengths are multiples of 64. Its
-    causal form (``is_decoder``) depends on later tokens as that of `reformer` does."""
+    """Reformer's hashed attention from transformers, with one round of hashes and chunks of 64. Lengths must be
+    multiples of 64. Its causal form (``is_decoder``) depends on later tokens, like that of `reformer`."""
     module = _of("transformers", "transformers.models.reformer.modeling_reformer")
     config = module.ReformerConfig(
         hidden_size=channels,
@@ -98,8 +104,8 @@ def transformers_reformer(channels: int, length: int, *, causal: bool = False) -
 
 
 def bigbird(channels: int, length: int) -> Mixer:
-    """Attention to a window of 3 blocks of 64, 2 global blocks and 3 random ones (Zaheer et al. 2020), in transformers.
-    Lengths are multiples of 64, from 512 on; the block-sparse form is not causal."""
+    """Attention to a window of 3 blocks of 64, 2 global blocks and 3 random blocks (Zaheer et al. 2020), from
+    transformers. Lengths must be multiples of 64 and at least 512. The block-sparse form is not causal."""
     module = _of("transformers", "transformers.models.big_bird.modeling_big_bird")
     config = module.BigBirdConfig(hidden_size=channels, num_attention_heads=HEADS, max_position_embeddings=length)
     layer = module.BigBirdBlockSparseAttention(config, seed=0)
@@ -112,8 +118,8 @@ def bigbird(channels: int, length: int) -> Mixer:
 
 
 def nystromformer(channels: int, length: int) -> Mixer:
-    """Attention by 64 landmarks with a convolution of 65 values (Xiong et al. 2021), in transformers. Lengths are
-    multiples of 64, and a layer has one; no causal form."""
+    """Attention with 64 landmarks and a convolution over 65 values (Xiong et al. 2021), from transformers. Lengths must
+    be multiples of 64. A layer supports one length only. There is no causal form."""
     module = _of("transformers", "transformers.models.nystromformer.modeling_nystromformer")
     config = module.NystromformerConfig(
         hidden_size=channels, num_attention_heads=HEADS, segment_means_seq_len=length, attention_probs_dropout_prob=0.0
@@ -122,23 +128,24 @@ def nystromformer(channels: int, length: int) -> Mixer:
 
 
 def yoso(channels: int, length: int) -> Mixer:
-    """Attention by the chance that hashes agree (Zeng et al. 2021), in transformers: the expectation, quadratic in the
-    length. The form that samples hashes, in linear time, is a CUDA extension. No causal form."""
+    """Attention weighted by the probability that hashes collide (Zeng et al. 2021), from transformers. This is the
+    expectation, which takes quadratic time. The linear-time form that samples hashes needs a CUDA extension. There is
+    no causal form."""
     module = _of("transformers", "transformers.models.yoso.modeling_yoso")
     config = module.YosoConfig(hidden_size=channels, num_attention_heads=HEADS, use_expectation=True)
     return PeerMixer(channels, module.YosoSelfAttention(config), lambda x: x.new_zeros(x.shape[:2]), out=True)
 
 
 def informer(channels: int, length: int) -> Mixer:
-    """Attention of the queries that stand out (Zhou et al. 2021), in transformers; other tokens get the mean value.
-    Quadratic: it judges queries by as many sampled keys as there are tokens. Its causal form takes cumulative means,
-    but chooses queries among all tokens."""
+    """Attention for the most informative queries (Zhou et al. 2021), from transformers; other tokens get the mean
+    value. It takes quadratic time, because it scores queries with as many sampled keys as there are tokens. Its causal
+    form takes cumulative means, but selects queries among all tokens."""
     module = _of("transformers", "transformers.models.informer.modeling_informer")
     return PeerMixer(channels, module.InformerProbSparseAttention(channels, HEADS))
 
 
 def transformers_fnet(channels: int, length: int) -> Mixer:
-    """FNet's Fourier transform (Lee-Thorp et al. 2022) in transformers; equal to the mixer ``fnet``."""
+    """FNet's Fourier transform (Lee-Thorp et al. 2022), from transformers; equal to our mixer ``fnet``."""
     module = _of("transformers", "transformers.models.fnet.modeling_fnet")
     return PeerMixer(channels, module.FNetBasicFourierTransform(module.FNetConfig(hidden_size=channels)))
 
@@ -158,7 +165,7 @@ ATTENTION_PEERS: dict[str, Callable[[int, int], Mixer]] = {
 
 
 def _of(package: str, module: str) -> Any:
-    """A module of a package. ImportError, with advice, if it is not installed."""
+    """Import a module of a package; ImportError with the command to install it if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

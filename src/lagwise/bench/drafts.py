@@ -1,4 +1,4 @@
-"""Tokens a second of greedy decoding with drafts of a smaller model or of the text itself, beside none."""
+"""Tokens per second of greedy decoding with speculative decoding, prompt lookup, and neither."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from lagwise.bench.harness import Timing
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 
-_TIE = 1e-3  # of two logits: either may be the largest after other roundings
+_TIE = 1e-3  # difference of two logits below which rounding may decide which is larger
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to draft, and tokens that it proposes at a time: seconds for all prompts; forwards of the model for each
-    token; the share of prompts whose text is that without drafts (others part from it at a tie)."""
+    """Results of one drafting method and draft size.
+
+    Args:
+        method: ``none``, ``model`` or ``lookup``.
+        draft_tokens: Tokens proposed at a time.
+        seconds: Time for all prompts.
+        forwards_per_token: Forward passes of the model per token.
+        equal: Share of prompts whose text equals the text without drafts (others differ from a tie of logits on).
+        tokens: Tokens generated in all.
+    """
 
     method: str
     draft_tokens: int
@@ -46,10 +54,19 @@ def time_drafts(
     repeats: int = 5,
     progress: bool = True,
 ) -> list[Row]:
-    """Time ``generate`` without drafts, with those of ``draft``, and with prompt lookup, in turn for each prompt
-    ``(length,)``. Drafts have ``sizes`` tokens at most; a model's end early where it is unsure, as in transformers.
+    """Time ``generate`` without drafts, with drafts of a smaller model, and with prompt lookup, in turn per prompt.
 
-    ValueError if a text differs from that without drafts where two logits are no tie.
+    Args:
+        model: The model to decode with.
+        draft: A smaller model with the same tokenizer. It ends drafts early where it is unsure, as in transformers.
+        prompts: Token ids, each ``(length,)``.
+        sizes: Maximum numbers of tokens per draft.
+        new_tokens: Tokens to add to each prompt.
+        repeats: Timed repeats.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: If a text differs from the text without drafts at a token that is not a tie of logits.
     """
     methods: dict[tuple[str, int], dict[str, Any]] = {("none", 0): {}}
     for size in sizes:
@@ -66,7 +83,7 @@ def time_drafts(
     counts = dict.fromkeys(methods, 0)
     equal = dict.fromkeys(methods, 0)
     with torch.inference_mode():
-        for turn in progress_bar(range(repeats + 1), desc="drafts", show=progress):  # the first warms up, and checks
+        for turn in progress_bar(range(repeats + 1), desc="drafts", show=progress):  # the first warms up and checks
             spent = dict.fromkeys(methods, 0.0)
             for prompt in prompts:
                 expected = None
@@ -90,13 +107,13 @@ def time_drafts(
 
 
 def _counter(model: LagwiseForCausalLM) -> tuple[list[int], RemovableHandle]:
-    """A list that gets an entry for every forward of the model."""
+    """A list that grows by one entry per forward pass of the model, and the hook's handle."""
     forwards: list[int] = []
     return forwards, model.model.register_forward_pre_hook(lambda *_: forwards.append(1))
 
 
 def _check(model: LagwiseForCausalLM, expected: Tensor, text: Tensor, key: tuple[str, int]) -> bool:
-    """Whether two texts are equal. ValueError if they differ, and not by a tie."""
+    """Whether two texts are equal; ValueError if they differ at a token that is not a tie of logits."""
     if torch.equal(expected, text):
         return True
     place = int((expected != text)[0].int().argmax())
@@ -108,7 +125,7 @@ def _check(model: LagwiseForCausalLM, expected: Tensor, text: Tensor, key: tuple
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """(draft, its tokens, tokens/s, times none, forwards a token, equal texts)."""
+    """Rows of (draft, its tokens, tokens/s, speedup, forwards per token, equal texts)."""
     plain = rows[0].tokens_per_second
     return [
         (

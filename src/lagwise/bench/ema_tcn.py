@@ -1,4 +1,4 @@
-"""MEGA's moving average against a stack of dilated convolutions: TCNCA's figures 2 and 7, with more contestants."""
+"""MEGA's moving average against a stack of dilated convolutions: TCNCA's figures 2 and 7, with more methods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ PEER = "mega-pytorch"
 
 @dataclass(frozen=True)
 class Row:
-    """One length: by method, seconds forward and of forward with backward, bytes of the latter, errors."""
+    """Results for one length, by method: seconds of a forward pass and of a training step, peak memory of a step in
+    bytes, and errors."""
 
     length: int
     dilation: int
@@ -49,7 +50,7 @@ class Row:
     memory: dict[str, int]
 
     def backward(self, method: str) -> float:
-        """Seconds of a training step beyond those of a forward pass."""
+        """Seconds of a training step minus those of a forward pass."""
         return self.step[method].median - self.forward[method].median
 
 
@@ -64,13 +65,27 @@ def time_ema_tcn(
     memory: bool = True,
     progress: bool = True,
 ) -> list[Row]:
-    """Time one sequence of each length through moving averages of 64 parameters a channel and a TCN of 68.
+    """Time one sequence of each length through moving averages with 64 parameters per channel and a TCN with 68.
 
-    A causal average has 16 dimensions, a two-sided one 8 in each direction; the TCN is bare, of depth 4 and kernel size
-    17, its dilation factor the smallest whose receptive field is at least the length (TCNCA app. H). Averages are
-    MEGA's FFT with and without its kernel generation (app. I), ours by FFT, ours by scan, and that of mega-pytorch.
-    Each is checked first: averages with `check_layer`, the TCN against torch's own convolutions. ImportError,
-    with advice, if the peer is not installed.
+    A causal average has 16 dimensions, a two-sided one 8 in each direction. The TCN has no residuals, norms or
+    activations; its depth is 4, its kernel size 17, and its dilation factor the smallest whose receptive field is at
+    least the length (TCNCA app. H). The averages are MEGA's FFT with and without kernel generation (app. I), ours by
+    FFT, ours by scan, and that of mega-pytorch. Results are checked first: averages with `check_layer`, the TCN against
+    torch's convolutions.
+
+    Args:
+        lengths: Sequence lengths.
+        channels: Channels of a layer.
+        causal: Whether to time causal or two-sided layers.
+        repeats: Timed repeats.
+        threads: CPU threads; by default those of torch.
+        peer: Whether to time mega-pytorch too (causal only).
+        memory: Whether to measure peak memory too.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ImportError: If the peer is not installed.
+        ValueError: If a result is wrong.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -105,7 +120,7 @@ def time_ema_tcn(
 
 
 def check(layer: nn.Module, channels: int, length: int, *, causal: bool) -> float:
-    """The layer's largest error, for values and input gradients. ValueError if it is too large."""
+    """The layer's largest error, for values and input gradients; ValueError if it is too large."""
     if not isinstance(layer, BareTCN):
         return check_layer(layer, channels, length, causal=causal)
 
@@ -121,12 +136,12 @@ def check(layer: nn.Module, channels: int, length: int, *, causal: bool) -> floa
 
 
 def dilation_for(length: int) -> int:
-    """The smallest dilation factor with which the stack sees as far as the length (TCNCA app. H)."""
+    """The smallest dilation factor whose receptive field covers the length (TCNCA app. H)."""
     return smallest_dilation(KERNEL_SIZE, DEPTH, length)
 
 
 class BareTCN(nn.Module):
-    """Dilated convolutions without residuals, norms and activations, each of mean gain one."""
+    """Dilated convolutions without residuals, norms and activations, initialized to unit gain."""
 
     def __init__(self, channels: int, length: int, *, causal: bool):
         super().__init__()
@@ -140,7 +155,7 @@ class BareTCN(nn.Module):
 
 
 class BareEMA(nn.Module):
-    """Our moving average, without what MEGA puts around it."""
+    """Our moving average without the rest of MEGA's layer."""
 
     def __init__(self, channels: int, *, causal: bool, engine: str):
         super().__init__()
@@ -157,17 +172,17 @@ class BareEMA(nn.Module):
 
 
 def tcn(channels: int, length: int, *, causal: bool) -> nn.Module:
-    """The stack that sees the length."""
+    """A stack of dilated convolutions whose receptive field covers the length."""
     return BareTCN(channels, length, causal=causal)
 
 
 def ema(channels: int, length: int, *, causal: bool, engine: str) -> nn.Module:
-    """Our moving average by one of its engines."""
+    """Our moving average with a given engine."""
     return BareEMA(channels, causal=causal, engine=engine)
 
 
 def literal(channels: int, length: int, *, causal: bool, given: bool = False) -> nn.Module:
-    """MEGA's own steps; given: with its taps made once, as parameters."""
+    """MEGA's published algorithm. given: compute the taps once and keep them as parameters."""
     layer = LiteralEMA(channels, causal=causal, dimension=16 if causal else 8)
     if given:
         layer.fix(length)
@@ -175,7 +190,7 @@ def literal(channels: int, length: int, *, causal: bool, given: bool = False) ->
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """(length, method, forward, backward, times the TCN's forward and backward, memory, error) for printing."""
+    """Rows of (length, method, forward, backward, both relative to the TCN, memory, error)."""
     lines = []
     for row in rows:
         for name, forward in row.forward.items():
@@ -195,7 +210,7 @@ def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def figure(results: Mapping[str, Sequence[Row]]) -> Figure:
-    """Forward and backward times over the length, by direction (TCNCA fig. 2 and 7)."""
+    """Plot forward and backward times against the length, by direction (TCNCA fig. 2 and 7)."""
     panels = {}
     for direction, rows in results.items():
         names = list(rows[0].forward)

@@ -1,4 +1,4 @@
-"""Long-horizon forecasting on the data sets and by the protocol that published tables share."""
+"""Long-horizon forecasting on the usual data sets, with the protocol of published tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ HORIZONS = (96, 192, 336, 720)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A data set: its file without the suffix; rows of the training, validation and test parts, or None for 70, 10 and
-    20 percent; the horizons; and the longest look-back of single models and of averaged ones."""
+    """A data set.
+
+    Args:
+        file: File name without its suffix.
+        parts: Rows of the training, validation and test parts; by default 70, 10 and 20 percent.
+        horizons: Forecast horizons.
+        look_back: Longest look-back of single models.
+        look_backs: Look-backs of averaged models.
+    """
 
     file: str
     parts: tuple[int, int, int] | None = None
@@ -29,7 +36,7 @@ class Benchmark:
     look_backs: tuple[int, ...] = (336, 720, 1440)
 
     def split(self, rows: int) -> tuple[int, int, int]:
-        """Where the training, the validation and the test part end."""
+        """The ends of the training, validation and test parts."""
         if self.parts is None:
             train, test = int(rows * 0.7), int(rows * 0.2)
             return train, rows - test, rows
@@ -50,7 +57,7 @@ BENCHMARKS = {
     "illness": Benchmark("national_illness", None, (24, 36, 48, 60), 104, (52, 104)),
 }
 
-# Mean squared errors of the four horizons' mean, as published and corrected for drop_last where they were not right.
+# Mean squared errors averaged over the four horizons, as published, with the drop_last bug corrected where needed.
 PUBLISHED = {
     "TimesNet": {"ETTh1": 0.458, "ETTh2": 0.414, "ETTm1": 0.400, "ETTm2": 0.291},
     "DLinear": {"ETTh1": 0.444, "ETTh2": 0.409, "ETTm1": 0.358, "ETTm2": 0.282},
@@ -60,7 +67,7 @@ PUBLISHED = {
 
 
 def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
-    """Options of the forecasters that are compared, by their names in tables."""
+    """Options of the compared forecasters, by their names in tables."""
     one, kernels = {"look_back": benchmark.look_back}, 12
     small = {**one, "shared": True}
     return {
@@ -75,7 +82,11 @@ def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
 
 
 def read_benchmark(folder: Path, name: str) -> np.ndarray:
-    """Rows and series of a data set in a folder, from its .csv or .csv.xz. FileNotFoundError if there is none."""
+    """Read a data set from its .csv, .csv.xz or .csv.gz file; FileNotFoundError if there is none.
+
+    Returns:
+        Values ``(rows, series)``.
+    """
     import pandas as pd
 
     file = BENCHMARKS[name].file
@@ -86,10 +97,16 @@ def read_benchmark(folder: Path, name: str) -> np.ndarray:
 
 
 def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """One model on one data set and horizon: the figures of a table's cell.
+    """Fit and score one model on one data set and horizon.
 
-    The model sees the training and validation part alone: its weights come from the former, choices from the latter.
-    Every window of the test part is scored, with a stride of one; the first begins one look-back before that part.
+    Weights are fitted on the training part, and options are chosen on the validation part. All windows of the test part
+    are scored, with stride 1; the first begins one look-back before that part.
+
+    Args:
+        x: Values ``(rows, series)``.
+        benchmark: The data set's description.
+        horizon: Forecast horizon.
+        options: Options of `LagForecaster`.
     """
     train, valid, test = benchmark.split(len(x))
     began = time.perf_counter()
@@ -109,7 +126,7 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
 
 
 def run_benchmarks(folder: Path, names: Sequence[str], *, progress: bool = True) -> list[dict[str, Any]]:
-    """Every model on every horizon of the data sets named, a row each. ValueError for an unknown name."""
+    """Run every model on every horizon of the named data sets, one row each; ValueError for an unknown name."""
     for name in names:
         known(name, BENCHMARKS, "data set")
     data = {name: read_benchmark(folder, name) for name in names}
@@ -123,7 +140,7 @@ def run_benchmarks(folder: Path, names: Sequence[str], *, progress: bool = True)
 
 
 def chosen(rows: Sequence[Mapping[str, Any]], most: float = float("inf")) -> list[dict[str, Any]]:
-    """Of each cell the row with the lowest error on the validation part, among models of ``most`` parameters."""
+    """The row of each cell with the lowest validation error, among models with at most ``most`` parameters."""
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         best = cells.get((row["data"], row["horizon"]))
@@ -133,7 +150,7 @@ def chosen(rows: Sequence[Mapping[str, Any]], most: float = float("inf")) -> lis
 
 
 def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """The mean over horizons of each model and data set, beside published figures, as a head and rows of text."""
+    """Errors averaged over horizons, by model and data set, with published figures: a header and rows of text."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     means: dict[str, dict[str, float]] = {}
     for label, part in _labelled(rows):
@@ -153,7 +170,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
 
 
 def coverage_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """The share of test values within the intervals, the mean over horizons of each model and data set, as text."""
+    """Shares of test values within the intervals, averaged over horizons: a header and rows of text."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):

@@ -1,4 +1,4 @@
-"""Tokens per second and memory of streaming, layers and whole models, against the length of the context."""
+"""Tokens per second and memory of streaming against the context length, for layers and whole models."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from lagwise.progress import progress_bar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CHUNK = 4096  # tokens of a context that are prefilled at once
+_CHUNK = 4096  # tokens of a context prefilled at once
 _TOLERANCE = 1e-3
-# Longest contexts after which they are checked, and whole models as attention is: beyond it would take minutes.
+# Longest context at which a method is checked (whole models as for attention); longer checks would take minutes.
 _CHECKED = {CACHE: 4096, N_STATES: 1024}
-_TURN, _SLOW_TURN = 64, 4  # tokens timed in a turn: all that blocks of the online convolution share out; baselines
+_TURN, _SLOW_TURN = 64, 4  # tokens per timed turn (64 is a whole block of the online convolution); of baselines
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one context: seconds a token of the whole batch, those of its slowest tokens (99th percentile, None
-    for baselines), and bytes that the stream holds."""
+    """Results of one method at one context length: seconds per token of the whole batch, their 99th percentile (None
+    for baselines), and the size of the streaming state in bytes."""
 
     method: str
     length: int
@@ -74,11 +74,24 @@ def time_generation(
 ) -> list[Row]:
     """Time streaming after contexts of each length, methods in turn.
 
-    what is ``layers`` or ``models``. A turn is 64 tokens, of baselines 4; ``recompute`` is one forward of the whole
-    context by the model or layer without decay. Contexts of more than ``most_tokens`` in all rows are left out.
-    Each method is checked first: after a context, 70 tokens one by one must give what a forward of all gives, to 1e-3
-    of the largest value; layers at every length, attention and models up to 4096. The key-value caches of attention
-    and the n states are filled with noise, as slow to read. ValueError for a wrong result, which is not timed.
+    A turn has 64 tokens, or 4 for baselines. ``recompute`` is a forward pass over the whole context by the model or
+    layer without decay. Each method is checked first: 70 tokens streamed one by one after a context must match the
+    forward pass to 1e-3 of the largest value. Layers are checked at every length, attention and models up to 4096. The
+    key-value caches of attention and the n states are filled with noise, which takes the same time to read.
+
+    Args:
+        what: ``layers`` or ``models``.
+        lengths: Context lengths.
+        batches: Batch sizes.
+        channels: Channels of a layer.
+        repeats: Timed turns.
+        threads: CPU threads; by default those of torch.
+        most_tokens: Skip contexts with more tokens over all rows.
+        baselines: Whether to time the baselines too.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: If ``what`` is unknown or a result is wrong.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -112,13 +125,13 @@ def _check(name: str, subject: Subject, length: int) -> None:
     error = ((steps - whole).abs().max() / whole.abs().max()).item()
     if not error <= _TOLERANCE:
         raise ValueError(
-            f"{name} does not stream what it gives at once: off by {error:.1e} of the largest value after {length} "
-            "tokens; a wrong result is not timed"
+            f"streaming of {name} differs from its forward pass by {error:.1e} of the largest value after {length} "
+            "tokens; wrong results are not timed"
         )
 
 
 def _fill(subject: Subject, length: int) -> None:
-    """Bring a stream to a context; attention and n states by noise, without the time that it would take."""
+    """Fill a stream's state with a context. Attention and n states are filled with noise, which is much faster."""
     if isinstance(subject, Layer) and isinstance(subject.mixer, AttentionMixer):
         subject.state = _noise_cache(subject.mixer, subject.batch, length)
         return
@@ -176,7 +189,7 @@ def _seconds(method: Callable[[Tensor], Any], x: Tensor) -> float:
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """(length, method, tokens/s, slowest ms, times recomputing, ring buffer, attention, memory) of one batch size."""
+    """Rows of (length, method, tokens/s, slowest ms, speedup over recomputing, ring buffer and attention, memory)."""
     speed = {(row.method, row.length): row.tokens_per_second for row in rows}
     lines = []
     for row in rows:
@@ -195,12 +208,12 @@ def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def figure(results: Mapping[str, Sequence[Row]]) -> Figure:
-    """Milliseconds a token over the context, by batch."""
+    """Plot milliseconds per token against the context length, by batch size."""
     panels = {}
     for what, rows in results.items():
         for batch in sorted({row.batch for row in rows}):
             chosen = [row for row in rows if row.batch == batch]
-            panels[f"{what}, batch {batch}: ms a token"] = {
+            panels[f"{what}, batch {batch}: ms per token"] = {
                 name: [(row.length, row.token.median * 1e3) for row in chosen if row.method == name]
                 for name in dict.fromkeys(row.method for row in chosen)
             }

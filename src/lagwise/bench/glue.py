@@ -1,4 +1,4 @@
-"""Fine-tune pretrained runs on tasks of GLUE with several seeds, beside simple methods and untrained models."""
+"""Fine-tune pretrained runs on GLUE tasks with several seeds, and compare simple methods and untrained models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lagwise.training.checkpoints import checkpoints
 from lagwise.training.model import with_start, without_start
 from lagwise.training.run import RECIPE_FILE, RUN_FILE
 
-RESULT_FILE = "result.json"  # of a fine-tuning that has ended
+RESULT_FILE = "result.json"  # of a finished fine-tuning
 _START_FILE = "start.json"
 BASELINES: dict[str, Callable[[Any], dict[str, float]]] = {"majority": majority, "TF-IDF": tf_idf}
 Results = dict[str, Any]
@@ -36,7 +36,7 @@ Results = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What is fine-tuned: the model of a run, with its weights or, untrained, with new ones."""
+    """A model to fine-tune: the model of a run, with its weights or, if ``untrained``, with new ones."""
 
     run: Path
     untrained: bool = False
@@ -46,7 +46,7 @@ class Start:
         return self.run.name + ("-untrained" if self.untrained else "")
 
     def recipe(self, task: str, data: str, seed: int, overrides: Sequence[str]) -> Recipe:
-        """The recipe of a task for this model, all its paths absolute."""
+        """The recipe of a task for this model, with absolute paths."""
         init = f"model.init_from={json.dumps(str(self.run))}"
         recipe = load_recipe(f"glue-{task}", [init, *overrides, f"training.seed={seed}"])
         recipe.data.source = f"{data}:{task}" if data.startswith("hub:") else str(expanded(data).resolve())
@@ -66,25 +66,38 @@ def compare_glue(
     progress: bool = True,
     report: Callable[[Results], None] = lambda results: None,
 ) -> Results:
-    """Scores of every run on every task: fine-tuned by the recipe ``glue-TASK`` with seeds 0, 1, ..., and of simple
-    methods on the same rows.
+    """Score every run on every task, fine-tuned by the recipe ``glue-TASK`` with seeds 0, 1, ..., and simple methods on
+    the same rows.
 
-    runs: folders of encoders. untrained: folders of runs whose models are also trained without their weights. data: a
-    folder with GLUE's files (as `lagwise.data.open_glue` finds them) or ``hub:nyu-mll/glue``. overrides: changes to
-    the recipes. Fine-tunings are run folders ``out/NAME/TASK-SEED``. Those that have ended are taken as they are, those
-    that were interrupted are resumed; seeds are the outer loop, so that an interrupted comparison is one of fewer
-    seeds. Several processes may share ``out`` if their runs differ. report: gets the results after each fine-tuning.
+    Fine-tunings are run folders ``out/NAME/TASK-SEED``. Finished ones are reused, and interrupted ones are resumed.
+    Seeds are the outer loop, so an interrupted comparison covers all tasks with fewer seeds. Several processes may
+    share ``out`` if their runs differ.
 
-    Results: ``tasks`` maps each to its metric and its rows; ``scores`` maps each method to tasks to a list with the
-    scores of each seed on test (GLUE's dev set) and valid. ValueError, before the first training, for data, runs or
-    overrides that do not serve, and for an ``out`` that holds other fine-tunings than these.
+    Args:
+        runs: Folders of encoders.
+        data: A folder with GLUE's files (see `lagwise.data.open_glue`) or ``hub:nyu-mll/glue``.
+        out: Folder of the fine-tunings.
+        tasks: Names of tasks.
+        seeds: Number of seeds.
+        untrained: Folders of runs whose models are also trained without their weights.
+        overrides: Changes to the recipes.
+        progress: Whether to show progress bars.
+        report: Called with the results after each fine-tuning.
+
+    Returns:
+        A dict: ``tasks`` maps each task to its metric and rows; ``scores`` maps each method and task to a list with
+        the scores of each seed on test (GLUE's dev set) and valid.
+
+    Raises:
+        ValueError: Before the first training, if data, runs or overrides are invalid, or if ``out`` holds other
+            fine-tunings.
     """
     for task in tasks:
         known(task, LAYOUTS, "task of GLUE")
     starts = [*map(Start, map(_folder, runs)), *(Start(_folder(run), untrained=True) for run in untrained)]
     names = [start.name for start in starts]
     if not starts or len({*names, *BASELINES}) < len(names) + len(BASELINES):
-        raise ValueError(f"runs to compare must be one or more folders of different names, got {names}")
+        raise ValueError(f"runs to compare must be one or more folders with different names, got {names}")
     planned = [
         (start, task, out / start.name / f"{task}-{seed}", start.recipe(task, data, seed, overrides))
         for seed in range(seeds)
@@ -109,8 +122,7 @@ def compare_glue(
 
 
 def table_rows(results: Results) -> list[tuple[str, ...]]:
-    """A row for each method: the mean score and standard deviation over seeds on each task, and of the average over
-    tasks, in percent."""
+    """One row per method: mean and standard deviation over seeds, in percent, on each task and averaged over tasks."""
     rows: list[tuple[str, ...]] = []
     for name, scores in results["scores"].items():
         by_task = [[100 * each["test"][results["tasks"][task]["metric"]] for each in scores[task]] for task in scores]
@@ -120,7 +132,7 @@ def table_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def table_head(results: Results) -> tuple[str, ...]:
-    """Tasks with their metrics, for `table_rows`."""
+    """The header for `table_rows`: tasks with their metrics."""
     return ("", *(f"{task} ({METRICS[each['metric']]})" for task, each in results["tasks"].items()), "average")
 
 
@@ -136,7 +148,7 @@ def _folder(run: Path) -> Path:
 
 
 def _check_start(start: Start, out: Path) -> None:
-    """ValueError if the fine-tunings in ``out`` began from other weights under the same name."""
+    """Raise ValueError if the fine-tunings in ``out`` began from other weights under the same name."""
     digest = hashlib.sha256()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if (start.run / name).is_file():
@@ -148,13 +160,13 @@ def _check_start(start: Start, out: Path) -> None:
         write_whole(file, json.dumps(noted) + "\n")
     elif read_json(file) != noted:
         raise ValueError(
-            f"{str(file.parent)!r} holds fine-tunings of {read_json(file).get('run')!r} as it was then; choose another "
-            "folder with --out, or remove them"
+            f"{str(file.parent)!r} holds fine-tunings of {read_json(file).get('run')!r} with other weights; choose "
+            "another folder with --out, or remove them"
         )
 
 
 def _check_same(recipe: Recipe, folder: Path) -> None:
-    """ValueError if a folder holds a fine-tuning by another recipe, or on other data."""
+    """Raise ValueError if a folder holds a fine-tuning with another recipe or other data."""
     if not (folder / RECIPE_FILE).is_file():
         return
     saved, wanted = (yaml.safe_load(each.to_yaml()) for each in (load_recipe(str(folder / RECIPE_FILE)), recipe))
@@ -167,7 +179,7 @@ def _check_same(recipe: Recipe, folder: Path) -> None:
                     f"{shown(value)}; choose another folder with --out, or remove it"
                 )
     if not data_unchanged(folder, load_run(folder)):
-        raise ValueError(f"the data of {str(folder)!r} have changed since; choose another folder with --out")
+        raise ValueError(f"the data of {str(folder)!r} have changed; choose another folder with --out")
 
 
 def _score_baselines(recipe: Recipe, task: str, results: Results) -> None:
@@ -182,7 +194,7 @@ def _score_baselines(recipe: Recipe, task: str, results: Results) -> None:
 
 
 def _fine_tuned(recipe: Recipe, folder: Path, progress: bool) -> dict[str, Any]:
-    """Train, or go on, and score; the scores alone if that is done. Checkpoints are removed once it is."""
+    """Train or resume, score, and remove the checkpoints. For a finished fine-tuning, return the saved scores."""
     done = folder / RESULT_FILE
     if done.is_file():
         return read_json(done)
@@ -200,12 +212,12 @@ def _fine_tuned(recipe: Recipe, folder: Path, progress: bool) -> dict[str, Any]:
         "steps": options.steps,
         "best_step": _best_step(folder, recipe.task["metric"]),
         "parameters": read_json(folder / RUN_FILE)["parameters"],
-        "seconds": round(seconds, 1) if is_new else None,  # with the validations; unknown of a resumed training
+        "seconds": round(seconds, 1) if is_new else None,  # with validation; unknown if resumed
     }
     write_whole(done, json.dumps(result, indent=1) + "\n")
     for checkpoint in checkpoints(folder):
         shutil.rmtree(checkpoint)
-    gc.collect()  # models and optimisers are in cycles
+    gc.collect()  # models and optimizers are in reference cycles
     return result
 
 

@@ -1,4 +1,5 @@
-"""Time methods against each other, honestly: checked first, interleaved, medians, spread shown."""
+"""Compare methods by time and memory: results are checked first, runs are interleaved, and medians are reported with
+their spread."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Factory = Callable[[int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds: median and quartiles over the repeats."""
+    """Median and quartiles of seconds over the repeats."""
 
     median: float
     lower: float
@@ -40,9 +41,15 @@ class Timing:
 
 
 def interleaved(methods: Mapping[str, Callable[[], None]], *, repeats: int, warmup: int = 2) -> dict[str, Timing]:
-    """Time methods in turn, A B A B ..., so that a drift of the machine's speed meets all of them alike.
+    """Time methods in turn, A B A B ..., so that changes of the machine's speed affect all of them equally.
 
-    ValueError if repeats < 2 (there is no spread in one).
+    Args:
+        methods: Functions to time, by name.
+        repeats: Timed calls of each.
+        warmup: Untimed calls of each.
+
+    Raises:
+        ValueError: If repeats < 2.
     """
     if repeats < 2:
         raise ValueError(f"repeats must be at least 2, got {repeats}")
@@ -59,13 +66,25 @@ def interleaved(methods: Mapping[str, Callable[[], None]], *, repeats: int, warm
 
 
 def check_layer(layer: nn.Module, channels: int, length: int, *, causal: bool = True, tolerance: float = 1e-3) -> float:
-    """Check that a layer is a Toeplitz product, for values and input gradients; return its largest error.
+    """Check that a layer is a Toeplitz product, for values and input gradients.
 
-    Its answers to an impulse in every channel, at the first token and if two-sided at the last, give its taps; its
-    answer to noise, and the gradient of that, must then be those of the dense matrix with these taps, in a few channels
-    spread over all. ValueError if they are off by more than ``tolerance`` of the largest value. Works for any
-    implementation, without knowing its parameters. Beyond 8192 tokens, where the matrix does not fit, the float64 FFT
-    takes its place.
+    The layer's response to an impulse at the first token (and at the last if two-sided) gives its taps. Its output for
+    noise, and the gradient with respect to the input, are then compared with the product by the dense matrix of these
+    taps, in a few channels. This works for any implementation. Beyond 8192 tokens the matrix does not fit in memory, so
+    the float64 FFT is used instead.
+
+    Args:
+        layer: A module on ``(batch, length, channels)``.
+        channels: Channels of the layer.
+        length: Tokens of the test signals.
+        causal: Whether the layer is causal or two-sided.
+        tolerance: Largest error allowed, relative to the largest value.
+
+    Returns:
+        The largest relative error.
+
+    Raises:
+        ValueError: If the error is larger than ``tolerance``.
     """
     device = next(layer.parameters()).device
     with torch.no_grad():
@@ -87,15 +106,17 @@ def check_layer(layer: nn.Module, channels: int, length: int, *, causal: bool = 
 
 
 def some_channels(channels: int) -> list[int]:
-    """A few channels spread over all: dense matrices of every one would take minutes."""
+    """A few evenly spaced channels: checking dense matrices of all would take minutes."""
     return torch.linspace(0, channels - 1, min(channels, _CHECKED_CHANNELS)).long().tolist()
 
 
 def check_matrix(
     layer: nn.Module, matrices: Tensor, chosen: Tensor, channels: int, *, tolerance: float = 1e-3
 ) -> float:
-    """Check that a layer multiplies some channels by given dense matrices ``(len(chosen), length, length)``, as
-    `check_layer` does for Toeplitz ones."""
+    """Check that a layer multiplies the ``chosen`` channels by dense matrices ``(len(chosen), length, length)``.
+
+    Otherwise as `check_layer`.
+    """
     by_channel = dict(zip(chosen.tolist(), matrices, strict=True))
 
     def product(x: Tensor, channel: int) -> Tensor:
@@ -115,8 +136,23 @@ def check_product(
     what: str,
     tolerance: float = 1e-3,
 ) -> float:
-    """Check a layer, for values and input gradients of noise, against ``product(x, channel)`` of the ``chosen``
-    channels in float64, x being ``(1, length, 1)``; return its largest error, as `check_layer` does."""
+    """Compare a layer's outputs and input gradients for noise with a reference in float64.
+
+    Args:
+        layer: A module on ``(batch, length, channels)``.
+        channels: Channels of the layer.
+        length: Tokens of the noise.
+        product: The reference, ``product(x, channel)`` with x ``(1, length, 1)``.
+        chosen: Channels to compare.
+        what: Name of the product for the error message.
+        tolerance: Largest error allowed, relative to the largest value.
+
+    Returns:
+        The largest relative error.
+
+    Raises:
+        ValueError: If the error is larger than ``tolerance``.
+    """
     x = torch.randn(1, length, channels, device=next(layer.parameters()).device, requires_grad=True)
     grad = torch.randn_like(x)
     y = layer(x)
@@ -132,13 +168,13 @@ def check_product(
     if not worst <= tolerance:
         raise ValueError(
             f"{type(layer).__name__} is not a {what} of (batch, length, channels): off by {worst:.1e} "
-            f"of the largest value at length {length}; a wrong result is not timed"
+            f"of the largest value at length {length}; wrong results are not timed"
         )
     return worst
 
 
 def forward_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
-    """Forward of a layer, without gradients."""
+    """A function that runs a layer's forward pass without gradients."""
 
     def run() -> None:
         with torch.no_grad():
@@ -148,7 +184,7 @@ def forward_pass(layer: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def training_step(layer: nn.Module, x: Tensor) -> Callable[[], None]:
-    """Forward and backward of a layer to its input and its parameters, from cleared gradients."""
+    """A function that clears gradients and runs a layer's forward and backward passes."""
     x = x.detach().requires_grad_()
     grad = torch.ones_like(x)
 
@@ -161,15 +197,21 @@ def training_step(layer: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def peak_memory(factory: Factory, channels: int, length: int, batch: int, threads: int) -> int:
-    """Bytes that one training step needs beyond the layer and its input: in a process of its own on a CPU."""
+    """Bytes that a training step needs beyond the layer and its input; on a CPU, measured in a separate process."""
     if torch.cuda.is_available():
         return _step_memory_cuda(factory, channels, length, batch)
     return memory_of(_layer_steps, factory, channels, length, batch, threads=threads)
 
 
 def memory_of(make: Callable[..., Iterator[Callable[[], None]]], *arguments: Any, threads: int) -> int:
-    """Bytes that a step needs on a CPU, in a process of its own. ``make(*arguments)`` gives first a small step, since
-    libraries' own buffers are not the method's, and then the one to measure."""
+    """Bytes that a step needs on a CPU, measured in a separate process.
+
+    Args:
+        make: ``make(*arguments)`` yields a small step, which allocates the libraries' buffers, and then the step to
+            measure.
+        arguments: Arguments of ``make``.
+        threads: CPU threads of the process.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_memory_here, (make, arguments, threads))
 
@@ -199,14 +241,14 @@ def _step_memory_cuda(factory: Factory, channels: int, length: int, batch: int) 
 
 
 def process_bytes(field: str) -> int:
-    """Bytes from /proc/self/status: VmRSS now, VmHWM at its highest. (getrusage's maximum outlives exec, so a process
-    would start from its parent's.)"""
+    """Read a field of /proc/self/status in bytes: VmRSS is the present memory, VmHWM its peak. (getrusage's peak is
+    inherited across exec, so it would include the parent's.)"""
     with open("/proc/self/status") as f:
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field + ":"))
 
 
 def save_results(path: Path, command: str, results: Any) -> None:
-    """Write a results file: the command, the machine, versions, commit, figures."""
+    """Write results as JSON with the command, commit, machine and versions."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     content = {"command": command, "commit": commit or None, **describe(), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)

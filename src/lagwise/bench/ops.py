@@ -1,4 +1,4 @@
-"""Kernels and engines of the Toeplitz operator against each other and against peers: forward, training step, memory."""
+"""Speed and memory of the Toeplitz operator with different kernels and engines, against each other and peers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 BASE = "tnn"
 LITERAL = "literal tnn"
 # Kernels as published: 6 layers of 64 (TNN table 13; SKI-TNN §5.1), as many frequencies as tokens (SKI-TNN alg. 2),
-# rank 64 and 32 taps (SKI-TNN §5.2). Without decay (λ = 1) a kernel reaches over the whole signal; with it, truncation
-# makes the exact engines linear too.
+# rank 64 and 32 taps (SKI-TNN §5.2). Without decay (λ = 1) a kernel spans the whole signal; with decay it is truncated,
+# which makes the exact engines linear too.
 METHODS: dict[bool, dict[str, dict[str, Any]]] = {
     True: {
         BASE: {"kernel": {"name": "rpe"}},
@@ -54,16 +54,23 @@ METHODS: dict[bool, dict[str, dict[str, Any]]] = {
         "ski-tnn": {"kernel": {"name": "warped"}, "engine": "ski"},
     },
 }
-_DENSE_LENGTH = 2048  # beyond, dense matrices do not fit; longer signals take the same code
+_DENSE_LENGTH = 2048  # longer dense matrices do not fit in memory; longer signals take the same code path
 _DENSE_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Row:
-    """One direction and length: by method, seconds forward and of a training step, bytes of a step, and errors.
+    """Results for one direction and length, by method.
 
-    error: against the dense matrix of the method itself, relative to the largest value. approximation: of SKI against
-    its exact kernel, as `SKI.choose` estimates it.
+    Args:
+        causal: Direction.
+        length: Tokens per sequence.
+        batch: Sequences.
+        forward: Seconds of a forward pass.
+        step: Seconds of a training step.
+        error: Error against the method's own dense matrix, relative to the largest value.
+        approximation: Error of causal SKI against the exact kernel, as estimated by `CausalSKI.choose`.
+        memory: Bytes of a training step.
     """
 
     causal: bool
@@ -76,7 +83,7 @@ class Row:
     memory: dict[str, int]
 
     def speed(self, method: str) -> float:
-        """Training steps of the method in the time of one of TNN's, with its engine chosen freely."""
+        """Speed of the method's training step relative to TNN's with the engine ``auto``."""
         return self.step[BASE].median / self.step[method].median
 
 
@@ -92,13 +99,26 @@ def time_ops(
     memory: bool = True,
     progress: bool = True,
 ) -> list[Row]:
-    """Time every method at each length, causal and two-sided, after checking it; batches of ``tokens / length``.
+    """Time every method at each length and direction, after checking its result.
 
-    Methods are our operator with the kernels and engines of `METHODS`, the published algorithm literally, and peers,
-    which are taken to be causal. ValueError if one is not the product that it claims to be.
+    Methods are our operator with the kernels and engines of `METHODS`, the published algorithm, and peers.
+
+    Args:
+        lengths: Sequence lengths.
+        channels: Channels of a layer.
+        tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
+        repeats: Timed repeats.
+        threads: CPU threads; by default those of torch.
+        directions: Directions to time; True is causal.
+        peers: Factories of causal layers, by name.
+        memory: Whether to measure peak memory too.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: If a result is wrong, or if there are peers but no causal direction.
     """
     if peers and True not in directions:
-        raise ValueError("peers are timed among the causal layers; give the causal direction too")
+        raise ValueError("peers are timed with the causal layers; include the causal direction")
     if threads:
         torch.set_num_threads(threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,8 +152,8 @@ def time_ops(
 
 
 def mixer(channels: int, length: int, *, causal: bool, options: Mapping[str, Any]) -> nn.Module:
-    """Our operator with a kernel and an engine. A frequency kernel has as many frequencies as tokens unless told; a
-    tolerance becomes a plan here, once: choosing it is not what is timed."""
+    """Our operator with a kernel and an engine. By default a frequency kernel has as many frequencies as tokens. An
+    engine with a tolerance gets its plan here, so that choosing it is not timed."""
     kernel, engine = dict(options["kernel"]), options.get("engine", "auto")
     if kernel["name"] == "frequency":
         kernel.setdefault("grid", length)
@@ -147,12 +167,12 @@ def mixer(channels: int, length: int, *, causal: bool, options: Mapping[str, Any
 
 
 def literal(channels: int, length: int, *, causal: bool) -> nn.Module:
-    """The published algorithm, literally."""
+    """The published algorithm, implemented literally."""
     return LiteralTNO(channels, causal=causal)
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """(direction, length, method, forward, step, speed over tnn, memory, error of approximation) for printing."""
+    """Rows of (direction, length, method, forward, step, speed relative to tnn, memory, approximation error)."""
     lines = []
     for row in rows:
         for name, step in row.step.items():
@@ -172,7 +192,8 @@ def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Speed over TNN by length, a panel a direction, markers as large as the memory (SKI-TNN fig. 1)."""
+    """Plot speed relative to TNN against the length, one panel per direction, with marker sizes by memory (SKI-TNN
+    fig. 1)."""
     panels = {}
     for causal in (True, False):
         chosen = [row for row in rows if row.causal is causal]
@@ -194,7 +215,7 @@ def _check(layer: nn.Module, channels: int, length: int, causal: bool) -> float:
 
 @torch.no_grad()
 def _ski_matrix(layer: ToeplitzMixer, length: int, chosen: Tensor) -> Tensor:
-    """Dense matrices of a SKI layer in a few channels, in float64: ``(channels, length, length)``."""
+    """Dense float64 matrices ``(channels, length, length)`` of a SKI layer in a few channels."""
     ski, kernel = layer.ski, layer.kernel
     device = next(layer.parameters()).device
     if isinstance(ski, TwoSidedSKI):

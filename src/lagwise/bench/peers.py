@@ -1,4 +1,4 @@
-"""What to measure against: published algorithms written out as they are."""
+"""Literal implementations of published algorithms, as baselines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 class LiteralTNO(nn.Module):
-    """The Toeplitz operator step by step as the authors' layer computes it, for benchmarks only.
+    """The Toeplitz operator, computed step by step as in the authors' layer, for benchmarks only.
 
-    The signal is (batch, heads = 1, length, channels); the relative position encoder runs at every lag of every
-    forward; the coefficients (t_0, t_1, ..., t_{n-1}, t_0, and if two-sided t_{1-n}, ..., t_{-1}) and the signal go
-    through rfft and irfft of length 2 n along the length, which is not the contiguous axis; gradients are autograd's
-    (TNN eq. 21 to 26).
+    The signal is (batch, heads = 1, length, channels). Every forward pass evaluates the relative position encoder at
+    all lags. The coefficients (t_0, t_1, ..., t_{n-1}, t_0, and if two-sided t_{1-n}, ..., t_{-1}) and the signal are
+    transformed by rfft and irfft of length 2 n along the length, which is not the contiguous axis. Gradients are
+    computed by autograd (TNN eq. 21 to 26).
     """
 
     def __init__(self, channels: int, *, causal: bool = True, hidden: int = 64, layers: int = 6, decay: float = 0.99):
@@ -47,11 +47,11 @@ class LiteralTNO(nn.Module):
 
 
 class LiteralEMA(nn.Module):
-    """MEGA's moving average step by step as its authors' layer computes it, for benchmarks only.
+    """MEGA's moving average, computed step by step as in the authors' layer, for benchmarks only.
 
-    Kernel generation takes the exponential of every channel, dimension and lag; kernel and signal go through rfft and
-    irfft of length 2 n along the contiguous axis; gradients are autograd's (TCNCA app. I and fig. 6). A two-sided
-    kernel is two of them, end to end.
+    Kernel generation evaluates an exponential for every channel, dimension and lag. Kernel and signal are transformed
+    by rfft and irfft of length 2 n along the contiguous axis. Gradients are computed by autograd (TCNCA app. I and
+    fig. 6). A two-sided kernel joins two one-sided kernels.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16):
@@ -63,7 +63,7 @@ class LiteralEMA(nn.Module):
         self.taps: nn.Parameter | None = None
 
     def fix(self, length: int) -> None:
-        """From here on the taps are parameters, made once (TCNCA app. I, "without kernel generation")."""
+        """Compute the taps once and keep them as parameters (TCNCA app. I, "without kernel generation")."""
         with torch.no_grad():
             self.taps = nn.Parameter(self._kernel(length))
 
@@ -88,7 +88,7 @@ class LiteralEMA(nn.Module):
 
 
 def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
-    """The moving average of the package mega-pytorch, of 16 heads. ImportError, with advice, if it is not installed."""
+    """The moving average of the package mega-pytorch, with 16 heads; ImportError with the command to install it."""
     try:
         from mega_pytorch.mega_pytorch import MultiHeadedEMA
     except ImportError as error:
@@ -97,13 +97,13 @@ def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
 
 
 def load_peer(name: str) -> Callable[[int, int], nn.Module]:
-    """A peer from ``module:factory``: ``factory(channels, length)`` gives a module on (batch, length, channels).
+    """Load a peer from ``module:factory``; ``factory(channels, length)`` returns a module on (batch, length, channels).
 
-    ValueError if the module or the factory is not there.
+    ValueError if the module or the factory cannot be imported.
     """
     module, separator, attribute = name.partition(":")
     if not separator:
-        raise ValueError(f"a peer is written module:factory, got {name!r}")
+        raise ValueError(f"a peer must be given as module:factory, got {name!r}")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

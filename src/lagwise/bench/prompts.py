@@ -1,4 +1,4 @@
-"""Prompts to measure language models with."""
+"""Prompts for benchmarks of language models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lagwise.training import load_run
 
 
 def run_prompts(run: Path, count: int, length: int) -> list[Tensor]:
-    """Ids ``(length,)`` from places spread evenly over the test text of a run."""
+    """Token ids ``(length,)`` from evenly spaced positions in the test text of a run."""
     options = load_run(run).data
     text = prepare(options.source or "stdlib", options.tokenizer, vocab_size=options.vocab_size).splits["test"]
     starts = torch.linspace(0, len(text) - length, count).long().tolist()

@@ -1,4 +1,4 @@
-"""Tokens a second and waiting times of `lagwise serve` under load, beside `transformers serve` with a Transformer."""
+"""Tokens per second and latency of `lagwise serve` under load, compared with `transformers serve` and a Transformer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 
-_PATIENCE = 300  # seconds for a server to start, and for an answer
+_PATIENCE = 300  # timeout in seconds for a server to start and for an answer
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that listens: what it is called here, its port, and the name of its model."""
+    """A running server: its name in tables, its port, and the name of its model."""
 
     name: str
     port: int
@@ -38,9 +38,11 @@ class Server:
 
 @dataclass(frozen=True)
 class Row:
-    """One server under a number of clients that each ask again as soon as they are answered. Seconds: medians and 99th
-    percentiles over all requests of all turns, from sending a request to the first text and to the end. Tokens a
-    second: of all clients together, the median over the turns."""
+    """Results of one server with a number of clients, each of which sends its next request as soon as it is answered.
+
+    Times in seconds, from sending a request to the first text and to the end, are medians and 99th percentiles over all
+    requests. Tokens per second, of all clients together, are the median over the turns.
+    """
 
     server: str
     clients: int
@@ -61,11 +63,22 @@ def measure(
     repeats: int = 3,
     progress: bool = True,
 ) -> list[Row]:
-    """Load servers in turn, A B A B ..., with each number of clients. A turn asks all ``prompts``, or as many as there
-    are clients if that is more. RuntimeError if an answer fails or does not have as many tokens as were asked for."""
+    """Send requests to the servers in turn, A B A B ..., with each number of clients.
+
+    Args:
+        servers: Running servers.
+        prompts: Texts to continue. A turn sends all of them, and repeats them if there are more clients.
+        clients: Numbers of concurrent clients.
+        new_tokens: Tokens to add to each prompt.
+        repeats: Timed turns.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        RuntimeError: If a request fails or an answer does not have ``new_tokens`` tokens.
+    """
     turns = progress_bar([(n, turn) for n in clients for turn in range(repeats)], desc="load", show=progress)
     found: dict[tuple[str, int], list[tuple[float, list[tuple[float, float]]]]] = {}
-    for server in servers:  # what is made at the first request is not timed
+    for server in servers:  # the first request, which initializes the server, is not timed
         _ask(server, prompts[0], new_tokens)
     for count, _ in turns:
         asked = [prompts[number % len(prompts)] for number in range(max(count, len(prompts)))]
@@ -88,7 +101,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def _ask(server: Server, prompt: str, new_tokens: int) -> tuple[float, float]:
-    """Seconds to the first text, and to the end, of a streamed greedy answer."""
+    """Seconds to the first text and to the end of a streamed greedy answer."""
     ask: dict[str, Any] = {"model": server.model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0}
     body = json.dumps({**ask, "stream": True, "stream_options": {"include_usage": True}})
     start, first, tokens = time.perf_counter(), None, None
@@ -109,13 +122,15 @@ def _ask(server: Server, prompt: str, new_tokens: int) -> tuple[float, float]:
     whole = time.perf_counter() - start
     connection.close()
     if tokens != new_tokens:
-        raise RuntimeError(f"{server.name} added {tokens} tokens, not {new_tokens}; choose prompts that go on")
+        raise RuntimeError(f"{server.name} added {tokens} tokens, not {new_tokens}; choose prompts with longer answers")
     return whole if first is None else first, whole
 
 
 def make_transformer(like: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """A Llama with as many channels and layers as a model, and about as many parameters, of random weights. It never
-    says a token that is no printable ASCII, for whose bytes a server would wait."""
+    """A Llama with random weights, with as many channels and layers as a model and about as many parameters.
+
+    It generates only tokens of printable ASCII, since a server waits for the rest of an incomplete character.
+    """
     config = like.config
     channels, layers = config.hidden_size, config.num_hidden_layers
     total = sum(parameter.numel() for parameter in like.parameters())
@@ -150,8 +165,17 @@ def started(
     batched: bool,
     compiled: bool,
 ) -> Iterator[list[Server]]:
-    """`lagwise serve` of a run, also with a compiled step if ``compiled``, and of ``peer`` `transformers serve`, one
-    request at a time and, if ``batched``, with its continuous batching."""
+    """Start `lagwise serve` for a run and `transformers serve` for a peer, and stop them on exit.
+
+    Args:
+        run: Folder of a trained language model.
+        clients: Largest number of clients.
+        threads: CPU threads of each server.
+        peer: Model for `transformers serve`, if any.
+        tokenizer: The peer's tokenizer.
+        batched: Whether to start `transformers serve` with continuous batching too.
+        compiled: Whether to start `lagwise serve` with a compiled step too.
+    """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         own = ("lagwise", "serve", str(run), "--queue", str(clients), "--rows", str(min(clients, 64)))
@@ -207,7 +231,7 @@ def _answers(port: int) -> bool:
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """(server, clients, tokens/s, ours over that, seconds to the first text: p50, p99; to the end: p50, p99)."""
+    """Rows of (server, clients, tokens/s, our speedup, seconds to the first text: p50, p99, to the end: p50, p99)."""
     own = {row.clients: row.tokens_per_second for row in rows if row.server == "lagwise"}
     return [
         (

@@ -1,4 +1,4 @@
-"""How late a classifier of signals answers, and how many times faster than the signal it is."""
+"""Latency of a streaming classifier of signals, and its speed relative to real time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ import torch
 
 from lagwise.models import LagwiseForTokenClassification, StreamingClassifier
 
-_TOLERANCE = 1e-3  # of probabilities in float32, whose weights may be large
+_TOLERANCE = 1e-3  # of probabilities, in float32 and with possibly large weights
 
 
 @dataclass(frozen=True)
 class SignalSpeed:
-    """chunk: samples of a push. median, late, worst: seconds that a push takes, the middle one, the 99th percentile and
-    the longest. completing: the median of pushes that complete a step. real_time: seconds of signal in a second of the
-    clock, and one_core in a second of a core's time, which other programs do not change."""
+    """Latency and speed for one chunk size.
+
+    Args:
+        chunk: Samples per push.
+        median: Median seconds of a push.
+        late: 99th percentile of the seconds.
+        worst: Longest time in seconds.
+        completing: Median seconds of pushes that complete a step.
+        real_time: Seconds of signal processed per second.
+        one_core: Seconds of signal processed per second of CPU time, which other programs do not affect.
+    """
 
     chunk: int
     median: float
@@ -33,10 +41,19 @@ class SignalSpeed:
 def time_signal(
     model: Any, rate: float, seconds: float, chunks: Sequence[int], *, warmup: float = 1.0
 ) -> list[SignalSpeed]:
-    """Stream ``seconds`` of noise, at ``rate`` samples a second, through a model in pushes of each size.
+    """Stream noise through a model in chunks of each size.
 
-    First the stream of the smallest chunks is compared with the model's output for the whole signal: ValueError if a
-    probability is off by over 1e-3. warmup: seconds of signal that are not timed.
+    First, streaming with the smallest chunks is compared with the model's output for the whole signal.
+
+    Args:
+        model: A classifier of signals.
+        rate: Samples per second.
+        seconds: Seconds of signal to time.
+        chunks: Samples per push.
+        warmup: Seconds of signal that are not timed.
+
+    Raises:
+        ValueError: If a probability differs by more than 1e-3, or if the signal is too short for a chunk size.
     """
     stream = StreamingClassifier(model)
     total, before = round((warmup + seconds) * rate), round(warmup * rate)
@@ -75,16 +92,17 @@ def time_signal(
 @torch.inference_mode()
 def _check(model: Any, stream: StreamingClassifier, signal: torch.Tensor, chunk: int) -> None:
     if not isinstance(model, LagwiseForTokenClassification):
-        return  # what it says of a prefix is tested, not timed here
+        return  # outputs for prefixes are covered by tests
     streamed = torch.cat([stream.push(part) for part in signal.split(chunk)])
     whole = model(input_values=signal[None, : len(streamed) * stream.stride]).logits[0].softmax(-1)
     error = float((streamed - whole).abs().max())
     if not error <= _TOLERANCE:
-        raise ValueError(f"the stream is off by {error:.1e} from the output for the whole signal")
+        raise ValueError(f"streaming differs by {error:.1e} from the output for the whole signal")
 
 
 def table_rows(results: Sequence[SignalSpeed], rate: float) -> list[tuple[str, ...]]:
-    """Samples of a push and their seconds; median, p99 and worst in ms, ms with a step; times real time, twice."""
+    """Rows of (samples, seconds of signal, median, p99, worst and completing ms, times real time, the same of one
+    core)."""
     return [
         (
             str(r.chunk),

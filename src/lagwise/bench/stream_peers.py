@@ -1,4 +1,4 @@
-"""What streaming is measured against: a dot product over all inputs, and the exact state space of as many states."""
+"""Baselines for streaming: a dot product over all inputs, and the exact state space with n states."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lagwise.ops import Layout, toeplitz_product
 from lagwise.ops.recurrence import modal_prefill
 from lagwise.ops.window import Window
 
-_SLICE_ELEMENTS = 1 << 17  # products of a slice stay in cache until they are added up; the fastest of those tried
+_SLICE_ELEMENTS = 1 << 17  # the products of a slice fit in the CPU cache; the fastest of the sizes tried
 
 
 class RingState(NamedTuple):
-    """Inputs and the taps they meet, lag 0 last."""
+    """Past inputs, and the taps with lag 0 last."""
 
     window: Window
     taps: Tensor
 
 
 class RingBuffer(Mixer):
-    """A Toeplitz mixer that keeps its inputs in a buffer and takes one dot product of them a token."""
+    """A Toeplitz mixer that keeps past inputs in a buffer and computes one dot product per token."""
 
     def __init__(self, mixer: Mixer):
         super().__init__(mixer.channels, causal=True)
@@ -46,7 +46,7 @@ class RingBuffer(Mixer):
         length = window.size
         if length > len(taps):
             taps = self.mixer.kernel.taps(1 << (length - 1).bit_length()).t().flip(0).contiguous()
-        if x.shape[1] > 1:  # to fill it only
+        if x.shape[1] > 1:  # only to fill the buffer
             signal = torch.cat([state.window.tokens, x], dim=1)
             y = toeplitz_product(signal, taps.flip(0).t()[:, : signal.shape[1]])[:, -x.shape[1] :]
             return y.to(x.dtype), RingState(window, taps)
@@ -78,7 +78,7 @@ class NStates(Mixer):
 
 
 def replace_toeplitz(model: LagwiseForCausalLM, make: Callable[[ToeplitzMixer], Mixer]) -> LagwiseForCausalLM:
-    """Put something else in the place of a model's Toeplitz mixers."""
+    """Replace each Toeplitz mixer of a model by ``make(mixer)``, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, ToeplitzMixer) and not isinstance(parent, RingBuffer | NStates):

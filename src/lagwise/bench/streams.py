@@ -1,4 +1,4 @@
-"""What streams in a benchmark of generation: layers and small models of every kind, and their baselines."""
+"""Layers, small models and baselines for the benchmark of generation."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ MODELS = {
     CACHE: "transformer-alibi-lm",
 }
 BASELINES = (RING, N_STATES)
-CHECKED_STEPS = 70  # over a block of the online convolution, and more
-_ROOM = 1000  # tokens beyond the context for which the n states are made
+CHECKED_STEPS = 70  # more than a block of the online convolution
+_SPARE_TOKENS = 1000  # tokens after the context that the n states support
 
 
 class Subject(Protocol):
-    """What streams: a layer or a model. Outputs are ``(batch, 1 or length, ...)``."""
+    """A layer or model to stream through. Outputs are ``(batch, 1 or length, ...)``."""
 
     state: Any
 
@@ -61,7 +61,7 @@ class Subject(Protocol):
     def forward(self, x: Tensor) -> Tensor: ...
 
 
-Factory = Callable[[int], "Subject"]  # from the batch size
+Factory = Callable[[int], "Subject"]  # called with the batch size
 
 
 class Layer:
@@ -103,7 +103,7 @@ class Model:
 
 
 def layers(channels: int, length: int) -> dict[str, Factory]:
-    """One layer of every kind, and the baselines: the kernel without decay by a ring buffer, and as n states."""
+    """One layer of every kind, and the baselines: the kernel without decay as a ring buffer and as n states."""
 
     def layer(name: str) -> Mixer:
         torch.manual_seed(0)
@@ -113,12 +113,12 @@ def layers(channels: int, length: int) -> dict[str, Factory]:
     return {
         **{name: lambda batch, name=name: Layer(layer(name), batch) for name in LAYERS},
         RING: lambda batch: Layer(RingBuffer(layer(EXACT)), batch),
-        N_STATES: lambda batch: Layer(NStates(layer(EXACT), length + _ROOM), batch),
+        N_STATES: lambda batch: Layer(NStates(layer(EXACT), length + _SPARE_TOKENS), batch),
     }
 
 
 def models() -> dict[str, Factory]:
-    """The small models of the recipes; TNN also without decay, by ring buffers without decay, and converted."""
+    """The small models of the recipes. TNN is included also without decay, with ring buffers, and converted."""
     exact = ["model.block.token_mixer.kernel.decay=1.0", "model.block.token_mixer.kernel.inputs=normalized"]
     converted = _model("tnn-lm").to_recurrent()
     return {
@@ -130,7 +130,7 @@ def models() -> dict[str, Factory]:
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of all the storage that a stream's state holds on to, shared parts and spare capacity included."""
+    """Bytes of all storage referenced by a streaming state, including shared parts and spare capacity."""
     return sum({s.data_ptr(): s.nbytes() for s in _storages(state, set())}.values())
 
 

@@ -1,4 +1,4 @@
-"""The cheapest stack of dilated convolutions that covers a length, on the machine at hand."""
+"""Find the cheapest stack of dilated convolutions that covers a length, on this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 from lagwise.training.hardware import describe
 
-_LONGEST_KERNEL = 64  # kernels beyond cost more multiplications than any stack saves in passes over the signal
+_LONGEST_KERNEL = 64  # longer kernels cost more multiplications than fewer passes over the signal save
 _MACHINE = ("processor", "threads", "gpu", "torch")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A stack and what a training step with it takes; parameters are those of a channel."""
+    """A stack, its parameters per channel, and the time of a training step."""
 
     shape: StackShape
     parameters: int
@@ -42,12 +42,22 @@ def choose_tcn(
     anew: bool = False,
     progress: bool = True,
 ) -> list[Choice]:
-    """Stacks that cover a length, the cheapest first: a `TCNMixer`'s training step with each, in batches of
-    ``tokens / length`` sequences, at least one (TCNCA app. D picks by measuring too, but among more).
+    """Time a `TCNMixer`'s training step with each stack that covers a length, and sort the stacks by time.
 
-    `covering_shapes` leaves one stack a depth, so there are few to time. The result is kept in the cache folder, by
-    machine, torch and arguments, and found there again unless ``anew``. ValueError for a length below 2 (nothing to
-    cover), or no channels or tokens.
+    `covering_shapes` gives one stack per depth, so there are few to time (TCNCA app. D measures more). Results are kept
+    in the cache folder, by machine, torch version and arguments.
+
+    Args:
+        length: Tokens to cover.
+        channels: Channels of the mixer.
+        tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
+        causal: Whether the convolutions are causal or centred.
+        repeats: Timed repeats.
+        anew: Ignore cached results.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ValueError: If length < 2, channels < 1 or tokens < 1.
     """
     for name, value, least in (("length", length, 2), ("channels", channels, 1), ("tokens", tokens, 1)):
         whole_number(name, value, least)
@@ -68,7 +78,7 @@ def choose_tcn(
 
 
 def _kept(path: Path) -> list[dict[str, Any]]:
-    """What earlier calls have found; nothing if the file is not there or damaged: it can be found again."""
+    """Results of earlier calls; an empty list if the file is missing or damaged."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

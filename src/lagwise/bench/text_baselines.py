@@ -1,4 +1,4 @@
-"""What simple methods reach on labelled texts, by scikit-learn: the commonest class, and words without their order."""
+"""Scores of simple methods on labelled texts, with scikit-learn: the most common class, and bags of words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def majority(rows: LabelledRows) -> dict[str, float]:
-    """Scores on test of the commonest class of train, or of the mean of its numbers."""
+    """Test scores of the training part's most common class or, for numbers, mean."""
     train, test = (np.asarray(rows.splits[split][LABEL][:]) for split in ("train", "test"))
     if rows.label_names is None:
         return regression_scores(np.full(len(test), train.mean()), test)[0]
@@ -23,10 +23,10 @@ def majority(rows: LabelledRows) -> dict[str, float]:
 
 
 def tf_idf(rows: LabelledRows) -> dict[str, float]:
-    """Scores on test of a linear model of TF-IDF of words and pairs of words, fitted on train: logistic regression
-    (C = 4) or, of numbers, ridge regression (alpha = 1).
+    """Test scores of a linear model on TF-IDF features of words and bigrams: logistic regression (C = 4) or, for
+    numbers, ridge regression (alpha = 1).
 
-    Of two texts with vectors a and b it gets a, b, ``|a - b|``, ``a * b`` and their cosine.
+    The features of a pair of texts with vectors a and b are a, b, ``|a - b|``, ``a * b`` and their cosine.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -44,7 +44,7 @@ def tf_idf(rows: LabelledRows) -> dict[str, float]:
 
 
 def _features(vectors: Sequence[Any]) -> Any:
-    """Vectors of one text, or those of two and how they agree: sparse matrices, a row each."""
+    """Features of single texts or of pairs, as sparse matrices with one row per example."""
     from scipy.sparse import csr_array, hstack
 
     if len(vectors) == 1:

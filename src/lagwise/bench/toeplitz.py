@@ -1,4 +1,4 @@
-"""Speed and memory of the causal Toeplitz layer in training, beside the literal algorithm."""
+"""Training speed and memory of the causal Toeplitz layer, compared with the published algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ OURS, LITERAL = "lagwise", "literal"
 
 @dataclass(frozen=True)
 class Row:
-    """One length: seconds of a training step, bytes of memory, and errors relative to the largest value, by method."""
+    """Results for one length, by method: seconds and bytes of a training step, and errors relative to the largest
+    value."""
 
     length: int
     batch: int
@@ -29,7 +30,7 @@ class Row:
     memory: dict[str, int]
 
     def ratio(self, method: str) -> float:
-        """How many of our steps fit in one of the method's."""
+        """Our speedup over the method."""
         return self.seconds[method].median / self.seconds[OURS].median
 
 
@@ -44,10 +45,20 @@ def time_layers(
     memory: bool = True,
     progress: bool = True,
 ) -> list[Row]:
-    """Time forward and backward of our layer, the literal one and any peers at each length.
+    """Time training steps of our layer, the literal one and any peers at each length.
 
-    The batch is ``tokens / length``, at least 1; kernels are those of TNN table 13 (6 layers of 64, decay 0.99). Every
-    layer is checked with `check_layer` before it is timed. ValueError from there if one is wrong.
+    Kernels are those of TNN table 13 (6 layers of 64, decay 0.99). Every layer is first checked with `check_layer`,
+    which raises ValueError if a result is wrong.
+
+    Args:
+        lengths: Sequence lengths.
+        channels: Channels of a layer.
+        tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
+        repeats: Timed repeats.
+        threads: CPU threads; by default those of torch.
+        peers: Factories of other layers, by name.
+        memory: Whether to measure peak memory too.
+        progress: Whether to show a progress bar.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -69,8 +80,8 @@ def time_layers(
 
 
 def where_time_goes(length: int, *, channels: int = 512, tokens: int = 8192, repeats: int = 15) -> dict[str, Timing]:
-    """Parts of our training step at one length: the kernel network alone, the product alone, and a plain copy of the
-    signal through one rfft and irfft, which no FFT method can do without."""
+    """Time the parts of our training step: the kernel network, the product, and one rfft and irfft of the signal, the
+    minimum for any FFT method."""
     from lagwise.ops import toeplitz_product
     from lagwise.ops.toeplitz import fast_length
 
@@ -98,17 +109,17 @@ def where_time_goes(length: int, *, channels: int = 512, tokens: int = 8192, rep
 
 
 def ours(channels: int, length: int) -> nn.Module:
-    """Our layer with the published kernel."""
+    """Our layer with the kernel of TNN table 13."""
     return ToeplitzMixer(channels)
 
 
 def literal(channels: int, length: int) -> nn.Module:
-    """The published algorithm, literally."""
+    """The published algorithm, implemented literally."""
     return LiteralTNO(channels)
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """(length, batch, method, milliseconds, quartiles, times ours, memory) for printing."""
+    """Rows of (length, batch, method, milliseconds, quartiles, time relative to ours, memory)."""
     lines = []
     for row in rows:
         for name, timing in row.seconds.items():

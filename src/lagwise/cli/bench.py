@@ -15,18 +15,16 @@ from lagwise.cli.glue import glue
 from lagwise.cli.lra import lra
 from lagwise.cli.parsing import at_least, path, whole_numbers, within
 
-Channels = Annotated[int, typer.Option(callback=at_least(1), help="Channels of a layer.")]
+Channels = Annotated[int, typer.Option(callback=at_least(1), help="Channels per layer.")]
 Tokens = Annotated[
-    int, typer.Option(callback=at_least(1), help="Tokens in a batch; the batch size is this over the length.")
+    int, typer.Option(callback=at_least(1), help="Tokens per batch; the batch size is this divided by the length.")
 ]
 Repeats = Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")]
 Threads = Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")]
 Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in separate processes.")]
-Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a picture next to it.")]
+Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a plot next to it.")]
 
-bench = typer.Typer(
-    help="Measure speed and memory against peers, in one run; results are checked first.", no_args_is_help=True
-)
+bench = typer.Typer(help="Measure speed and memory against peers; results are checked first.", no_args_is_help=True)
 bench.command()(glue)
 bench.command()(drafts)
 bench.command()(lra)
@@ -35,7 +33,7 @@ bench.command()(serve)
 
 @bench.callback()
 def _group() -> None:
-    """Measure speed and memory against peers, in one run; results are checked first."""
+    """Measure speed and memory against peers; results are checked first."""
 
 
 @bench.command()
@@ -47,12 +45,12 @@ def toeplitz(
     threads: Threads = 2,
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="`module:factory` of another implementation; factory(channels, length) gives a module."),
+        typer.Option(help="`module:factory` of another implementation; factory(channels, length) returns a module."),
     ] = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
     memory: Memory = True,
 ) -> None:
-    """Training step of the causal Toeplitz layer against the published algorithm written out literally.
+    """Time training steps of the causal Toeplitz layer against a literal implementation of the published algorithm.
 
     lagwise bench toeplitz --lengths 512,2048,8192 --out results.json
     """
@@ -94,12 +92,12 @@ def ops(
     direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "both",
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="`module:factory` of another causal layer; factory(channels, length) gives a module."),
+        typer.Option(help="`module:factory` of another causal layer; factory(channels, length) returns a module."),
     ] = None,
     out: Out = None,
     memory: Memory = True,
 ) -> None:
-    """TNN, FD-TNN and SKI-TNN layers with their engines against each other and the published algorithm, each checked.
+    """Time TNN, FD-TNN and SKI-TNN layers with their engines, against each other and the published algorithm.
 
     lagwise bench ops --lengths 512,4096,32768 --out ops.json
     """
@@ -141,7 +139,7 @@ def ema_vs_tcn(
     out: Out = None,
     memory: Memory = True,
 ) -> None:
-    """MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions; results are checked first.
+    """Time MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions.
 
     lagwise bench ema-vs-tcn --lengths 8192,131072 --out ema-vs-tcn.json
     """
@@ -177,10 +175,10 @@ def tcn(
     channels: Channels = 256,
     tokens: Tokens = 8192,
     repeats: Repeats = 5,
-    causal: Annotated[bool, typer.Option(help="Causal, or centred for classification.")] = True,
-    anew: Annotated[bool, typer.Option(help="Ignore earlier timings.")] = False,
+    causal: Annotated[bool, typer.Option(help="Causal, or centred as for classification.")] = True,
+    anew: Annotated[bool, typer.Option(help="Ignore cached timings.")] = False,
 ) -> None:
-    """Find the cheapest dilated convolutions that cover a length, by timing them here.
+    """Find the cheapest stack of dilated convolutions that covers a length, by timing stacks on this machine.
 
     lagwise bench tcn 8192
     """
@@ -202,9 +200,9 @@ def tcn(
 @bench.command()
 def generate(
     lengths: Annotated[
-        str, typer.Option(help="Tokens of context, separated by commas.")
+        str, typer.Option(help="Context lengths in tokens, separated by commas.")
     ] = "512,1024,2048,4096,8192,16384,32768,65536,131072",
-    batches: Annotated[str, typer.Option(help="Sequences streamed together, separated by commas.")] = "1,16",
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,16",
     what: Annotated[str, typer.Option(help="layers, models or both.")] = "both",
     channels: Channels = 256,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method, of 64 tokens.")] = 5,
@@ -212,10 +210,10 @@ def generate(
     most_tokens: Annotated[
         int, typer.Option(callback=at_least(1), help="Skip contexts with more tokens over all sequences.")
     ] = 1 << 18,
-    baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputing all.")] = True,
+    baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputation.")] = True,
     out: Out = None,
 ) -> None:
-    """Tokens a second after contexts of every length, beside ring buffers, recomputing and a key-value cache.
+    """Measure tokens per second after contexts of each length, against ring buffers, recomputation and attention.
 
     lagwise bench generate --lengths 1024,16384,131072 --batches 1 --out generate.json
     """
@@ -250,13 +248,13 @@ def generate(
 @bench.command()
 def stream_signal(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained classifier of signals.")],
-    rate: Annotated[float, typer.Option(callback=at_least(0), help="Samples a second.")],
-    seconds: Annotated[float, typer.Option(callback=at_least(0), help="Signal to stream, for each size.")] = 60.0,
-    chunks: Annotated[str, typer.Option(help="Samples of a push, separated by commas.")] = "1,36,360",
+    rate: Annotated[float, typer.Option(callback=at_least(0), help="Sampling rate in Hz.")],
+    seconds: Annotated[float, typer.Option(callback=at_least(0), help="Seconds of signal per chunk size.")] = 60.0,
+    chunks: Annotated[str, typer.Option(help="Samples per push, separated by commas.")] = "1,36,360",
     threads: Threads = 1,
     out: Out = None,
 ) -> None:
-    """Latency of pushes of samples, and how many times faster than the signal, checked against the whole output first.
+    """Measure the latency of a streaming classifier of signals, and its speed relative to real time.
 
     lagwise bench stream-signal runs/ecg --rate 360 --chunks 1,12,360
     """
@@ -290,7 +288,7 @@ def forecast(
     ] = "ETTh1,ETTh2,ETTm1,ETTm2,weather,exchange,illness",
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
-    """Closed-form and kernel forecasters on the usual long-horizon data sets, every test window scored.
+    """Score closed-form and kernel forecasters on all test windows of the usual long-horizon data sets.
 
     lagwise bench forecast data/ --data ETTh1,ETTm1 --out forecast.json
     """
@@ -299,8 +297,8 @@ def forecast(
     from lagwise.cli.terminal import print_table
 
     rows = run_benchmarks(folder, data.split(","))
-    print_table("Mean squared error, mean of the horizons", *table_rows(rows))
-    print_table("Share of test values within 90% intervals, mean of the horizons", *coverage_rows(rows))
+    print_table("Mean squared error, averaged over horizons", *table_rows(rows))
+    print_table("Share of test values within 90% intervals, averaged over horizons", *coverage_rows(rows))
     if out:
         save_results(out, f"lagwise bench forecast FOLDER --data {data}", {"cells": rows})
         typer.echo(f"written: {out}")

@@ -14,18 +14,18 @@ from lagwise.cli.parsing import at_least, path, whole_numbers, within
 
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
-    clients: Annotated[str, typer.Option(help="Clients at once, separated by commas.")] = "1,8,64",
-    prompts: Annotated[int, typer.Option(callback=at_least(1), help="Prompts, from the test text of the run.")] = 16,
-    prompt_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens of each.")] = 64,
-    tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add to each.")] = 64,
+    clients: Annotated[str, typer.Option(help="Numbers of concurrent clients, separated by commas.")] = "1,8,64",
+    prompts: Annotated[int, typer.Option(callback=at_least(1), help="Prompts from the run's test text.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens per prompt.")] = 64,
+    tokens: Annotated[int, typer.Option(callback=at_least(1), help="New tokens per prompt.")] = 64,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each server.")] = 3,
-    threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads of each.")] = 1,
-    peer: Annotated[bool, typer.Option(help="Beside `transformers serve`, with a Transformer of equal size.")] = True,
-    batched: Annotated[bool, typer.Option(help="Beside its continuous batching too.")] = True,
-    compile: Annotated[bool, typer.Option(help="Beside `lagwise serve --compile`, which compiles first.")] = False,
+    threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads per server.")] = 1,
+    peer: Annotated[bool, typer.Option(help="Also time `transformers serve` with a Transformer of equal size.")] = True,
+    batched: Annotated[bool, typer.Option(help="Also time its continuous batching.")] = True,
+    compile: Annotated[bool, typer.Option(help="Also time `lagwise serve --compile`.")] = False,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
-    """Tokens a second and waiting times of `lagwise serve` with many clients, beside `transformers serve`.
+    """Measure tokens per second and latency of `lagwise serve` with many clients, against `transformers serve`.
 
     lagwise bench serve runs/mega-lm --out serve.json
     """
@@ -42,7 +42,7 @@ def serve(
     model, tokenizer = load_language_model(run)
     chosen = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]
     transformer = make_transformer(model, tokenizer) if peer else None
-    if compile:  # once, and not by a server that is waited for
+    if compile:  # before the servers start, whose start has a time limit
         model.compile_step(None, report=lambda line: typer.echo(line, err=True))
     options = {"peer": transformer, "tokenizer": tokenizer, "batched": batched, "compiled": compile}
     with started(run, max(counts), threads, **options) as servers:

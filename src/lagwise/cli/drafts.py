@@ -14,16 +14,16 @@ from lagwise.cli.parsing import at_least, path, whole_numbers, within
 
 def drafts(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
-    draft: Annotated[Path, typer.Option(parser=path, help="Folder of a smaller one with the same tokenizer.")],
-    sizes: Annotated[str, typer.Option(help="Most tokens of a draft, separated by commas.")] = "2,4,8",
-    prompts: Annotated[int, typer.Option(callback=at_least(1), help="Prompts, from the test text of the run.")] = 8,
-    prompt_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens of each.")] = 256,
-    tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add to each.")] = 128,
+    draft: Annotated[Path, typer.Option(parser=path, help="Folder of a smaller model with the same tokenizer.")],
+    sizes: Annotated[str, typer.Option(help="Maximum tokens per draft, separated by commas.")] = "2,4,8",
+    prompts: Annotated[int, typer.Option(callback=at_least(1), help="Prompts from the run's test text.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens per prompt.")] = 256,
+    tokens: Annotated[int, typer.Option(callback=at_least(1), help="New tokens per prompt.")] = 128,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method.")] = 5,
     threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")] = 1,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
-    """Tokens a second of greedy decoding with drafts of a smaller model or looked up in the text, beside none.
+    """Measure tokens per second of greedy decoding with a draft model, with prompt lookup, and without drafts.
 
     lagwise bench drafts runs/mega-lm --draft runs/mega-small --out drafts.json
     """

@@ -15,7 +15,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
     format: Annotated[str, typer.Option(help="`onnx`, or `pt2` for torch.export.load.")] = "onnx",
     what: Annotated[
-        str, typer.Option(help="`step`: one token, from a state to the next; `forward`: logits of whole texts.")
+        str, typer.Option(help="`step`: one token with its state; `forward`: logits of whole texts.")
     ] = "step",
     out: Annotated[
         Path | None, typer.Option(parser=path, help="Folder for the files.", show_default="RUN-export")
@@ -23,15 +23,15 @@ def export(
 ) -> None:
     """Write a language model to a file that runs without lagwise.
 
-    The tokenizer is written beside it. The file's logits are first compared with the model's, and a file that gives
-    others is not kept.
+    The tokenizer is written to the same folder. The file's logits are compared with the model's, and the file is
+    removed if they differ.
 
     lagwise export runs/mega-lm
 
     lagwise export runs/tnn-lm --format pt2 --what forward
 
-    A kernel that decays streams with a ring buffer over its support. As a state space it is faster. A kernel without an
-    end needs the conversion:
+    A kernel of finite support streams with a ring buffer, which is slower than a state space. A kernel of infinite
+    support must be converted to a state space first:
 
     lagwise convert runs/tnn-lm
 

@@ -15,21 +15,23 @@ _MODELS = "transformer,tnn,fd-tnn,ski-tnn,mega,tcnca,tcn-mlp,tnn-2d,ski-tnn-2d"
 
 def lra(
     tasks: Annotated[
-        str, typer.Option(callback=not_empty, help="Separated by commas; `path-x` too.")
+        str, typer.Option(callback=not_empty, help="Tasks, separated by commas; also `path-x`.")
     ] = "listops,text,retrieval,image,pathfinder",
     models: Annotated[
-        str, typer.Option(callback=not_empty, help="Words as in `model=WORD`, with `-2d` for pictures as grids.")
+        str, typer.Option(callback=not_empty, help="Names as in `model=NAME`; suffix `-2d` for images as grids.")
     ] = _MODELS,
     rows: Annotated[
-        int | None, typer.Option(callback=at_least(1), help="Rows of a batch; by default 32, 128 or 16, as published.")
+        int | None, typer.Option(callback=at_least(1), help="Batch size; by default that of the task, as published.")
     ] = None,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each model.")] = 5,
     threads: Annotated[int, typer.Option(callback=at_least(1), help="CPU threads.")] = 2,
     memory: Annotated[bool, typer.Option(help="Also measure peak memory, in separate processes.")] = True,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
-    """Forward passes and training steps a second on the shapes of Long Range Arena, and their memory: models of two
-    layers of 64, beside a Transformer of that size, each checked against itself in float64.
+    """Measure speed and memory of forward passes and training steps on inputs with the shapes of Long Range Arena.
+
+    Models have two layers of 64 channels and are compared with a Transformer of that size. Each is first checked
+    against itself in float64.
 
     lagwise bench lra --tasks text,image --rows 8 --out lra.json
     """

@@ -18,13 +18,13 @@ def serve(
         str, typer.Option(callback=not_empty, help="Address to listen on; 0.0.0.0 means all interfaces.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(callback=within(1, 65535, brackets="[]"), help="Port to listen on.")] = 8000,
-    rows: Annotated[int, typer.Option(callback=at_least(1), help="Requests that are answered at once.")] = 32,
+    rows: Annotated[int, typer.Option(callback=at_least(1), help="Maximum requests processed at the same time.")] = 32,
     queue: Annotated[
-        int, typer.Option(callback=at_least(0), help="Further requests that may wait; more get status 429.")
+        int, typer.Option(callback=at_least(0), help="Maximum waiting requests; further ones get status 429.")
     ] = 128,
-    max_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Most tokens of an answer.")] = 4096,
-    timeout: Annotated[float, typer.Option(callback=at_least(0.001), help="Seconds for an answer.")] = 300,
-    max_body: Annotated[int, typer.Option(callback=at_least(1), help="Most bytes of a request.")] = 2**20,
+    max_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Maximum tokens per answer.")] = 4096,
+    timeout: Annotated[float, typer.Option(callback=at_least(0.001), help="Maximum seconds per answer.")] = 300,
+    max_body: Annotated[int, typer.Option(callback=at_least(1), help="Maximum bytes per request.")] = 2**20,
     api_key: Annotated[
         str | None,
         typer.Option(callback=not_empty, envvar="LAGWISE_API_KEY", help="Key that clients must send, if any."),
@@ -33,22 +33,22 @@ def serve(
         bool | None,
         typer.Option(
             "--compile/--no-compile",
-            help="Compile the model's step first, once for a model: minutes. Without either, what is in the cache "
-            "folder is used.",
+            help="Compile the model's step first, which takes minutes, once per model. By default, a cached step is "
+            "used if there is one.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Serve a language model to OpenAI's clients: completions, chat and streams, many clients in one batch.
+    """Serve a language model with OpenAI's API: completions and chat, with streaming and continuous batching.
 
     lagwise serve runs/tnn-lm
 
     curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "tnn-lm", "prompt":
     "def "}'
 
-    The model's name is that of its folder. Ctrl-C stops the server.
+    The model is named after its folder. Ctrl-C stops the server.
 
-    To compute each token several times as fast, compile the model's step first, which takes a minute or two:
+    A compiled step generates tokens several times as fast. Compilation takes a minute or two:
 
     lagwise serve runs/tnn-lm --compile
     """
@@ -68,6 +68,6 @@ def serve(
     scheduler = Scheduler(model, tokenizer, rows=rows, queue=queue, max_tokens=max_tokens, timeout=timeout)
     name = run.resolve().name
     shown = f"[{host}]" if ":" in host else host
-    typer.echo(plain(f"Serving {name!r} at http://{shown}:{port}/v1 (Ctrl-C ends it)"))
+    typer.echo(plain(f"Serving {name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
     app = make_app(scheduler, name, max_body=max_body, api_key=api_key)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)

@@ -1,8 +1,8 @@
-"""Steps on states of fixed shapes: what a graph can hold, for export and for compiled code.
+"""Streaming steps with states of fixed shapes, for export and compilation.
 
-A causal mixer's own state grows with the first tokens, counts in Python and may be complex. Here every state is a tuple
-of real tensors, batch first, whose shapes never change: windows are ring buffers and counters are tensors. A module of
-this file takes the place of a mixer inside its block, which calls `prefill` as ever.
+A causal mixer's own state grows with the first tokens, has Python counters and may be complex. Here every state is a
+tuple of real tensors of fixed shapes with the batch first: windows are ring buffers, and counters are tensors. A module
+of this file replaces a mixer in its block, which calls `prefill` as before.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lagwise.ops.streaming import ring_convolve, ring_of, ring_read, ring_tokens
 from lagwise.ops.symbolic import symbolic_product
 from lagwise.ops.window import Window
 
-_LEAST_RADIUS = 1e-30  # of a pole: its logarithm is finite, and its first power nothing
+_LEAST_RADIUS = 1e-30  # lower bound for a pole's radius: the logarithm is finite, and powers are negligible
 
 
 class FixedMixer(nn.Module):
-    """One token of a mixer, ``(batch, channels)``, from and to a state of tensors. Abstract.
+    """Abstract base class of streaming steps on states of fixed shapes.
 
-    What a mixer derives from its parameters, such as taps, is computed once and kept in buffers: after the weights have
-    changed, make another. Subclasses give `init_state`, `take`, `give`, and `step` or `run`, or both if one token has a
-    faster way.
+    Tensors derived from a mixer's parameters, such as taps, are computed once and kept in buffers, so create a new
+    module after the weights change. Subclasses implement `init_state`, `take`, `give`, and `step` or `run`, or both if
+    a single token has a faster path.
     """
 
     def init_state(self, batch_size: int) -> Any:
@@ -36,12 +36,12 @@ class FixedMixer(nn.Module):
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """As `Mixer.step`, without a change in place; here by `run`."""
+        """As `Mixer.step`, without in-place changes. The default calls `run`."""
         y, state = self.run(x[:, None], state)
         return y[:, 0], state
 
     def take(self, state: Any) -> Any:
-        """A streaming state of the mixer as one of fixed shapes."""
+        """Convert a streaming state of the mixer to one of fixed shapes."""
         raise NotImplementedError
 
     def give(self, state: Any) -> Any:
@@ -49,7 +49,7 @@ class FixedMixer(nn.Module):
         raise NotImplementedError
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """The next tokens, ``(batch, length, channels)``, without a mask: `step` for one, `run` for more."""
+        """Process the next tokens ``(batch, length, channels)``, without a mask: `step` for one, `run` for more."""
         assert mask is None
         if x.shape[1] != 1:
             return self.run(x, state)
@@ -57,8 +57,8 @@ class FixedMixer(nn.Module):
         return y[:, None], state
 
     def run(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Several tokens in a graph, in real arithmetic and without loops over a length that is left open; here, for
-        mixers that have only `step`, one after the other."""
+        """Process several tokens in a graph, in real arithmetic and without loops over a dynamic length. The default
+        calls `step` for each token."""
         parts = []
         for token in x.unbind(1):
             y, state = self.step(token, state)
@@ -74,7 +74,7 @@ class FixedModalState(NamedTuple):
 
 
 class FixedModal(FixedMixer):
-    """A kernel that is a state space, in real arithmetic (see `lagwise.ops.recurrence.modal_step`)."""
+    """A state space kernel, in real arithmetic (see `lagwise.ops.recurrence.modal_step`)."""
 
     poles: Tensor
     weights: Tensor
@@ -124,8 +124,8 @@ class FixedModal(FixedMixer):
 
 
 class FixedEMAState(NamedTuple):
-    """As `EMAState`: averages ``(batch, dimension, channels)``; of a truncated one also what has left it, a ring of the
-    tokens that have yet to, and how many there have been, ``(batch,)``."""
+    """As `EMAState`: averages ``(batch, dimension, channels)``. If truncated, also the averages of tokens that have
+    left the window, a ring of the tokens in it, and the number of tokens so far, ``(batch,)``."""
 
     average: Tensor
     left: Tensor | None = None
@@ -165,7 +165,7 @@ class FixedEMA(FixedMixer):
         average = self.decay * state.average + token[:, None]
         y, after = (self.weight * average).sum(1), FixedEMAState(average)
         if state.left is not None and state.ring is not None and state.seen is not None:
-            leaving = ring_read(state.ring, state.seen, torch.zeros_like(state.seen[:1]))  # the oldest, before it goes
+            leaving = ring_read(state.ring, state.seen, torch.zeros_like(state.seen[:1]))  # the oldest token
             left = self.decay * state.left + leaving
             y = y - (self.late * left).sum(1)
             after = FixedEMAState(average, left, ring_write(state.ring, token, state.seen), state.seen + 1)
@@ -182,7 +182,7 @@ class FixedEMA(FixedMixer):
         if state.left is None or state.ring is None or state.seen is None:
             old = torch.einsum("bdc,dcn->bnc", self.weight * state.average, powers[..., 1:])
             y, end = symbolic_product(signal, (self.weight[..., None] * powers).sum(0)[:, :n], 0) + old, (None,) * 3
-        else:  # as many taps as it covers
+        else:  # truncated: one tap per token in the ring
             lags = torch.arange(state.ring.shape[1], device=x.device)
             taps = (self.weight[..., None] * (self.log_decay[..., None] * lags).exp()).sum(0)
             y, ring = ring_convolve(state.ring, signal, taps.t(), state.seen)
@@ -207,7 +207,7 @@ class FixedEMA(FixedMixer):
 
 
 class FixedTCNState(NamedTuple):
-    """A ring of the latest inputs of every convolution, ``(batch, reach, channels)``, and the tokens so far,
+    """Rings of the latest inputs of each convolution, ``(batch, reach, channels)``, and the number of tokens so far,
     ``(batch,)``."""
 
     rings: tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""The step of attention in chunks on a state of fixed shapes."""
+"""Chunked attention with a state of fixed shapes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from lagwise.ops.window import Window
 
 
 class FixedChunkState(NamedTuple):
-    """As `ChunkState`: keys and values by their place in the chunk, ``(batch, chunk, heads * size)``, and the tokens of
-    each row, ``(batch,)``. Places that the present chunk has yet to reach hold what the one before left there."""
+    """As `ChunkState`: keys and values by their position in the chunk, ``(batch, chunk, heads * size)``, and the number
+    of tokens of each row, ``(batch,)``. Positions not yet reached in the current chunk hold values of the previous
+    one."""
 
     key: Tensor
     value: Tensor
@@ -23,8 +24,8 @@ class FixedChunkState(NamedTuple):
 
 
 class FixedAttention(nn.Module):
-    """`ChunkedAttention` between queries, keys and values ``(batch, heads, n, size)``, for one token or in a graph.
-    like: a tensor of the model's dtype and device."""
+    """`ChunkedAttention` of queries, keys and values ``(batch, heads, n, size)``, for one token or several in a graph.
+    like: a tensor with the model's dtype and device."""
 
     cos: Tensor
     sin: Tensor
@@ -56,7 +57,8 @@ class FixedAttention(nn.Module):
     def prefill(
         self, query: Tensor, key: Tensor, value: Tensor, state: FixedChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, FixedChunkState]:
-        """As `ChunkedAttention.prefill`, without a mask. Several tokens meet all of them and the last chunk."""
+        """As `ChunkedAttention.prefill`, without a mask. Scores of several tokens cover all of them and the last
+        chunk."""
         assert mask is None
         if query.shape[2] != 1:
             return self._run(query, key, value, state)
@@ -65,7 +67,7 @@ class FixedAttention(nn.Module):
         if self.position == "rope":
             factors = self.cos[place][:, None], self.sin[place][:, None]
             query, key = rotate(query, factors), rotate(key, factors)
-        # Heads side by side, without asking whether there is one row.
+        # Concatenate heads without a branch on the batch size.
         key, value = (torch.cat(t[:, :, 0].unbind(1), 1) for t in (key, value))
         keys, values = ring_write(state.key, key, state.seen), ring_write(state.value, value, state.seen)
         bias = None
@@ -99,7 +101,7 @@ class FixedAttention(nn.Module):
         return y, FixedChunkState(after_key, after_value, state.seen + n)
 
     def take(self, state: ChunkState) -> FixedChunkState:
-        """A streaming state as one of fixed shapes."""
+        """Convert a streaming state to one of fixed shapes."""
         rows = len(state.key.tokens)
         seen = torch.full((rows,), state.seen, device=self.device)
         if state.padding is not None:

@@ -1,4 +1,4 @@
-"""Modules with a step of fixed shapes in place of every mixer that keeps a state."""
+"""Copies of modules whose mixers have streaming states of fixed shapes."""
 
 from __future__ import annotations
 
@@ -36,21 +36,28 @@ from lagwise.mixers.toeplitz import ToeplitzMixer
 
 @torch.no_grad()
 def fixed_form(module: nn.Module, like: Tensor, *, online: bool = False) -> tuple[Any, list[Any]]:
-    """A copy of a causal mixer, block or model in evaluation mode whose state is a tree of tensors of fixed shapes, and
-    the modules that took the places of its mixers, in the order of their states.
+    """Copy a causal mixer, block or model in evaluation mode, with a state of nested tuples of fixed-shape tensors.
 
-    The copy streams by ``init_state`` and by ``prefill`` of one token, without a mask. Weights are shared. like: a
-    tensor of the model's dtype and device. online: exact long kernels need an `OnlineFollower` each, rather than a ring
-    buffer of all that they reach. ValueError if the state of a mixer grows with the text, or
-    if there is no such step for it.
+    The copy streams by ``init_state`` and by ``prefill`` of one token, without a mask. Weights are shared.
+
+    Args:
+        module: The module to copy.
+        like: A tensor with the model's dtype and device.
+        online: Use an `OnlineFollower` for each exact long kernel instead of a ring buffer over its reach.
+
+    Returns:
+        The copy, and the modules that replace its mixers, in the order of their states.
+
+    Raises:
+        ValueError: If the state of a mixer grows with the text, or if a mixer has no step with fixed shapes.
     """
     return _replaced(module, lambda part: _fixed(part, like, online))
 
 
 @torch.no_grad()
 def real_form(module: nn.Module, like: Tensor) -> nn.Module:
-    """A copy of a causal model in evaluation mode whose forward over whole texts, without masks, has no complex numbers
-    and no loops over the length, where those of its recurrences and state spaces have. Weights are shared."""
+    """Copy a causal model in evaluation mode so that its forward pass over whole texts, without masks, has no complex
+    numbers and no loops over the length, even for recurrences and state spaces. Weights are shared."""
 
     def real(part: nn.Module) -> nn.Module | None:
         complex_kernel = isinstance(part, ToeplitzMixer) and isinstance(part.kernel, DiagonalKernel | S4Kernel)
@@ -62,7 +69,7 @@ def real_form(module: nn.Module, like: Tensor) -> nn.Module:
 
 
 class _FromStart(nn.Module):
-    """A mixer's forward over whole texts by its fixed form."""
+    """A mixer's forward pass over whole texts with its fixed form."""
 
     def __init__(self, fixed: Any):
         super().__init__()
@@ -73,8 +80,8 @@ class _FromStart(nn.Module):
 
 
 def _replaced(module: nn.Module, make: Callable[[nn.Module], Any]) -> tuple[Any, list[Any]]:
-    """A copy of a module in evaluation mode with what ``make`` gives in place of parts, from the outside inwards, and
-    what it gave. Weights are shared."""
+    """Copy a module in evaluation mode and replace parts by ``make(part)`` where it is not None, outermost first.
+    Weights are shared. Returns the copy and the replacements."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     form, made = copy.deepcopy(module, shared).eval(), []
     parts = dict(form.named_modules())
@@ -92,7 +99,7 @@ def _replaced(module: nn.Module, make: Callable[[nn.Module], Any]) -> tuple[Any,
 
 
 def _fixed(module: nn.Module, like: Tensor, online: bool) -> FixedMixer | FixedAttention | None:
-    """What takes the place of a module; None if it stays."""
+    """The replacement of a module, or None if it stays."""
     if isinstance(module, ToeplitzMixer):
         if module.ski is not None:
             return FixedSKI(module)
@@ -115,12 +122,12 @@ def _fixed(module: nn.Module, like: Tensor, online: bool) -> FixedMixer | FixedA
         return FixedFlash(module)
     if isinstance(module, RelativeAttentionMixer):
         return FixedRelativeAttention(module)
-    if isinstance(module, HyenaMixer):  # its long convolutions have no followers: they are parts of one state
+    if isinstance(module, HyenaMixer):  # its long convolutions are parts of one state and have no followers
         return FixedHyena(module, lambda long: _fixed(long, like, online=False))
     if isinstance(module, AttentionMixer):
-        raise ValueError("attention over the whole text has a streaming state that grows with it: it has no such step")
+        raise ValueError("full attention has a streaming state that grows with the text, so it has no fixed-shape step")
     if isinstance(module, Mixer) and not module.streams:
-        module.require_causal()  # says why not
-    if isinstance(module, Mixer) and isinstance(module.init_state(1), StateTuple):  # one of another package
-        raise ValueError(f"{type(module).__name__} has no step on a state of fixed shapes; stream it by `prefill`")
+        module.require_causal()  # raises the error
+    if isinstance(module, Mixer) and isinstance(module.init_state(1), StateTuple):  # from another package
+        raise ValueError(f"{type(module).__name__} has no fixed-shape step; stream it with `prefill`")
     return None

@@ -1,4 +1,4 @@
-"""Steps on states of fixed shapes of mixers with projections of their own: recurrences, linear attention, gates."""
+"""Streaming steps with fixed shapes for mixers with their own projections: recurrences, linear attention, gates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FixedRecurrenceState(NamedTuple):
 
 
 class FixedRecurrence(FixedMixer):
-    """A diagonal recurrence with many inputs and outputs (see `RecurrentMixer`), in real arithmetic."""
+    """A diagonal recurrence with multiple inputs and outputs (see `RecurrentMixer`), in real arithmetic."""
 
     log_decay: Tensor
     angle: Tensor
@@ -76,14 +76,14 @@ class FixedRecurrence(FixedMixer):
 
 
 class FixedSums(NamedTuple):
-    """Sums of products of keys and values, and the tokens of each row, as the mixer's own state."""
+    """Sums of products of keys and values, and the number of tokens of each row, as in the mixer's own state."""
 
     sums: Tensor
     seen: Tensor
 
 
 class FixedLinearAttention(FixedMixer):
-    """`LinearAttentionMixer`, whose state has a fixed shape as it is."""
+    """`LinearAttentionMixer`, whose own state already has a fixed shape."""
 
     def __init__(self, mixer: LinearAttentionMixer):
         super().__init__()
@@ -126,14 +126,14 @@ class FixedShortConv(FixedMixer):
 
 
 class FixedHyenaState(NamedTuple):
-    """Of the short convolution and of each long one."""
+    """States of the short convolution and of each long one."""
 
     short: FixedRingState
     filters: tuple[Any, ...]
 
 
 class FixedHyena(FixedMixer):
-    """`HyenaMixer`. make: the fixed form of each of its long convolutions, which says why if there is none."""
+    """`HyenaMixer`. make: a function that returns the fixed form of a long convolution, or raises ValueError."""
 
     filters: Any
 

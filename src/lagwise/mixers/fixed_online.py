@@ -1,4 +1,4 @@
-"""The step of an exact long kernel on a state of fixed shapes, with the work of long blocks done beside the graph."""
+"""The step of an exact long kernel with a state of fixed shapes; long blocks are computed outside the graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from lagwise.ops.streaming import ONLINE_BLOCK, OnlineState, OnlineTaps, online_
 
 
 class FixedOnlineState(NamedTuple):
-    """The part of an `OnlineState` that a token meets: the last two blocks of tokens, ``(batch, 2 * block, channels)``;
-    what earlier ones add to the current block, ``(batch, block, channels)``; and the tokens so far, ``(batch,)``."""
+    """The part of an `OnlineState` that a step needs: the last two blocks of tokens, ``(batch, 2 * block, channels)``;
+    the contribution of earlier tokens to the current block, ``(batch, block, channels)``; and the number of tokens so
+    far, ``(batch,)``."""
 
     recent: Tensor
     due: Tensor
@@ -23,9 +24,9 @@ class FixedOnlineState(NamedTuple):
 
 
 class FixedOnline(FixedMixer):
-    """A kernel of any length, with or without an end, in O(log² n) a token (see `lagwise.ops.online_prefill`).
+    """A kernel of any length, finite or infinite, in O(log² n) per token (see `lagwise.ops.online_prefill`).
 
-    A step does not change ``due``: at the end of a block an `OnlineFollower` does.
+    A step does not change ``due``. An `OnlineFollower` updates it at the end of a block.
     """
 
     near: Tensor
@@ -43,7 +44,7 @@ class FixedOnline(FixedMixer):
     def step(self, x: Tensor, state: FixedOnlineState) -> tuple[Tensor, FixedOnlineState]:
         recent, place = ring_write(state.recent, x, state.seen), state.seen % ONLINE_BLOCK
         lags = ring_lags(recent, state.seen)
-        # What lies before the block before this one is in `due`.
+        # `due` contains all tokens before the previous block.
         met = self.near[lags] * (lags <= place[:, None] + ONLINE_BLOCK)[..., None]
         y = (recent * met).sum(1) + state.due[torch.arange(x.shape[0], device=x.device), place]
         return y.to(x.dtype), FixedOnlineState(recent, state.due, state.seen + 1)
@@ -55,17 +56,17 @@ class FixedOnline(FixedMixer):
         return FixedOnlineState(recent, due, seen)
 
     def give(self, state: FixedOnlineState) -> OnlineState:
-        raise NotImplementedError("the stream before its last blocks is with the follower")
+        raise NotImplementedError("the follower holds the tokens before the last blocks; use OnlineFollower.stopped")
 
 
 class OnlineFollower:
-    """Keeps the `OnlineState` of a stream whose steps change a `FixedOnlineState` in place."""
+    """Updates the `OnlineState` of a stream whose steps change a `FixedOnlineState` in place."""
 
     def __init__(self, state: OnlineState, fixed: FixedOnlineState):
         self.state, self.fixed, self.waiting = state, fixed, 0
 
     def advance(self) -> None:
-        """Take note of one token more; at the end of a block, set what is due in the next one."""
+        """Count one more token. At the end of a block, update ``due`` for the next block."""
         place = (self.state.seen + self.waiting) % ONLINE_BLOCK
         self.waiting += 1
         if place < len(self.state.far) or place == ONLINE_BLOCK - 1:

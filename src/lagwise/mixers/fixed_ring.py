@@ -1,4 +1,4 @@
-"""Steps of convolutions with an end on a ring of all the tokens that they reach."""
+"""Streaming steps of finite convolutions on a ring buffer of all tokens in reach."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lagwise.ops.streaming import OnlineState, OnlineTaps, ring_convolve, ring_o
 
 
 class FixedRingState(NamedTuple):
-    """The tokens that a kernel reaches, ``(batch, reach, channels)``, and the tokens so far, ``(batch,)``."""
+    """The tokens in a kernel's reach, ``(batch, reach, channels)``, and the number of tokens so far, ``(batch,)``."""
 
     ring: Tensor
     seen: Tensor
 
 
 class RingTaps(nn.Module):
-    """Taps ``(reach, channels)``, lag 0 first, and the causal convolution by them on a ring of as many tokens."""
+    """Causal convolution by taps ``(reach, channels)``, lag 0 first, on a ring of ``reach`` tokens."""
 
     taps: Tensor
 
@@ -32,7 +32,7 @@ class RingTaps(nn.Module):
         return FixedRingState(ring, counter(ring))
 
     def forward(self, x: Tensor, state: FixedRingState) -> tuple[Tensor, FixedRingState]:
-        """The convolution of the next tokens, ``(batch, length, channels)``, and the state after them."""
+        """Convolve the next tokens, ``(batch, length, channels)``; return the output and the new state."""
         if x.shape[1] == 1:
             ring = ring_write(state.ring, x[:, 0], state.seen)
             y = ring_product(ring, self.taps, state.seen)[:, None]
@@ -41,21 +41,21 @@ class RingTaps(nn.Module):
         return y.to(x.dtype), FixedRingState(ring, state.seen + x.shape[1])
 
     def take(self, tokens: Tensor, seen: Tensor) -> FixedRingState:
-        """The state of rows that end with these tokens."""
+        """The state of rows that end in the given tokens."""
         return FixedRingState(ring_of(tokens, len(self.taps), seen), seen)
 
 
 class FixedRing(FixedMixer):
-    """A kernel with an end, lag by lag: O(reach) a token.
+    """A finite kernel, lag by lag, in O(reach) per token.
 
-    ValueError for a kernel without an end, whose state grows with the text.
+    ValueError for an infinite kernel, whose state grows with the text.
     """
 
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
         reach = mixer.kernel.reach
         if reach is None:
-            raise endless(mixer)
+            raise infinite_kernel_error(mixer)
         self.online = OnlineTaps(mixer.kernel.taps, reach)
         self.ring = RingTaps(self.online.upto(reach).t())
 
@@ -72,9 +72,9 @@ class FixedRing(FixedMixer):
         return OnlineState.of(self.online, ring_tokens(state.ring, state.seen), state.seen)
 
 
-def endless(mixer: ToeplitzMixer) -> ValueError:
+def infinite_kernel_error(mixer: ToeplitzMixer) -> ValueError:
     """The error for a kernel whose streaming state grows with the text."""
     return ValueError(
-        f"kernel {type(mixer.kernel).__name__} has no end, so its streaming state grows with the text; convert it to a "
-        "state space first: 'lagwise convert RUN', or model.to_recurrent()"
+        f"kernel {type(mixer.kernel).__name__} has infinite support, so its streaming state grows with the text; "
+        "convert it to a state space first: 'lagwise convert RUN', or model.to_recurrent()"
     )

@@ -1,4 +1,4 @@
-"""SKI's step on a state of fixed shapes."""
+"""The streaming step of SKI with a state of fixed shapes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from lagwise.mixers.causal_ski import CausalSKI, SKIState
 from lagwise.mixers.fixed import FixedMixer, counter
-from lagwise.mixers.fixed_ring import endless
+from lagwise.mixers.fixed_ring import infinite_kernel_error
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops.streaming import ring_of, ring_product, ring_tokens, ring_write
 
 
 class FixedSKIState(NamedTuple):
-    """As `SKIState`: rings of the last ``width`` inputs and of the nodes before the current cell, that cell's nodes,
-    and what the long part adds at them, each ``(batch, n, channels)``; and the tokens of each row, ``(batch,)``."""
+    """As `SKIState`: rings of the last ``width`` inputs and of the nodes before the current cell, the nodes of that
+    cell, and the long part's contributions at them, each ``(batch, n, channels)``; and the number of tokens of each
+    row, ``(batch,)``."""
 
     tail: Tensor
     nodes: Tensor
@@ -29,8 +30,8 @@ class FixedSKIState(NamedTuple):
 class FixedSKI(FixedMixer):
     """Causal SKI. At the end of a cell its first node joins the ring, and the long part is computed for the next cell.
 
-    The graph has no branches, so it computes that at every token and keeps it at the last of a cell. ValueError for a
-    kernel without an end, whose nodes grow with the text.
+    The graph has no branches, so it computes the long part at every token and uses it only at the end of a cell.
+    ValueError for an infinite kernel, whose nodes grow with the text.
     """
 
     short: Tensor
@@ -45,7 +46,7 @@ class FixedSKI(FixedMixer):
         self.plan = plan = self.start.plan
         most = ski.most_nodes(kernel, plan)
         if most is None:
-            raise endless(mixer)
+            raise infinite_kernel_error(mixer)
         _, coarse = ski.split(kernel, plan, most)
         self.count, self.most = plan.degree + 1, coarse.shape[1] - 1
         self.register_buffer("short", self.start.short.detach().flip(0))
@@ -64,10 +65,10 @@ class FixedSKI(FixedMixer):
         weight = self.within[seen % self.plan.spacing][..., None]
         y = ring_product(tail, self.short, seen) + (weight * state.far).sum(1)
         cell = state.cell + weight * token[:, None]
-        # The node is written before it is complete: what it replaces is beyond the kernel's end at the next cell.
+        # Write the node before it is complete: the node it replaces is out of the kernel's reach at the next cell.
         number = seen // self.plan.spacing
         nodes = ring_write(state.nodes, cell[:, 0], number)
-        # The new cell's node k lies k + 1 behind the last of the ring.
+        # Node k of the new cell is k + 1 nodes after the last one in the ring.
         shifted = (self.coarse[k : k + self.most] for k in range(1, self.count + 1))
         far = torch.stack([ring_product(nodes, taps, number) for taps in shifted], dim=1)
         moves = ((seen + 1) % self.plan.spacing == 0)[:, None, None]

@@ -1,4 +1,4 @@
-"""Steps on states of fixed shapes of mixers that attend to a window of tokens."""
+"""Streaming steps with fixed shapes for mixers that attend to a window of tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lagwise.ops.window import Window
 
 
 class FixedFlashState(NamedTuple):
-    """A ring of the values and bases of the present chunk, ``(batch, chunk, channels)``; sums of the chunks before and
-    of the present one, ``(batch, query_size, width)``; and the tokens so far, ``(batch,)``."""
+    """A ring of the values and bases of the current chunk, ``(batch, chunk, channels)``; the sums over earlier chunks
+    and over the current one, ``(batch, query_size, width)``; and the number of tokens so far, ``(batch,)``."""
 
     ring: Tensor
     sums: Tensor
@@ -29,7 +29,7 @@ class FixedFlashState(NamedTuple):
 
 
 class FixedFlash(FixedMixer):
-    """`FlashMixer`, causal. A full chunk joins the sums at its last token."""
+    """Causal `FlashMixer`. A full chunk is added to the sums at its last token."""
 
     cos: Tensor
     sin: Tensor
@@ -50,13 +50,13 @@ class FixedFlash(FixedMixer):
     def step(self, x: Tensor, state: FixedFlashState) -> tuple[Tensor, FixedFlashState]:
         mixer, place = self.mixer, state.seen % self.mixer.chunk
         gate, inner = mixer._project(x[:, None], None)
-        ring = ring_write(state.ring, inner[:, 0], state.seen)  # whose places are those in the chunk
+        ring = ring_write(state.ring, inner[:, 0], state.seen)  # by position in the chunk
         value, base = ring.to(self.dtype).split([mixer.width, mixer.scale.shape[1]], 2)
         new_value, new_base = inner.to(self.dtype).split([mixer.width, mixer.scale.shape[1]], 2)
         query, _, far_query, far_key = self._heads(new_base)
         query = rotate(query, (self.cos[place][:, None], self.sin[place][:, None]))
         key = rotate(self._heads(base)[1], (self.cos, self.sin))
-        # Not `@`, which asks whether there is one row.
+        # Use `bmm`, since `@` branches on whether the batch size is 1.
         scores = (query.bmm(key.mT) / mixer.chunk).relu().square()
         seen = torch.arange(mixer.chunk, device=x.device) <= place[:, None]
         y = (scores * seen[:, None]).bmm(value)
@@ -87,7 +87,7 @@ class FixedFlash(FixedMixer):
 
 
 class FixedRelativeAttention(FixedMixer):
-    """`RelativeAttentionMixer`, with a ring of keys and values of the last ``memory + 1`` tokens."""
+    """`RelativeAttentionMixer` with a ring of the keys and values of the last ``memory + 1`` tokens."""
 
     positions: Tensor
 

@@ -1,4 +1,4 @@
-"""The streaming cache that `generate` carries: one mixer state a layer."""
+"""The streaming cache for `generate`, with one mixer state per layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class StateLayer(CacheLayerMixin):
-    """Holds a mixer's state for one layer. There are no keys and values here, so `update` refuses to be called."""
+    """The mixer state of one layer. It holds no keys and values, so `update` raises an error."""
 
     is_compileable = False
     is_sliding = False
@@ -84,14 +84,18 @@ class RowCache(Cache):
 
 
 class StreamingCache(RowCache):
-    """Mixer states of all layers, plus what padding has taught about positions.
+    """Mixer states of all layers, and counts of tokens and padding.
 
-    ``seen`` counts the positions processed, padding included; ``real`` (batch,) counts the tokens that were not
-    padding, which is what learned positions are numbered by; ``rows`` is the batch size it was filled with;
-    ``began`` and ``right_padded`` (batch,) say whether a row has had a real token, and padding after one; ``model`` is
-    the number of the model that filled it; ``behind`` (batch,) is how many positions fewer than ``seen``
-    each row of a joined batch has, None if none; ``past`` holds what the cache was before each forward since the last
-    `crop`, None unless `activate_past_recording` was called.
+    Attributes:
+        seen: Positions processed, including padding.
+        real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
+        rows: Batch size.
+        began: Whether a row has had a real token, ``(batch,)``.
+        right_padded: Whether a row has had padding after a real token, ``(batch,)``.
+        model: Number of the model that filled the cache.
+        behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
+        stream: Compiled code that holds the states, if any.
+        past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
     """
 
     def __init__(self, layers: int):
@@ -102,32 +106,33 @@ class StreamingCache(RowCache):
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
-        self.stream: Any = None  # what carries the states on in compiled code
+        self.stream: Any = None
         self.past: list[StreamingCache] | None = None
 
     def carry_on(self, stream: Any) -> None:
-        """Let compiled code keep the states, until ``stream.stop()``, which gives them back when one is asked for.
-        None: they are back."""
+        """Let compiled code hold the states. Reading a state calls ``stream.stop()``, which writes them back and
+        resets the stream to None."""
         self.stream = stream
         for layer in self.layers:
             layer.stop = None if stream is None else stream.stop  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         if self.stream is not None:
-            self.stream.stop()  # compiled code changes its tensors in place: copies need states
+            self.stream.stop()  # compiled code changes its tensors in place, so copies need the states
         return self.__dict__
 
     @staticmethod
     def join(caches: Sequence[StreamingCache]) -> StreamingCache:
-        """One cache of the rows of several, in order: each goes on as it would alone. The old ones stay valid.
+        """Join the rows of several caches into a new one, in order. Rows continue as they would alone.
 
-        ValueError if there are none, one has seen nothing or ends in padding, or their models differ.
+        The old caches stay valid. ValueError if there are none, one is empty or ends in padding, or their models
+        differ.
         """
         if not caches or any(cache.rows is None for cache in caches):
-            raise ValueError("caches to join must be at least one, and have seen at least one token each")
+            raise ValueError("join needs at least one cache, and at least one token in each")
         first, seen = caches[0], max(cache.seen for cache in caches)
         if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
-            raise ValueError("caches to join must be of one model")
+            raise ValueError("caches to join must belong to one model")
         for cache in caches:
             cache.require_no_right_padding()
         joined = StreamingCache(len(first.layers))
@@ -147,28 +152,30 @@ class StreamingCache(RowCache):
         return joined
 
     def copy(self) -> StreamingCache:
-        """A cache of the same states. Going on from either leaves the other as it is."""
+        """A copy with the same states. Continuing either cache does not change the other."""
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         other.past = None
         return other
 
     def activate_past_recording(self) -> None:
-        """Keep the states before every forward from now on, so that `crop` can go back to them. States share what they
-        have in common."""
+        """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
+        memory where possible."""
         self.past = []
 
     def record(self) -> None:
-        """Take note of the states before a forward."""
+        """Record the states before a forward if recording is active."""
         if self.past is not None:
             self.past.append(self.copy())
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Go back by ``-tokens_to_remove`` tokens (a positive number is the length to go back to), or further: to the
-        last recorded state that has seen none of what is removed. `get_seq_length` then says which tokens are to be
-        given again. What was recorded before is forgotten.
+        """Restore the last recorded state that contains none of the removed tokens.
 
-        ValueError if no such state was recorded.
+        This may remove more tokens than requested; `get_seq_length` then returns the number of tokens kept. Records are
+        deleted. ValueError if no such state was recorded.
+
+        Args:
+            tokens_to_remove: Minus the number of tokens to remove, or, if positive, the length to keep.
         """
         target = tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove
         if target < self.seen:
@@ -183,7 +190,7 @@ class StreamingCache(RowCache):
             self.past.clear()
 
     def _of_rows(self, values: Tensor | None, otherwise: int | bool) -> Tensor:
-        """What is known of each row, or the same of all."""
+        """A value for each row; ``otherwise`` for all if ``values`` is None."""
         assert self.rows is not None
         return torch.full((self.rows,), otherwise) if values is None else values
 
@@ -194,9 +201,9 @@ class StreamingCache(RowCache):
         return first.seen
 
     def note_padding(self, mask: Tensor | None) -> None:
-        """Take note of a chunk's padding; ValueError if it follows a chunk that ended in padding.
+        """Record a chunk's padding; ValueError if the previous chunk of a row ended in padding.
 
-        Padding after a row's text would stand between it and what comes next, at lags that are not there.
+        Padding between tokens of a row would change their lags.
         """
         self.require_no_right_padding()
         if mask is None:
@@ -208,10 +215,10 @@ class StreamingCache(RowCache):
 
     def require_no_right_padding(self) -> None:
         if self.right_padded is not None and bool(self.right_padded.any()):
-            raise ValueError("cannot continue a row that was padded on the right; pad on the left to stream")
+            raise ValueError("cannot continue a row that was padded on the right; pad on the left for streaming")
 
     def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
-        """Positions (batch, length) of the next tokens, counting real tokens only; remembers the count."""
+        """Positions (batch, length) of the next tokens, counting real tokens only; updates the count."""
         before = torch.zeros(batch_size, dtype=torch.long, device=device) if self.real is None else self.real
         positions = real_positions(batch_size, length, mask, device) + before[:, None]
         self.real = positions[:, -1] + 1
@@ -232,14 +239,14 @@ class StreamingCache(RowCache):
         self.right_padded = None if self.right_padded is None else change(self.right_padded)
         if self.behind is not None:
             behind = change(self.behind)
-            least = int(behind.min())  # the longest row may have left
+            least = int(behind.min())  # not 0 if the longest row was removed
             self.behind = behind - least
             for layer in self.layers:
                 layer.seen -= least  # type: ignore[attr-defined]
 
 
 def _join_streams(caches: Sequence[StreamingCache], joined: StreamingCache) -> bool:
-    """Whether compiled code that carries on one of the caches goes on with all of them."""
+    """Join caches in compiled code if one of them is held there. Returns whether that was possible."""
     number = next((n for n, cache in enumerate(caches) if cache.stream is not None), None)
     return number is not None and caches[number].stream.join(caches[:number], caches[number + 1 :], joined)
 
@@ -269,12 +276,12 @@ def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
 
 def _refuse_context(context: None = None) -> Any:
     raise ValueError(
-        "a StreamingCache, whose states grow with the first tokens, cannot be part of an exported file; generate with "
-        "fixed shapes: generation_config=GenerationConfig(cache_implementation='static')"
+        "a StreamingCache has states that grow with the first tokens and cannot be exported; generate with fixed "
+        "shapes: generation_config=GenerationConfig(cache_implementation='static')"
     )
 
 
-_KNOWN = ("real", "began", "right_padded", "rows", "model", "behind")  # of a cache's rows
+_KNOWN = ("real", "began", "right_padded", "rows", "model", "behind")  # attributes about rows
 pytree.register_pytree_node(
     StreamingCache,
     _flatten,
@@ -287,7 +294,7 @@ pytree.register_pytree_node(
 
 
 def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Number each row's real tokens from 0; padding takes the number of the token before it (-1 if none)."""
+    """Number each row's real tokens from 0. Padding gets the number of the token before it, or -1."""
     if mask is None:
         return torch.arange(length, device=device).expand(batch_size, length)
     return mask.long().cumsum(dim=1) - 1

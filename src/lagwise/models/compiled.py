@@ -1,4 +1,4 @@
-"""The streaming step as compiled code, which changes its state in place."""
+"""Compiled streaming steps, which change their state in place."""
 
 from __future__ import annotations
 
@@ -28,27 +28,33 @@ from lagwise.models.inputs import check_vocabulary, surplus_argument
 from lagwise.models.step import StreamingStep, tensor_versions
 
 _FILE = "step.pt2"
-# Weights are given at run time, so that code serves a model that is trained further. Loops of one thread: those of a
-# token are too short to share; libraries' matrix products still are.
+# Weights are passed at run time, so that the code remains valid when the model is trained further. Loops over one token
+# are too short for several threads; the libraries' matrix products still use them.
 _OPTIONS = {"aot_inductor.package_constants_in_so": False, "cpp.threads": 1}
-_ANY = 4  # rows of the example that code for any number of them is compiled with
+_ANY = 4  # batch size of the example inputs for code with a dynamic batch size
 _SOURCES = ("ops", "kernels", "mixers", "blocks", "models")
 
 
 class CompiledStep:
-    """A language model's `StreamingStep` for batches of one size, or of any (None), by AOTInductor, loaded from a
-    folder."""
+    """A language model's `StreamingStep`, compiled by AOTInductor and loaded from the cache folder.
+
+    Args:
+        model: The language model.
+        batch_size: Batch size of the code, or None for any.
+        digest: Digest that names the folder (see `described`).
+        step: The model's step.
+    """
 
     def __init__(self, model: LagwiseForCausalLM, batch_size: int | None, digest: str, step: StreamingStep):
         self.batch_size, self.digest = batch_size, digest
         file = _folder(digest) / _FILE
         require_private(file, default_cache().resolve())
-        # What `torch._inductor.aoti_load_package` makes, without importing a compiler for it.
+        # As in `torch._inductor.aoti_load_package`, without importing the compiler.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
         self._use(model, step)
 
     def answer(self, model: LagwiseForCausalLM, inputs: Mapping[str, Any]) -> Tensor | None:
-        """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, if `follow` can give them."""
+        """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, or None if `follow` returns None."""
         if surplus_argument(inputs) is not None:
             return None
         mask = inputs.get("attention_mask")
@@ -58,8 +64,11 @@ class CompiledStep:
         return None if logits is None else logits[:, None]
 
     def follow(self, model: LagwiseForCausalLM, ids: Tensor, cache: Any) -> Tensor | None:
-        """Logits ``(batch, vocab_size)`` of ids, if they are one token of every row that follows what a
-        `StreamingCache` has seen, which then goes on; else None, and the model says what is wrong."""
+        """Process ids if they are one further token per row of a `StreamingCache`, and update the cache.
+
+        Returns logits ``(batch, vocab_size)``, or None if the compiled step does not apply. The caller then runs the
+        model itself, which raises any error.
+        """
         rows = len(ids) if self.batch_size is None else self.batch_size
         if ids.shape != (rows, 1) or ids.device.type != "cpu" or not isinstance(cache, StreamingCache):
             return None
@@ -75,15 +84,15 @@ class CompiledStep:
             stream = CompiledStream(self, cache)
         check_vocabulary(ids, self._vocabulary)
         cache.note_padding(None)
-        return stream.step(ids[:, 0].long().contiguous())  # as in the example that the code is compiled for
+        return stream.step(ids[:, 0].long().contiguous())  # as in the example inputs
 
     def run(self, tokens: Tensor, state: list[Tensor]) -> Tensor:
-        """Logits ``(batch, vocab_size)``; the state is changed in place."""
+        """Return logits ``(batch, vocab_size)``, and change the state in place."""
         (logits,) = self._loader.run([tokens, *state])
         return logits
 
     def _current(self, model: LagwiseForCausalLM) -> bool:
-        """Take up the model's weights if they have changed; whether this code still fits the model."""
+        """Reload the model's weights if they have changed. Returns whether the code still fits the model."""
         if self._weights == tensor_versions(model):
             return True
         digest, step = described(model, self.batch_size)
@@ -96,13 +105,13 @@ class CompiledStep:
     def _use(self, model: LagwiseForCausalLM, step: StreamingStep) -> None:
         self.step, self._weights, self._vocabulary = step, tensor_versions(model), model.config.vocab_size
         given = _constants(_InPlace(step, []))
-        # User-managed: the code reads the model's own tensors, and this object keeps the others.
+        # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
         self._held = {name: given[name] for name in self._loader.get_constant_fqns()}
         self._loader.load_constants(self._held, False, True, True)
 
 
 class CompiledStream:
-    """What a cache holds while compiled code carries it on; the cache's own states are stale until `stop`."""
+    """The state of a cache while compiled code updates it. The cache's own states are stale until `stop`."""
 
     def __init__(self, compiled: CompiledStep, cache: StreamingCache):
         self.compiled, self.cache, self.maker = compiled, cache, compiled.step
@@ -112,7 +121,7 @@ class CompiledStream:
         cache.carry_on(self)
 
     def step(self, token: Tensor) -> Tensor:
-        """The logits after one token more of every row."""
+        """Return the logits after one more token per row."""
         logits = self.compiled.run(token, self.state)
         for layer in self.cache.layers:
             layer.seen += 1  # type: ignore[attr-defined]
@@ -121,7 +130,7 @@ class CompiledStream:
         return logits
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> bool:
-        """Change the rows, where they are; whether that is possible, or else `stop` and the cache's states are."""
+        """Apply a function along the batch axis. Returns False if that needs `stop` and the cache's own states."""
         if self.followers or self.compiled.batch_size is not None:
             return False
         with torch.inference_mode(False), torch.no_grad():
@@ -129,8 +138,10 @@ class CompiledStream:
         return True
 
     def join(self, before: Sequence[StreamingCache], after: Sequence[StreamingCache], cache: StreamingCache) -> bool:
-        """Carry on, in another cache, the rows of caches before this one's, its own and of those after; whether that
-        is possible. The old caches stay valid."""
+        """Join the rows of other caches before and after this one's, as the state of a new cache.
+
+        The old caches stay valid. Returns False if the join needs the caches' own states.
+        """
         if self.followers or self.compiled.batch_size is not None:
             return False
         states = [[*self._taken(each)[0].values()] for each in (*before, *after)]
@@ -143,19 +154,19 @@ class CompiledStream:
         return True
 
     def _taken(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
-        with torch.inference_mode(False):  # the tensors outlive the mode they are made in
+        with torch.inference_mode(False):  # the tensors outlive the present inference mode
             state, followers = self.maker.take(cache)
         assert all(tensor.is_contiguous() for tensor in state.values())
         return state, followers
 
     def stop(self) -> None:
-        """Give the cache its states back."""
+        """Write the states back into the cache."""
         self.cache.carry_on(None)
         self.maker.give(dict(zip(self.names, self.state, strict=True)), self.cache, self.followers)
 
 
 class _InPlace(nn.Module):
-    """The step with its state as a list, in place of which the new one is written."""
+    """The step with its state as positional arguments, which are overwritten with the new state."""
 
     def __init__(self, step: StreamingStep, names: list[str]):
         super().__init__()
@@ -176,12 +187,20 @@ def compiled_step(
     cached: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> CompiledStep | None:
-    """The compiled step of a model for batches of a size, or of any (None), from the cache folder or else compiled now;
-    with ``cached``, None if it is not there.
+    """Load a model's compiled step from the cache folder, or compile it.
 
-    The folder is named by a digest of all that the code is made of but the values of weights. ``report`` receives a
-    line before the step is compiled, and one after. ValueError for a model that is not on the CPU, or whose state
-    grows; FileNotFoundError without a C++ compiler, RuntimeError if it fails.
+    The folder is named by a digest of everything that the code depends on, except the values of weights.
+
+    Args:
+        model: The language model.
+        batch_size: Batch size, or None for any.
+        cached: Return None if the step is not in the cache folder.
+        report: Called with a line of text before and after compilation.
+
+    Raises:
+        ValueError: If the model is not on the CPU, or if its state grows with the text.
+        FileNotFoundError: If there is no C++ compiler.
+        RuntimeError: If compilation fails.
     """
     digest, step = described(model, batch_size)
     folder = _folder(digest)
@@ -193,9 +212,9 @@ def compiled_step(
 
 @torch.no_grad()
 def described(model: LagwiseForCausalLM, batch_size: int | None) -> tuple[str, StreamingStep]:
-    """A digest of all that the compiled code depends on, and the step."""
+    """A digest of everything that the compiled code depends on, and the step."""
     if model.device.type != "cpu":
-        raise ValueError(f"a step is compiled for models on the CPU, got one on {model.device}")
+        raise ValueError(f"only models on the CPU can be compiled, got one on {model.device}")
     step = StreamingStep(model, online=True)
     tensors = {**_constants(step), **step.start(batch_size or _ANY)}
     made_of = {
@@ -216,9 +235,9 @@ def _compile(
     say = report or (lambda line: None)
     if _compiler() is None:
         raise FileNotFoundError(
-            "compiling a step needs a C++ compiler, and there is none; install g++ or name one in the variable CXX"
+            "no C++ compiler found to compile the step; install g++ or set the environment variable CXX"
         )
-    say("compiling the model's step, once; it is kept in the cache")
+    say("compiling the model's step; the result is cached")
     began, rows = time.monotonic(), batch_size or _ANY
     state = step.start(rows)
     example = (torch.zeros(rows, dtype=torch.long), *state.values())
@@ -227,7 +246,7 @@ def _compile(
         open_batch = {0: torch.export.Dim("batch", min=1)}
         shapes = {"tokens": open_batch, "state": (open_batch,) * len(state)}
     config: Any = torch.fx.experimental._config
-    oblivious = config.patch(backed_size_oblivious=batch_size is None)  # or it may assume more rows than one
+    oblivious = config.patch(backed_size_oblivious=batch_size is None)  # or the code may assume more than one row
     with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""Models as files that other programs run, compared with the model before anybody gets them."""
+"""Export of models to files for other programs, verified against the model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from lagwise.models.step import StreamingStep
 from lagwise.tables import known
 
 FORMATS = ("onnx", "pt2")
-TOLERANCE = 1e-4  # largest difference of a logit, of the largest logit
+TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-_BEYOND = 65  # tokens after the last that a ring buffer holds
+_BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
 _MOST_TOKENS = 4096
 _FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # batch and length
 
 
 def require_format(format: str) -> None:
-    """ValueError for an unknown format; ImportError with the command that installs what is missing for it."""
+    """Raise ValueError for an unknown format, or ImportError with the command to install missing packages."""
     known(format, FORMATS, "format")
     missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
     if format == "onnx" and missing:
@@ -37,14 +37,21 @@ def require_format(format: str) -> None:
 
 
 def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
-    """Write a language model's `StreamingStep` for one row, in the format that the path's suffix names.
+    """Write a language model's `StreamingStep` for one row and check it against the model.
 
     ONNX: inputs ``token`` (1,) and ``past.NAME`` for every tensor of the state, outputs ``logits`` (1, vocab_size) and
     ``present.NAME``. pt2: ``torch.export.load(path).module()(tokens, state)``. States are zero before the first token.
 
-    Returns what there is to know of the file: ``states`` with their shapes and types, ``checked_tokens`` and
-    ``difference``, the largest from the model's own logits over that many random tokens, relative to the largest logit.
-    ValueError if it is over 1e-4 (the file is removed), or for a model whose state grows.
+    Args:
+        model: The language model.
+        path: File to write; its suffix is the format.
+
+    Returns:
+        A dict: ``states`` with their types and shapes; ``checked_tokens``, the number of random tokens compared; and
+        ``difference``, the largest difference from the model's logits relative to the largest logit.
+
+    Raises:
+        ValueError: If the difference is over 1e-4 (the file is removed), or if the model's state grows with the text.
     """
     step = StreamingStep(model)
     state = step.start(1)
@@ -62,23 +69,23 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
 
 
 def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
-    """Write a language model's forward over whole texts, in the format that the path's suffix names: ``input_ids``
-    (batch, length) of any batch and length to ``logits`` (batch, length, vocab_size).
+    """Write a language model's forward pass over whole texts and check it against the model.
 
-    There is no mask: rows of different lengths are to be padded on the right, where a causal model does not look.
-    A long kernel is one plain convolution: the cost of a token is that of all the tokens that the kernel reaches.
+    The input is ``input_ids`` (batch, length) of any batch size and length, the output ``logits`` (batch, length,
+    vocab_size). There is no mask: pad rows of different lengths on the right, which does not affect earlier tokens. A
+    long kernel is a direct convolution, so the cost per token is proportional to the kernel's reach.
 
-    Returns and errors as `export_step`; the lengths that are compared are those of one token, of a prime number of them
-    and of more.
+    Arguments, results and errors are as in `export_step`, without ``states``. The compared lengths are one token, a
+    prime number of tokens and a longer one.
     """
     forward = _Logits(model)
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
     try:
         program = torch.export.export(forward, (_random_ids(model, 48, 2),), dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # of many types
+    except Exception as error:  # torch.export raises many types
         raise ValueError(
-            f"the forward of this model cannot be exported at an open length ({one_line(error, 200)}); its step may "
-            "be: --what step"
+            f"the forward pass of this model cannot be exported with a dynamic length ({one_line(error, 200)}); try "
+            "its step: --what step"
         ) from error
     _write(program, path, ["input_ids"], ["logits"])
     run = _onnx_forward(path) if path.suffix == ".onnx" else torch.export.load(path).module()
@@ -87,7 +94,7 @@ def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
         ids = _random_ids(model, length, batch)
         try:
             found = run(ids)
-        except Exception as error:  # of another library, or of a guard
+        except Exception as error:  # from another library, or from a guard
             path.unlink()
             raise ValueError(
                 f"the exported file fails for {batch} texts of {length} tokens ({one_line(error, 200)}); it was removed"
@@ -120,14 +127,14 @@ def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str],
             made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
         except torch.onnx.OnnxExporterError as error:
             cause = one_line(error.__cause__ or error, 200)
-            raise ValueError(f"this model cannot be written as ONNX ({cause}); --format pt2 may hold it") from error
+            raise ValueError(f"this model cannot be exported to ONNX ({cause}); try --format pt2") from error
     assert made is not None
     made.save(path)
 
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without the warnings of a logger, such as that torchvision is not there."""
+    """Suppress a logger's warnings, such as that torchvision is missing."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -145,6 +152,7 @@ def _onnx_session(path: Path) -> Any:
 
 
 def onnx_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """Load an exported ONNX step, as a function from a token to logits that keeps the state."""
     session = _onnx_session(path)
     values = {f"past.{name}": tensor.numpy() for name, tensor in state.items()}
 
@@ -183,8 +191,8 @@ def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
     if not difference <= TOLERANCE:
         path.unlink()
         raise ValueError(
-            f"the exported file gives other logits than the model: off by {difference:.1e} of the largest, more than "
-            f"{TOLERANCE:g}; it was removed"
+            f"logits of the exported file differ from the model's by {difference:.1e} of the largest, more than "
+            f"{TOLERANCE:g}; the file was removed"
         )
     return {"checked_tokens": len(expected), "difference": difference}
 

@@ -1,4 +1,4 @@
-"""A cache of fixed shapes: what graphs can hold that others make of `generate`."""
+"""A cache with fixed shapes, for graphs that exporters make of `generate`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class FixedCache(RowCache):
-    """The state of a `StreamingStep`, for ``generate(cache_implementation="static")``: real tensors by names, of shapes
-    that never change, and no other. None before the first token. As a tree it is those tensors.
+    """The state of a `StreamingStep`, for ``generate(cache_implementation="static")``.
 
-    ``seen`` counts the tokens of an eager stream; a cache that comes out of a graph does not know it.
+    ``state`` is a dict of real tensors of fixed shapes, or None before the first token. As a pytree the cache consists
+    of these tensors. ``seen`` counts the tokens of an eager stream; caches returned from a graph do not have the count.
     """
 
     def __init__(self, state: dict[str, Tensor] | None = None):
@@ -29,23 +29,32 @@ class FixedCache(RowCache):
         self.state, self.seen = state, 0
 
     def advance(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
-        """Logits ``(batch, length, vocab_size)`` for arguments of the model's forward. A text that begins is processed
-        as a whole, and what follows token by token.
+        """Process tokens and update the state: a prompt as a whole, later tokens one by one.
 
-        ValueError for padding after the beginning (in a graph: for any), and for arguments that a step has not.
+        Args:
+            model: The language model.
+            step: Its step.
+            inputs: Arguments of the model's forward.
+
+        Returns:
+            Logits ``(batch, length, vocab_size)``.
+
+        Raises:
+            ValueError: If tokens after the prompt (in a graph, any tokens) are padded, or if an argument is not
+                supported by a step.
         """
         if torch.compiler.is_exporting():
             return self._traced(model, step, inputs)
         if self.state is None:
             cache = StreamingCache(len(model.model.layers))
             given = {**inputs, "past_key_values": cache, "use_cache": True, "return_dict": True}
-            logits = type(model).forward(model, **given).logits  # exporters note what the model's own is called with
+            logits = type(model).forward(model, **given).logits  # exporters record calls of the model's own forward
             self.state, self.seen = step.take(cache)[0], cache.seen
             return logits
         _require_plain(inputs)
         ids, mask, limit = inputs["input_ids"], inputs.get("attention_mask"), model.length_limit
         if mask is not None and not mask[:, -ids.shape[1] :].all():
-            raise ValueError("with cache_implementation='static' only prompts may be padded")
+            raise ValueError("only prompts may be padded with cache_implementation='static'")
         if limit is not None and self.seen + ids.shape[1] > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {self.seen + ids.shape[1]}")
         rows = []
@@ -56,17 +65,17 @@ class FixedCache(RowCache):
         return torch.stack(rows, 1)
 
     def _traced(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
-        """`advance` in a graph that is being exported: from the beginning or not, by the step alone."""
+        """`advance` in a graph that is being exported. It always uses the step, for prompts too."""
         _require_plain(inputs)
         if inputs.get("attention_mask") is not None:
-            raise ValueError("padding (attention_mask) cannot be exported: give prompts of one length, without a mask")
+            raise ValueError("padding (attention_mask) cannot be exported; use prompts of one length, without a mask")
         ids = inputs["input_ids"]
         state = start = step.start(ids.shape[0])
         if self.state is not None:
             state = self.state
-            # Also says that these sizes are fixed, which exporters of open shapes do not know.
+            # The comparison also tells exporters with dynamic shapes that these sizes are fixed.
             if {name: t.shape[1:] for name, t in state.items()} != {name: t.shape[1:] for name, t in start.items()}:
-                raise ValueError("past_key_values is the state of another model")
+                raise ValueError("past_key_values belongs to another model")
         own = dict(model.named_parameters())  # the graph's weights are those of the model that is exported
         weights = {name: own[other] for name, other in step.shared.items()}
         logits, self.state = functional_call(step, weights, (ids, state))
@@ -86,7 +95,7 @@ class FixedCache(RowCache):
         self.state, self.seen = None, 0
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("a streaming state cannot be rolled back: drafts need cache_implementation='dynamic'")
+        raise ValueError("a static cache cannot be rolled back; assisted decoding needs cache_implementation='dynamic'")
 
     activate_past_recording = crop
 

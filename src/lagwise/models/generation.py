@@ -1,4 +1,4 @@
-"""Text from a model, as it comes."""
+"""Text generation with streaming output."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lagwise.models.inputs import check_prompt_length
 from lagwise.tables import whole_number
 from lagwise.text import pieces
 
-PREFILL = 4096  # tokens of a prompt that are processed at a time, so that memory does not grow with the prompt
-_PIECE = 1 << 16  # characters of a prompt that are encoded at a time: an encoding takes hundreds of bytes a token
-_CONTEXT = 8  # tokens before a new one that are decoded with it: whether a space stands between depends on them
-_LONGEST_CHARACTER = 8  # tokens: what is still incomplete then will not become one
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for the first bytes of a character
+PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
+_PIECE = 1 << 16  # prompt characters encoded at a time: an encoding takes hundreds of bytes per token
+_CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
+_LONGEST_CHARACTER = 8  # maximum tokens of a character; longer incomplete sequences are invalid
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
 
 
 def generate_text(
@@ -38,17 +38,32 @@ def generate_text(
     write: Callable[[str], None] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> str:
-    """Continue a prompt; ``write`` receives the text piece by piece while it is made.
+    """Continue a prompt.
 
-    temperature 0 is greedy. An empty prompt starts a document. The text ends before the first of the ``stop`` texts
-    that the continuation contains, at the end of the document, or after max_new_tokens. Long prompts are processed
-    4096 tokens at a time. ``report`` receives a line of counts and speeds at the end, also if it is a
-    KeyboardInterrupt, which goes on to the caller after ``write`` has got all there is. A model with a compiled step
-    (`LagwiseForCausalLM.compile_step`) runs that for the tokens that are added.
+    The text ends before the first stop text, at the end of the document, or after ``max_new_tokens`` tokens. Long
+    prompts are processed 4096 tokens at a time. If the model has a compiled step (`LagwiseForCausalLM.compile_step`),
+    it is used for the new tokens. On KeyboardInterrupt, the rest of the text and the report are written before the
+    exception is raised again.
 
-    Returns prompt (as the tokenizer spells it) and continuation, or without ``echo`` the continuation alone.
-    ValueError for options out of range, a prompt that leaves no room below the model's limit, or a word that the
-    tokenizer does not know.
+    Args:
+        model: The language model.
+        tokenizer: Its tokenizer.
+        prompt: Text to continue; an empty prompt starts a document.
+        max_new_tokens: Maximum number of tokens to add.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Sample from the most likely tokens whose probabilities sum to at least this.
+        seed: Seed of torch's random numbers.
+        stop: Texts that end the output when they occur in the continuation.
+        echo: Whether the output includes the prompt.
+        write: Called with each piece of the text as it is generated.
+        report: Called at the end with a line of counts and speeds.
+
+    Returns:
+        The prompt, as decoded by the tokenizer, and its continuation; without ``echo`` only the continuation.
+
+    Raises:
+        ValueError: If an option is out of range, the prompt is too long for the model, or it contains a word that is
+            unknown to the tokenizer.
     """
     whole_number("max_new_tokens", max_new_tokens)
     if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
@@ -56,7 +71,7 @@ def generate_text(
             f"temperature must be finite and at least 0, and top_p in (0, 1]; got {temperature} and {top_p}"
         )
     if isinstance(stop, str) or not all(stop):
-        raise ValueError(f"stop must be a list of texts that are not empty, got {stop!r}")
+        raise ValueError(f"stop must be a list of non-empty texts, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
     parts = encode_prompt(tokenizer, prompt)
@@ -78,8 +93,17 @@ def generate_text(
 def sampled(
     model: LagwiseForCausalLM, ids: Any, count: int, temperature: float = 1.0, top_p: float = 1.0
 ) -> Iterator[int]:
-    """Up to ``count`` tokens that continue ``ids`` (1, length), to the end of the document: those that ``generate`` of
-    transformers draws from the same seed, without most of its work between two tokens."""
+    """Yield up to ``count`` tokens that continue ``ids`` (1, length), until the end of the document.
+
+    With the same seed they equal those of transformers' ``generate``, at a lower overhead per token.
+
+    Args:
+        model: The language model.
+        ids: Token ids of the prompt, ``(1, length)``.
+        count: Maximum number of tokens.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Sample from the most likely tokens whose probabilities sum to at least this.
+    """
     choose = LogitsProcessorList()
     if temperature not in (0, 1):
         choose.append(TemperatureLogitsWarper(float(temperature)))
@@ -105,12 +129,12 @@ def sampled(
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
-    """Ids of a prompt, or of the beginning of a document, in parts that begin and end with whole characters."""
+    """Encode a prompt in parts split at whole characters. An empty prompt gives the token that starts a document."""
     parts = []
     for piece in pieces(prompt, _PIECE):
         try:
             encoded: Any = tokenizer(piece, add_special_tokens=False, return_attention_mask=False)
-        except Exception as error:  # tokenizers raises nothing narrower
+        except Exception as error:  # tokenizers raises no narrower type
             words = ", ".join(sorted(tokenizer.get_vocab())[:20])
             raise ValueError(
                 f"prompt {_shortened(prompt)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
@@ -120,8 +144,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tenso
         return parts
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if start is None:
-        raise ValueError("the tokenizer has no token that a document starts with; give a prompt")
-    return [torch.tensor([start])]  # documents are separated by the end of text, so one begins after it
+        raise ValueError("the tokenizer has no token that starts a document; provide a prompt")
+    return [torch.tensor([start])]  # the end of text separates documents, so a document begins after it
 
 
 def _shortened(text: str) -> str:
@@ -129,9 +153,16 @@ def _shortened(text: str) -> str:
 
 
 class TextWriter:
-    """Makes text of tokens as they come, hands it on, and says when a stop text has come.
+    """Decodes tokens incrementally, writes the text, and detects stop texts.
 
-    A piece is held back while it may change: while its last character lacks bytes, or it may begin a stop text.
+    Text is held back while its last character is incomplete or while it may be the beginning of a stop text.
+
+    Args:
+        tokenizer: The tokenizer.
+        prompt: Token ids of the prompt, in parts.
+        stop: Texts before which the output ends.
+        echo: Whether to write the prompt too.
+        write: Called with each piece of text.
     """
 
     def __init__(
@@ -145,15 +176,15 @@ class TextWriter:
         self.tokenizer, self.stop, self.write = tokenizer, stop, write
         self.pieces: list[str] = []
         self.prompt, self.echo = prompt, echo
-        self.old: list[int] = []  # the last tokens whose text is known
-        self.new: list[int] = []  # those after them
+        self.old: list[int] = []  # the last tokens whose text is complete
+        self.new: list[int] = []  # the tokens after them
         self.held, self.stopped, self.count = "", False, 0
         self.began = self.first = self.last = time.monotonic()
 
     def take(self, token: int) -> bool:
-        """Take the next token; whether a stop text has come."""
+        """Add the next token. Returns whether a stop text was found."""
         self.last = time.monotonic()
-        if self.count == 0:  # the prompt was all right
+        if self.count == 0:  # the whole prompt was processed
             self.first = self.last
             self._read_prompt()
         self.count += 1
@@ -164,7 +195,7 @@ class TextWriter:
         return self.stopped
 
     def end(self, report: Callable[[str], None] | None = None) -> None:
-        """Hand on what is held back, and report."""
+        """Write the text that was held back, and report."""
         self._take(self._new_text())
         if not self.stopped:
             self._hand_on(self.held)
@@ -172,7 +203,7 @@ class TextWriter:
             return
         prompt = f"prompt: {sum(map(len, self.prompt)):,} tokens"
         if self.count == 0:
-            report(f"{prompt}, not read to the end")
+            report(f"{prompt}, not fully processed")
             return
         speed = f", {(self.count - 1) / (self.last - self.first):,.0f} tokens/s" if self.count > 1 else ""
         report(f"{prompt} in {self.first - self.began:.2f} s; added: {self.count:,}{speed}")
@@ -195,7 +226,7 @@ class TextWriter:
         text = self.held + text
         ends = [place for place in map(text.find, self.stop) if place >= 0]
         self.stopped = bool(ends)
-        # What may be the beginning of a stop text waits for what comes after it.
+        # Hold back text that may be the beginning of a stop text.
         begins = (place for place in range(len(text)) if any(stop.startswith(text[place:]) for stop in self.stop))
         sure = min(ends) if ends else next(begins, len(text))
         self.held = text[sure:]

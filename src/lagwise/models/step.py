@@ -1,4 +1,4 @@
-"""One token of a language model as a function of tensors: what is exported, and what is compiled."""
+"""One token of a language model as a function of tensors, for export and compilation."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 
 
 class StreamingStep(nn.Module):
-    """``(tokens, state) -> (logits, state)``: the forward of a language model for one token of every row.
+    """``(tokens, state) -> (logits, state)``: the forward pass of a language model for one token per row.
 
-    Shapes: tokens ``(batch,)``; logits ``(batch, vocab_size)``; state, real tensors by names such as
-    ``0.memory.average`` (of layer 0), whose first axis is the batch and whose shapes never change. Before the first
-    token all are zero.
+    Shapes: tokens ``(batch,)``; logits ``(batch, vocab_size)``; state, a dict of real tensors of fixed shapes with the
+    batch first and names such as ``0.memory.average`` (of layer 0). All are zero before the first token.
 
-    It is the model itself in evaluation mode, with a `FixedMixer` in place of every mixer that keeps a state: its
-    weights are shared, but what mixers derive from weights is computed now. So after these have changed, make another.
-    A model's limit of length is not looked at. In a graph that is being exported it also takes several tokens of every
-    row, ``(batch, length)``, for logits ``(batch, length, vocab_size)``.
+    The module is the model in evaluation mode with a `FixedMixer` in place of every mixer that has a state. Weights are
+    shared, but tensors derived from weights are computed once, so create a new step after the weights change. The
+    model's length limit is not checked. In a graph that is being exported, the step also accepts several tokens per
+    row, ``(batch, length)``, and returns logits ``(batch, length, vocab_size)``.
 
-    online: for code that runs beside the graph. Exact kernels, with or without an end, then cost O(log² n) a token and
-    need the followers that `take` makes, whose ``advance`` is to be called after every step; and what a step returns
-    must be written into the tensors that it was given.
+    Args:
+        model: The language model.
+        online: Compute the long blocks of exact kernels outside the graph. Kernels of any support then cost O(log² n)
+            per token. The caller must call ``advance`` of the followers that `take` returns after every step, and must
+            copy the returned state into the tensors that it passed in.
 
-    ValueError for a model whose state grows with the text: with attention or, unless online, a kernel without an end.
+    Raises:
+        ValueError: If the model's state grows with the text: with full attention or, unless online, with a kernel of
+            infinite support.
     """
 
     def __init__(self, model: LagwiseForCausalLM, *, online: bool = False):
         super().__init__()
         self.model, self.fixed = fixed_form(model, model.lm_head.weight, online=online)
-        vars(self.model).pop("forward", None)  # a wrapper that somebody put there would run the old one
+        vars(self.model).pop("forward", None)  # remove wrappers, which would call the original model
         own = {id(parameter): name for name, parameter in model.named_parameters()}
         names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
         self.shared = {name: other for name, other in names if other is not None}  # by their names in the model
@@ -60,8 +63,10 @@ class StreamingStep(nn.Module):
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
-        """The state of a cache that has seen at least a token, as `forward` takes it, in memory of its own, and its
-        followers."""
+        """Convert a cache that has seen at least one token to a state for `forward`, with its own memory.
+
+        Returns the state and its followers.
+        """
         makers, followers = iter(self.fixed), []
 
         def taken(held: Any) -> Any:
@@ -81,7 +86,7 @@ class StreamingStep(nn.Module):
     def give(
         self, state: Mapping[str, Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()
     ) -> None:
-        """The inverse of `take`: a state as `forward` returned it into a cache, whose counts the caller keeps."""
+        """The inverse of `take`: write a state into a cache. The caller updates the cache's counts."""
         makers, left = iter(self.fixed), iter(followers)
 
         def given(held: Any) -> Any:
@@ -112,13 +117,14 @@ class StreamingStep(nn.Module):
 
 
 def tensor_versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Changes when a weight does, unless it is changed behind PyTorch's back (through ``.data``)."""
+    """Addresses and versions of a model's tensors. They change with the weights, except for changes through
+    ``.data``."""
     tensors = (*model.parameters(), *model.buffers())
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
 
 def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of nested tuples by names, in order; None is left out."""
+    """Yield the names and tensors of nested tuples, in order, without None."""
     if isinstance(state, Tensor):
         yield name, state
     elif state is not None:
@@ -128,7 +134,7 @@ def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
-    """Nested tuples as these, of other tensors."""
+    """Nested tuples with the same structure and other tensors."""
     if like is None:
         return None
     if isinstance(like, Tensor):
@@ -138,13 +144,13 @@ def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _owned(state: Any) -> Any:
-    """Copies of the tensors of nested tuples, contiguous: what is changed in place may be nobody else's."""
+    """Nested tuples with contiguous copies of the tensors, which can be modified in place."""
     copies = (tensor.clone(memory_format=torch.contiguous_format) for _, tensor in _leaves(state))
     return _rebuilt(state, copies)
 
 
 def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
-    """A block's state with the states of its mixers changed, in their order."""
+    """A block's state with ``change`` applied to the states of its mixers, in order."""
     if isinstance(state, MegaState):
         return MegaState(*(_mapped(part, change) for part in state))
     if isinstance(state, ChainState):

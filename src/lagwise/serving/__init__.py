@@ -1,1 +1,1 @@
-"""A server of texts: one running batch (`scheduler`), OpenAI's formats (`protocol`), HTTP (`app`)."""
+"""Text generation server: continuous batching (`scheduler`), OpenAI's formats (`protocol`) and HTTP (`app`)."""

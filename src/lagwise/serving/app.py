@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's completions and conversations over a `Scheduler`."""
+"""The HTTP application: OpenAI's completion and chat endpoints on a `Scheduler`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from lagwise.serving.protocol import Bodies, ChatRequest, CompletionRequest, des
 from lagwise.serving.sampling import Sampling
 from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
 
-_GRACE = 10  # seconds beyond an answer's time, to read the rest of it
+_GRACE = 10  # seconds after an answer's deadline for reading the rest of it
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key: str | None = None) -> FastAPI:
-    """The application that serves a model under a name. It starts and stops the scheduler.
+    """Create the application that serves a model. It starts and stops the scheduler.
 
-    max_body: most bytes of a request. api_key: what ``Authorization: Bearer`` must say for ``/v1``; None: anybody may
-    ask.
+    Args:
+        scheduler: The model's scheduler.
+        name: Name under which the model is served.
+        max_body: Maximum bytes of a request.
+        api_key: Key that requests to ``/v1`` must send as ``Authorization: Bearer``; by default none is required.
     """
 
     @asynccontextmanager
@@ -37,14 +40,14 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
         yield
         await run_in_threadpool(scheduler.stop)
 
-    app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)  # those pages load scripts
+    app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)  # these pages load scripts
     app.add_middleware(_Guard, max_body=max_body, timeout=scheduler.timeout + _GRACE, api_key=api_key)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
 
     async def reply(body: CompletionRequest | ChatRequest, prompt: str | list[int], rule: Sampling) -> Response:
-        scheduler.require_room()  # rather than encode prompts that are refused then
+        scheduler.require_capacity()  # do not encode prompts that would be refused
         if isinstance(prompt, str):
             parts = await run_in_threadpool(encode_prompt, scheduler.tokenizer, prompt)
             prompt = [token for part in parts for token in part.tolist()]
@@ -59,7 +62,7 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
 
     def check_model(asked: str) -> None:
         if asked != name:
-            raise HTTPException(404, f"there is no model {asked!r:.200} here; this server has {name!r}")
+            raise HTTPException(404, f"no model {asked!r:.200}; this server has {name!r}")
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest) -> Response:
@@ -87,8 +90,7 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
 
 
 class _Reply(Response):
-    """Sends an answer, whole or as a stream of server-sent events, and closes it when that is done, fails, or the
-    client has gone."""
+    """Sends an answer, whole or as server-sent events, and closes it on completion, failure or disconnection."""
 
     def __init__(self, submit: Callable[[Callable[[], None]], Answer], bodies: Bodies, stream: bool, with_usage: bool):
         super().__init__()
@@ -98,14 +100,14 @@ class _Reply(Response):
         loop, self.ready = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed, and with it every connection
+            with suppress(RuntimeError):  # the loop and all connections are closed
                 loop.call_soon_threadsafe(self.ready.set)
 
         with _as_http():
             self.answer = self.submit(wake)
         with self.answer:
             sent = self._send_stream(send) if self.stream else self._send_whole(scope, receive, send)
-            tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_gone(receive))]
+            tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_disconnected(receive))]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -116,11 +118,11 @@ class _Reply(Response):
                 raise results[0]
 
     async def _pieces(self) -> AsyncIterator[str]:
-        """Text as it comes, in whatever pieces the client can keep up with."""
+        """Yield the text as it is generated. Pieces are longer when the client reads slowly."""
         while True:
             await self.ready.wait()
             self.ready.clear()
-            finish = self.answer.finish  # before the text is taken, which then is complete
+            finish = self.answer.finish  # read before taking the text, so that the text is complete
             if text := self.answer.take():
                 yield text
             if finish is not None:
@@ -156,7 +158,7 @@ class _Reply(Response):
 
 
 class _Guard:
-    """Refuses requests without the key or with too many bytes, and ends those that take too long to be sent or read."""
+    """Refuses requests without the key or with too many bytes, and ends requests that take too long."""
 
     def __init__(self, app: ASGIApp, max_body: int, timeout: float, api_key: str | None):
         self.app, self.max_body, self.timeout = app, max_body, timeout
@@ -167,7 +169,7 @@ class _Guard:
             return await self.app(scope, receive, send)
         key = dict(scope["headers"]).get(b"authorization", b"")
         if self.expected is not None and scope["path"] != "/health" and not hmac.compare_digest(key, self.expected):
-            message = "this server asks for its key: Authorization: Bearer KEY"
+            message = "this server requires a key: Authorization: Bearer KEY"
             return await _error(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
         size, started = 0, False
 
@@ -188,11 +190,11 @@ class _Guard:
             async with asyncio.timeout(self.timeout):
                 await self.app(scope, counted, noted)
         except TimeoutError:
-            if not started:  # or else the server closes the connection
+            if not started:  # otherwise the server closes the connection
                 await _error(408, f"the request took more than {self.timeout:g} seconds")(scope, receive, send)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -206,12 +208,12 @@ async def _send_line(send: Send, data: str) -> None:
 
 
 def _json(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # In ASCII: what a client sent, and a message quotes, may be no valid Unicode.
+    # ASCII only: a message may quote client input that is not valid Unicode.
     return Response(json.dumps(body), status, headers, "application/json")
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None, param: str | None = None) -> Response:
-    # Clients of OpenAI try again after any 5xx; what took too long once takes too long again.
+    # OpenAI's clients retry after any 5xx status, but a request that timed out would time out again.
     never_again = {"x-should-retry": "false"} if status == 504 else {}
     return _json(error_body(message, _kind(status), str(status), param), status, {**never_again, **(headers or {})})
 
@@ -226,12 +228,12 @@ def _failure(error: Exception) -> tuple[int, str]:
         return 504, str(error)
     if isinstance(error, Stopped):
         return 503, str(error)
-    return 500, "the model failed; the server's log says why"
+    return 500, "the model failed; see the server's log"
 
 
 @contextmanager
 def _as_http() -> Iterator[None]:
-    """What a scheduler refuses, as the statuses of HTTP."""
+    """Convert a scheduler's exceptions to HTTP errors."""
     try:
         yield
     except ValueError as error:
@@ -254,4 +256,4 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return _error(500, "the server failed; its log says why")
+    return _error(500, "the server failed; see its log")

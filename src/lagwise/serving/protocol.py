@@ -1,4 +1,4 @@
-"""OpenAI's formats: what requests may say, prompts of conversations, and the bodies of answers."""
+"""OpenAI's formats: requests, chat prompts, and bodies of answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from lagwise.serving.sampling import Sampling
 from lagwise.tables import shown
 
-# Where the folder's tokenizer has no chat template: lines of "role: text".
+# Used if the tokenizer has no chat template: lines of "role: text".
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
-_PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations goes on with the user's part
-_DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's interface
-# What this server has not, by the value at which it changes nothing; and what does not concern the text.
+_PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
+_DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's API
+# Unsupported parameters with the values that have no effect, and parameters that do not affect the text.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "best_of"), (1,)),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
@@ -35,7 +35,7 @@ class StreamOptions(BaseModel):
 
 
 class Request(BaseModel):
-    """What both kinds of requests may say."""
+    """Parameters of both kinds of requests."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -72,7 +72,7 @@ class Request(BaseModel):
 
 
 class CompletionRequest(Request):
-    """``prompt``: a text, or the ids of its tokens."""
+    """A completion request. ``prompt`` is a text or its token ids."""
 
     prompt: str | list[int] | Annotated[list[str], Field(max_length=1)]
 
@@ -91,7 +91,7 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """Fields of other servers' answers that come back in a conversation are passed over."""
+    """A message of a conversation. Additional fields, which other servers' answers may have, are ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -109,7 +109,7 @@ class ChatRequest(Request):
         return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else _PLAIN_STOP)
 
     def text(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """The conversation by the tokenizer's template, or the plain one. ValueError if the template refuses it."""
+        """Format the conversation by the tokenizer's template or `PLAIN_TEMPLATE`; ValueError if the template fails."""
         messages: Any = [message.plain() for message in self.messages]
         template: Any = tokenizer.chat_template or PLAIN_TEMPLATE
         try:
@@ -120,12 +120,12 @@ class ChatRequest(Request):
             )
         except ImportError:
             raise
-        except Exception as error:  # whatever a template raises
+        except Exception as error:  # templates raise any type
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
 
 class Bodies:
-    """The bodies of one answer: whole, or in the pieces of a stream."""
+    """The bodies of one answer, whole or as pieces of a stream."""
 
     def __init__(self, model: str, *, chat: bool):
         self.chat = chat
@@ -162,14 +162,14 @@ def error_body(message: str, kind: str, code: str | None = None, param: str | No
 
 
 def described(errors: Any) -> tuple[str, str | None]:
-    """The first of pydantic's errors in words, and the parameter that it is about."""
+    """A message for the first of pydantic's errors, and the parameter that caused it."""
     first = errors[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid" or (not place and first["type"] != "value_error"):
         return "the body must be a JSON object, sent with Content-Type: application/json", None
     if first["type"] == "extra_forbidden":
-        message = f"{shown(place[-1])} is not a parameter that this server knows"
+        message = f"{shown(place[-1])} is not a known parameter"
     elif place:
         message = f"{'.'.join(place)}: {message}"
     return message, place[0] if place else None

@@ -1,4 +1,4 @@
-"""Many texts at once from one model: a running batch that requests join and leave at any token."""
+"""Continuous batching: requests join and leave the running batch at any token."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lagwise.models.session import Prompt, StreamingSession
 from lagwise.serving.sampling import Sampling, draw
 from lagwise.tables import whole_number
 
-_CONTEXT = 8  # tokens of a prompt that decide how the text after it is spelt
+_CONTEXT = 8  # last tokens of a prompt, on which the decoding of the next ones depends
 _log = logging.getLogger(__name__)
 
 
 class Busy(Exception):
-    """The server has as many requests as it takes."""
+    """The server has reached its maximum number of requests."""
 
 
 class Stopped(Exception):
@@ -32,11 +32,11 @@ class Stopped(Exception):
 
 
 class Answer:
-    """The text of one request, written by the scheduler and taken by one reader, who closes it in any case.
+    """The text of one request, written by the scheduler and read by one reader, which must always close it.
 
-    ``finish`` is None until the text has ended: then "stop" (a stop text, or the end of the document) or "length", or
-    "error", with the exception in ``error``. What is not taken is held as text, so a slow reader holds up nobody; it is
-    bounded by the most tokens of an answer.
+    ``finish`` is None until the text has ended. Then it is "stop" (a stop text or the end of the document), "length",
+    or "error", with the exception in ``error``. Unread text is buffered, so a slow reader does not block other
+    requests. The maximum number of tokens bounds the buffer.
     """
 
     def __init__(self, prompt: Prompt, sampling: Sampling, most: int, deadline: float, close: Callable[[Answer], None]):
@@ -45,16 +45,16 @@ class Answer:
         self.tokens = 0
         self.finish: Literal["stop", "length", "error"] | None = None
         self.error: Exception | None = None
-        self.wake: Callable[[], None] = lambda: None  # called by the scheduler's thread when there is something new
+        self.wake: Callable[[], None] = lambda: None  # called by the scheduler's thread on new text and at the end
         self.closed = False
         self._close, self._pieces = close, deque[str]()
 
     def take(self) -> str:
-        """The text since the last call. What precedes ``finish`` is there before it."""
+        """Return the text since the last call. All text is available before ``finish`` is set."""
         return "".join(self._pieces.popleft() for _ in range(len(self._pieces)))
 
     def close(self) -> None:
-        """Leave: the scheduler frees what the request holds before its next step."""
+        """Close the answer. The scheduler frees its resources before the next step."""
         self._close(self)
 
     def __enter__(self) -> Answer:
@@ -73,13 +73,20 @@ class Answer:
 
 
 class Scheduler:
-    """Continues the texts of many requests in one batch, each as it would be alone, to rounding.
+    """Generates text for many requests in one batch. Each text is the same as alone, up to rounding.
 
-    rows: requests in the batch. queue: further ones that may be open, waiting or not read to the end. max_tokens: most
-    tokens of an answer. timeout: seconds for a request from `submit` to its last token. prefill_chunk: tokens of
-    prompts that are processed between two steps of the batch, shared by the prompts there are.
+    `start` runs the scheduler in a thread; tests call `turn` instead. Requests may be submitted and closed from any
+    thread.
 
-    `start` runs it in a thread; tests call `turn` themselves. Requests may be submitted and closed from any thread.
+    Args:
+        model: The language model.
+        tokenizer: Its tokenizer.
+        rows: Maximum requests in the batch.
+        queue: Maximum further requests that are waiting or not read to the end.
+        max_tokens: Maximum tokens of an answer.
+        timeout: Seconds for a request from `submit` to its last token.
+        prefill_chunk: Prompt tokens processed between two steps of the batch, shared by all prompts.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -109,10 +116,17 @@ class Scheduler:
         self._thread: threading.Thread | None = None
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, wake: Callable[[], None] = lambda: None) -> Answer:
-        """Queue a request; ``wake`` is called from another thread whenever its answer has something new.
+        """Queue a request.
 
-        ValueError for a prompt or a number of tokens that the model or the server does not take; `Busy` if the server
-        has as many open requests as it takes; `Stopped` if it is shutting down.
+        Args:
+            prompt: Token ids.
+            sampling: Options of sampling and stopping.
+            wake: Called from another thread on new text and at the end.
+
+        Raises:
+            ValueError: If the prompt or the number of tokens is too large for the model or the server.
+            Busy: If the server has reached its maximum number of open requests.
+            Stopped: If the server is shutting down.
         """
         limit, most = self.session.model.length_limit, sampling.max_tokens
         if most is not None and most > self.max_tokens:
@@ -120,40 +134,40 @@ class Scheduler:
         if most is None:
             most = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
         check_prompt_length(limit, len(prompt), most)
-        answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._leave)
+        answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._forget)
         answer.wake = wake
         with self._changed:
-            self.require_room()
+            self.require_capacity()
             self._open.add(answer)
             self._waiting.append(answer)
             self._changed.notify()
         return answer
 
-    def require_room(self) -> None:
-        """`Busy` or `Stopped` if a request would be refused now: to be asked before work for it."""
+    def require_capacity(self) -> None:
+        """Raise `Busy` or `Stopped` if a request would be refused now. Call this before preparing a request."""
         if self._stopped:
             raise Stopped("the server is shutting down")
         if len(self._open) >= self.rows + self.queue:
-            raise Busy(f"the server has {len(self._open)} requests, as many as it takes; try again later")
+            raise Busy(f"the server has {len(self._open)} requests, its maximum; try again later")
 
     @property
     def counts(self) -> dict[str, int]:
-        """Requests that are open, that wait for a place in the batch, and that have one."""
+        """Numbers of requests that are open, waiting for a place in the batch, and in the batch."""
         waiting = len(self._waiting)
         return {"open": len(self._open), "waiting": waiting, "running": len(self._prompts) + len(self._running)}
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Run in a thread of its own until `stop`."""
+        """Run in a separate thread until `stop`."""
         self._thread = threading.Thread(target=self._run, name="lagwise-scheduler", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and every request with `Stopped`."""
+        """Stop the thread, and end all requests with `Stopped`."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -162,9 +176,9 @@ class Scheduler:
         self._end_all(Stopped("the server is shutting down"))
 
     def turn(self) -> bool:
-        """Let go of requests that were closed or are out of time, process a chunk of prompts, and add a token to every
-        text in the batch. Returns whether there is more to do."""
-        self._let_go()
+        """Remove requests that were closed or timed out, process a chunk of prompts, and add a token to every text in
+        the batch. Returns whether work remains."""
+        self._remove_ended()
         self._read()
         self._step()
         return bool(self._waiting or self._prompts or self._running)
@@ -179,17 +193,17 @@ class Scheduler:
                     return
             try:
                 busy = self.turn()
-            except Exception as error:  # nobody may wait for an answer that never comes
+            except Exception as error:  # no request may wait forever
                 _log.exception("the batch failed")
                 self._end_all(error)
                 busy = False
 
-    def _leave(self, answer: Answer) -> None:
+    def _forget(self, answer: Answer) -> None:
         with self._changed:
             answer.closed = True
             self._open.discard(answer)
 
-    def _let_go(self) -> None:
+    def _remove_ended(self) -> None:
         now = self.clock()
 
         def keep(answer: Answer) -> bool:
@@ -205,7 +219,7 @@ class Scheduler:
                 self._prompts.append(self._waiting.popleft())
 
     def _read(self) -> None:
-        """Process prompts in turns, so that a short one does not wait for a long one."""
+        """Process a chunk of prompts in turn, so that a short prompt does not wait for a long one."""
         left = self.session.prefill_chunk
         while self._prompts:
             answer = self._prompts[0]
@@ -226,7 +240,7 @@ class Scheduler:
                 answer.end("error", error)
 
     def _step(self) -> None:
-        """Choose the next token of every text, end those that it ends, and continue the others."""
+        """Choose the next token of every text, remove the texts that have ended, and continue the others."""
         handles = self.session.handles
         if not handles:
             return
@@ -236,14 +250,14 @@ class Scheduler:
             chosen = dict(zip(handles, tokens, strict=True))
             self._drop([handle for handle, token in chosen.items() if self._take(handle, token)])
             self.session.step({handle: chosen[handle] for handle in self.session.handles})
-        except Exception as error:  # such as a lack of memory: the session is as it was
+        except Exception as error:  # for example out of memory; the session is unchanged
             _log.exception("a step of the batch failed")
             for answer, _ in self._running.values():
                 answer.end("error", error)
             self._drop(list(self._running))
 
     def _take(self, handle: int, token: int) -> bool:
-        """Add a token to a text; whether it ends there."""
+        """Add a token to a text. Returns whether the text has ended."""
         answer, writer = self._running[handle]
         try:
             answer.tokens += 1

@@ -1,7 +1,8 @@
-"""Makes the tiny MEGA models of this folder with transformers' own classes, which only earlier versions have.
+"""Make the tiny MEGA models of this folder with transformers' own classes, which only earlier versions have.
 
-In an environment of its own: ``pip install transformers==4.41.2 torch 'numpy<2'``, then ``python make.py [FOLDER]``.
-Weights are random. Each folder gets config.json, model.safetensors, and expected.json with ids, mask and logits.
+Run it in a separate environment: ``pip install transformers==4.41.2 torch 'numpy<2'``, then ``python make.py
+[FOLDER]``. Weights are random. Each folder gets config.json, model.safetensors, and expected.json with ids, mask and
+logits.
 """
 
 import json
