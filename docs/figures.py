@@ -1,7 +1,8 @@
-"""Draw the figure of results at the top of the README, docs/figures/results.png, from files in benchmarks/results.
+"""Draw the figures of docs/figures from files in benchmarks/results.
 
-Run it (`make docs`) after one of its benchmarks: the layer's speed (`lagwise bench ops`), streaming (`lagwise bench
-generate`) and encoders (`benchmarks/encoder_speed.py`).
+Run it (`make docs`) after one of their benchmarks. results.png, at the top of the README: the layer's speed (`lagwise
+bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
+pretraining (`benchmarks/encoders.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 ROOT = Path(__file__).parent.parent
-PICTURE = ROOT / "docs" / "figures" / "results.png"
+FIGURES = ROOT / "docs" / "figures"
 _OURS, _PEER = "#0b6e4f", "#9aa0a6"
 
 
@@ -47,8 +49,7 @@ def encoding() -> tuple[list[int], list[float]]:
     return [row["length"] for row in rows], [s[theirs]["median"] / s[ours]["median"] for s in seconds]
 
 
-def draw() -> None:
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+def draw_results() -> None:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 2.9), layout="constrained")
     lengths, ratios = training()
     left.plot(lengths, ratios, color=_OURS, marker="o", markersize=4)
@@ -77,9 +78,29 @@ def draw() -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_locator(NullLocator())
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=130, metadata={"Software": None})
+    _save(figure, "results.png")
+
+
+def draw_encoders() -> None:
+    """Validation losses over the time that every model had."""
+    figure, axes = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
+    runs = sorted(_results("encoders-cpu.json").items(), key=lambda item: item[1]["curve"][-1][1])
+    for name, run in runs:
+        steps, losses, _ = zip(*run["curve"], strict=True)
+        axes.plot([60 * step / run["steps"] for step in steps], losses, label=f"{name} {losses[-1]:.2f}")
+    axes.set_xlabel("minutes on one thread")
+    axes.set_ylabel("validation loss, nats a hidden token")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    _save(figure, "encoders.png")
+
+
+def _save(figure: Figure, name: str) -> None:
+    FIGURES.mkdir(exist_ok=True)
+    figure.savefig(FIGURES / name, dpi=130, metadata={"Software": None})
 
 
 if __name__ == "__main__":
-    draw()
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    draw_results()
+    draw_encoders()

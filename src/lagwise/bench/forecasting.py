@@ -93,7 +93,7 @@ def read_benchmark(folder: Path, name: str) -> np.ndarray:
     for suffix in (".csv", ".csv.xz", ".csv.gz"):
         if (path := folder / f"{file}{suffix}").is_file():
             return pd.read_csv(path).drop(columns="date").to_numpy(np.float64)
-    raise FileNotFoundError(f"no {file}.csv or {file}.csv.xz in {str(folder)!r}")
+    raise FileNotFoundError(f"no {file}.csv, {file}.csv.xz or {file}.csv.gz in {str(folder)!r}")
 
 
 def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class LiteralEMA(nn.Module):
     """MEGA's moving average, computed step by step as in the authors' layer, for benchmarks only.
 
     Kernel generation evaluates an exponential for every channel, dimension and lag. Kernel and signal are transformed
-    by rfft and irfft of length 2 n along the contiguous axis. Gradients are computed by autograd (TCNCA app. I and
-    fig. 6). A two-sided kernel joins two one-sided kernels.
+    by rfft and irfft of length 2 n, or 3 n if two-sided, along the contiguous axis. Gradients are computed by autograd
+    (TCNCA app. I and fig. 6). A two-sided kernel joins two one-sided kernels.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16):

@@ -100,7 +100,7 @@ class LagKernel(nn.Module):
 
     @property
     def reach(self) -> int | None:
-        """Number of lags on one side, by the horizon or by the longest supported signal; None if it has no end."""
+        """Number of lags on one side, by the horizon or by the longest supported signal; None if it is infinite."""
         return self.horizon() or self.max_length
 
     def lags(self, length: int, device: torch.device) -> Tensor:

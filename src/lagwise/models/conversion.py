@@ -91,7 +91,7 @@ def recurrent_form(
 
 @torch.no_grad()
 def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
-    """Taps ``(channels, n)`` that a causal mixer applies: as many as it reaches, or ``lags`` if it has no end."""
+    """Taps ``(channels, n)`` that a causal mixer applies; ``lags`` of them if its reach is infinite."""
     kernel = mixer.kernel
     n = kernel.reach or lags
     if not isinstance(mixer.ski, CausalSKI):
