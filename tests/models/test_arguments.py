@@ -29,7 +29,7 @@ def test_classifiers_accept_arguments_of_pipelines_and_reward_trainers(fields: d
         assert torch.equal(model(IDS, **extra).logits, expected), extra
     tokenizer = load_tokenizer("bytes")
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    classify = pipeline("text-classification", model=model, tokenizer=tokenizer)  # pyrefly: ignore
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer)
     assert len(classify(["a text", "another"], truncation=True)) == 2
 
 
