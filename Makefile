@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@touch $@
 
-demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes
+demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes on two idle cores
 	$(BIN)/lagwise demo
 
 test: $(INSTALLED)  ## the test suite

@@ -52,6 +52,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"marked {marker!r}, and the device is {name}"))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Comparisons of a device with the CPU need another than the CPU."""
+    return True if collection_path.name == "test_devices.py" and config.getoption("--device") == "cpu" else None
+
+
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """The default device of tensors in a test."""

@@ -29,7 +29,7 @@ def recurrent_form(
     *,
     lags: int = _ENDLESS_LAGS,
     max_order: int | None = None,
-    progress: bool = False,
+    progress: bool = True,
 ) -> tuple[Any, dict[str, Reduction]]:
     """Replace every lag kernel of a model by the sum of damped oscillations that `reduce_taps` finds for it.
 
