@@ -35,7 +35,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) -> None:
     tiny_recipe.training.steps = 60
     tiny_recipe.training.learning_rate = 0.02
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    run = train(tiny_recipe, str(tmp_path / "run"), progress=False)
     found = losses(run)
     assert found[60] < found[1] - 1.0
     names = {f.name for f in run.iterdir()}

@@ -25,9 +25,9 @@ _TIMED = (_TURNS + 1) * _TURN  # tokens of a stream that is timed
 
 
 def convert_run(
-    run: Path,
+    run: Path | str,
     tolerance: float = 1e-3,
-    out: Path | None = None,
+    out: Path | str | None = None,
     *,
     lags: int = 4096,
     max_order: int | None = None,
@@ -45,8 +45,8 @@ def convert_run(
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
-    run = run.resolve()
-    out = out or run.with_name(run.name + "-recurrent")
+    run = Path(run).resolve()
+    out = Path(out or run.with_name(run.name + "-recurrent"))
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another --out")
     model, tokenizer = load_language_model(run)

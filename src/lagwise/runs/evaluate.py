@@ -17,7 +17,7 @@ EVALUATION_FILE = "evaluation.json"
 
 
 def evaluate_run(
-    run: Path,
+    run: Path | str,
     lengths: Sequence[int] | None = None,
     *,
     source: str | None = None,
@@ -38,6 +38,7 @@ def evaluate_run(
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
     if wrong := [override for override in overrides if not override.startswith("model.")]:
         raise ValueError(f"only model.key=value can be changed for an evaluation, got {wrong[0]!r}")
+    run = Path(run)
     recipe, task = open_run(run, overrides)
     model, _ = load_model(run, **(own_fields(recipe) if overrides else {}))
     result: dict[str, Any] = {"data": source or task.data.source or task.identity(), "trained_at": recipe.data.length}

@@ -36,7 +36,7 @@ RUN_FILE = "run.json"
 TOKENIZER = "tokenizer"
 
 
-def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
+def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     """Train a recipe, and write model, tokenizer, resolved recipe, metrics and checkpoints to ``out``.
 
     Data, lengths, names and the folder are checked before the first step. Under ``torchrun`` every process calls this
@@ -54,6 +54,7 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
         FileExistsError: If ``out`` already holds a run.
         ValueError: If the recipe, the data and this machine do not fit together.
     """
+    out = Path(out)
     _check_unused(out)
     recipe = with_start(_rooted(recipe))
     task = check_recipe(recipe)
@@ -84,7 +85,7 @@ def train(recipe: Recipe, out: Path, *, progress: bool = True) -> Path:
         return _finish(trainer, task, out)
 
 
-def resume(out: Path, *, progress: bool = True) -> Path:
+def resume(out: Path | str, *, progress: bool = True) -> Path:
     """Resume a run from its newest complete checkpoint, or from the start if it had none yet.
 
     It continues exactly: with the same losses as if it had never stopped. A finished run is left unchanged.
@@ -93,6 +94,7 @@ def resume(out: Path, *, progress: bool = True) -> Path:
         FileNotFoundError: If ``out`` is not a run.
         ValueError: If no checkpoint in it is complete, or its data have changed.
     """
+    out = Path(out)
     if not (out / RECIPE_FILE).is_file():
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
     if (out / CONVERSION_FILE).is_file():
@@ -150,8 +152,9 @@ def check_recipe(recipe: Recipe) -> Task:
     return task
 
 
-def load_run(run: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run, with overrides. Its tokenizer folder is the run's own copy. Errors as in `load_recipe`."""
+    run = Path(run)
     recipe = load_recipe(str(run / RECIPE_FILE), overrides)
     if (run / TOKENIZER).is_dir():
         recipe = replace(recipe, data=replace(recipe.data, tokenizer=str(run / TOKENIZER)))
@@ -324,9 +327,9 @@ def _logged(path: Path) -> list[dict[str, float]]:
     return result
 
 
-def read_metrics(run: Path) -> list[dict[str, float]]:
+def read_metrics(run: Path | str) -> list[dict[str, float]]:
     """The logged lines of a run, in order. FileNotFoundError if it has none."""
-    path = run / METRICS_FILE
+    path = Path(run) / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{str(run)!r} has no {METRICS_FILE}: it is not a training run")
     return _logged(path)
