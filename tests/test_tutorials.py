@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,23 @@ def test_the_python_runs(folder: Path, page: str) -> None:
     command, environment = [sys.executable, "-c", code], {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_the_command_line_finds_the_kernel_of_a_package(folder: Path) -> None:
+    """The kernel tutorial's class, in a package with the tutorial's entry point."""
+    page = ROOT / "docs" / "tutorials" / "kernel.md"
+    kernel = blocks(page, "python")[0].partition("register_kernel(")[0].replace(", register_kernel", "")
+    groups = tomllib.loads(blocks(page, "toml")[0])["project"]["entry-points"]
+    points = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in each.items()) for group, each in groups.items()]
+    files = {
+        "my_package/__init__.py": "",
+        "my_package/kernels.py": kernel,
+        "my_package-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n",
+        "my_package-1.0.dist-info/entry_points.txt": "\n".join(points),
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    for code in blocks(page, "sh"):
+        for words in command_lines(code):
+            lagwise(folder, words)
