@@ -86,7 +86,7 @@ class ToeplitzMixer(Mixer):
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
         ``(batch * width, height)``. Few lags need no further copy of the grid."""
         height = x.shape[1] // width
-        if self.ski is None and self._spectrum(height) is None:
+        if self.ski is None:
             taps = self._taps(height)
             if layout.mask is not None:
                 x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
