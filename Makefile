@@ -61,7 +61,7 @@ wheel-check:  ## build the wheel, install it alone into an empty environment, an
 	  wheel/bin/lagwise train --data stdlib --out wheel-run training.steps=3 model.hidden_size=16 && \
 	  wheel/bin/lagwise generate wheel-run --tokens 5
 
-release-check: lint test test-slow wheel-check  ## all that a release must pass
+release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
 	grep -q "^## $$($(BIN)/lagwise --version | sed 's/.* //')" CHANGELOG.md
 	git diff --quiet || { echo "there are changes that are not committed"; exit 1; }
 

@@ -7,42 +7,34 @@ pretraining (`benchmarks/encoders.py`).
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from tables import ROOT, results
 
-ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 _OURS, _PEER = "#0b6e4f", "#9aa0a6"
 
 
-def _results(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())["results"]
-
-
 def training() -> tuple[list[int], list[float]]:
     """Speed of a training step of two-sided SKI-TNN over TNN as published, by length."""
-    rows = [row for row in _results("ops-cpu.json")["rows"] if not row["causal"]]
+    rows = [row for row in results("ops-cpu.json")["results"]["rows"] if not row["causal"]]
     steps = [row["step"] for row in rows]
     return [row["length"] for row in rows], [s["literal tnn"]["median"] / s["ski-tnn"]["median"] for s in steps]
 
 
 def streaming(method: str) -> tuple[list[int], list[float]]:
     """Tokens a second of a small model that streams one sequence, by the tokens before."""
-    rows = [r for r in _results("generate-cpu.json")["models"] if r["method"] == method and r["batch"] == 1]
+    rows = [r for r in results("generate-cpu.json")["results"]["models"] if r["method"] == method and r["batch"] == 1]
     return [row["length"] for row in rows], [1 / row["token"]["median"] for row in rows]
 
 
 def encoding() -> tuple[list[int], list[float]]:
     """Speed of a forward pass of encoder-base over ModernBERT-base in float32, one sequence, by length."""
-    found = _results("encoder-speed-cpu.json")
+    found = results("encoder-speed-cpu.json")["results"]
     ours, theirs = found["parameters"]
     rows = [row for row in found["rows"] if (row["dtype"], row["batch"]) == ("float32", 1)]
     seconds = [row["seconds"] for row in rows]
@@ -84,7 +76,7 @@ def draw_results() -> None:
 def draw_encoders() -> None:
     """Validation losses over the time that every model had."""
     figure, axes = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
-    runs = sorted(_results("encoders-cpu.json").items(), key=lambda item: item[1]["curve"][-1][1])
+    runs = sorted(results("encoders-cpu.json")["results"].items(), key=lambda item: item[1]["curve"][-1][1])
     for name, run in runs:
         steps, losses, _ = zip(*run["curve"], strict=True)
         axes.plot([60 * step / run["steps"] for step in steps], losses, label=f"{name} {losses[-1]:.2f}")
