@@ -188,10 +188,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_cost_per_token_is_even_and_log_squared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transforms are spread over tokens: at 8192 tokens of 64 channels, no token costs as much as the largest
+    """Transforms are spread over tokens: at 8192 tokens of 256 channels, no token costs as much as the largest
     transform."""
     work = counted(monkeypatch)
-    channels, length = 64, 8192
+    channels, length = 256, 8192
     state, costs = stream(torch.randn(channels, length), batch=1), []
     with torch.no_grad():
         for x in torch.randn(1, length, channels).split(1, dim=1):

@@ -203,7 +203,9 @@ def generate(
         str, typer.Option(help="Context lengths in tokens, separated by commas.")
     ] = "512,1024,2048,4096,8192,16384,32768,65536,131072",
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,16",
-    what: Annotated[str, typer.Option(help="layers, models or both.")] = "both",
+    what: Annotated[
+        str, typer.Option(help="layers, models or both; or streams: whole texts of these lengths, against FutureFill.")
+    ] = "both",
     channels: Channels = 256,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method, of 64 tokens.")] = 5,
     threads: Threads = 2,
@@ -211,12 +213,27 @@ def generate(
         int, typer.Option(callback=at_least(1), help="Skip contexts with more tokens over all sequences.")
     ] = 1 << 18,
     baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputation.")] = True,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`module:factory` of another exact online convolution, for --what streams; factory(taps, batch) "
+            "returns an object with step(x). Taps are (channels, tokens), x and its result (batch, channels)."
+        ),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Measure tokens per second after contexts of each length, against ring buffers, recomputation and attention.
 
     lagwise bench generate --lengths 1024,16384,131072 --batches 1 --out generate.json
+
+    lagwise bench generate --what streams --lengths 1024,16384,131072 --batches 1
     """
+    if peer and what != "streams":
+        raise ValueError("--peer is an online convolution and needs --what streams")
+    if what == "streams":
+        counts = (whole_numbers(lengths, "--lengths"), whole_numbers(batches, "--batches"))
+        _generate_streams(*counts, channels, repeats, threads, peer or [], out)
+        return
     from lagwise.bench import generate as run
     from lagwise.bench.harness import save_results
     from lagwise.cli.terminal import print_table
@@ -243,6 +260,31 @@ def generate(
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
         run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
         typer.echo(f"written: {out} and {picture}")
+
+
+def _generate_streams(
+    lengths: list[int],
+    batches: list[int],
+    channels: int,
+    repeats: int,
+    threads: int | None,
+    peers: list[str],
+    out: Path | None,
+) -> None:
+    from lagwise.bench.harness import save_results
+    from lagwise.bench.whole_streams import load_stream_peer, table_rows, time_streams
+    from lagwise.cli.terminal import print_table
+
+    loaded = {name: load_stream_peer(name) for name in peers}
+    results = {}
+    for batch in batches:
+        rows = time_streams(lengths, channels=channels, batch=batch, repeats=repeats, threads=threads, peers=loaded)
+        head = ("tokens", "method", "tokens/s", "time / ours", "slowest ms", "memory")
+        print_table(f"Whole texts token by token, batch {batch}", head, table_rows(rows))
+        results[f"batch {batch}"] = rows
+    if out:
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"streams": results})
+        typer.echo(f"written: {out}")
 
 
 @bench.command()

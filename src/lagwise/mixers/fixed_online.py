@@ -14,9 +14,9 @@ from lagwise.ops.streaming import ONLINE_BLOCK, OnlineState, OnlineTaps, online_
 
 
 class FixedOnlineState(NamedTuple):
-    """The part of an `OnlineState` that a step needs: the last two blocks of tokens, ``(batch, 2 * block, channels)``;
-    the contribution of earlier tokens to the current block, ``(batch, block, channels)``; and the number of tokens so
-    far, ``(batch,)``."""
+    """The part of an `OnlineState` that a step needs: the last block of tokens, ``(batch, block, channels)``; the
+    contribution of earlier blocks to the current one, ``(batch, block, channels)``; and the number of tokens so far,
+    ``(batch,)``."""
 
     recent: Tensor
     due: Tensor
@@ -35,24 +35,24 @@ class FixedOnline(FixedMixer):
         super().__init__()
         self.online = OnlineTaps(mixer.kernel.taps, mixer.kernel.reach)
         near = self.online.near.detach().flip(0)
-        self.register_buffer("near", F.pad(near, (0, 0, 0, 2 * ONLINE_BLOCK - len(near))))
+        self.register_buffer("near", F.pad(near, (0, 0, 0, ONLINE_BLOCK - len(near))))
 
     def init_state(self, batch_size: int) -> FixedOnlineState:
         recent = self.near.new_zeros(batch_size, *self.near.shape)
-        return FixedOnlineState(recent, recent[:, :ONLINE_BLOCK].clone(), counter(recent))
+        return FixedOnlineState(recent, torch.zeros_like(recent), counter(recent))
 
     def step(self, x: Tensor, state: FixedOnlineState) -> tuple[Tensor, FixedOnlineState]:
         recent, place = ring_write(state.recent, x, state.seen), state.seen % ONLINE_BLOCK
         lags = ring_lags(recent, state.seen)
-        # `due` contains all tokens before the previous block.
-        met = self.near[lags] * (lags <= place[:, None] + ONLINE_BLOCK)[..., None]
+        # `due` contains all tokens before this block.
+        met = self.near[lags] * (lags <= place[:, None])[..., None]
         y = (recent * met).sum(1) + state.due[torch.arange(x.shape[0], device=x.device), place]
         return y.to(x.dtype), FixedOnlineState(recent, state.due, state.seen + 1)
 
     def take(self, state: OnlineState) -> FixedOnlineState:
         seen = torch.full_like(counter(state.window.tokens), state.seen)
-        recent = ring_of(state.window.tokens[:, -2 * ONLINE_BLOCK :], 2 * ONLINE_BLOCK, seen)
-        due = torch.zeros_like(recent[:, :ONLINE_BLOCK]) if state.due is None else state.due.clone()
+        recent = ring_of(state.window.tokens[:, -ONLINE_BLOCK:], ONLINE_BLOCK, seen)
+        due = torch.zeros_like(recent) if state.due is None else state.due.clone()
         return FixedOnlineState(recent, due, seen)
 
     def give(self, state: FixedOnlineState) -> OnlineState:
@@ -81,5 +81,5 @@ class OnlineFollower:
         """The state after the last token."""
         if self.waiting == 0:
             return self.state
-        first = self.state.seen % (2 * ONLINE_BLOCK)
+        first = self.state.seen % ONLINE_BLOCK
         return online_follow(self.fixed.recent[:, first : first + self.waiting], self.state)

@@ -65,6 +65,10 @@ class Window:
         """The tokens kept, ``(batch, size, channels)``, oldest first. Do not modify them."""
         return self._buffer.storage[:, self._end - self._size : self._end]
 
+    def latest(self, n: int) -> Tensor:
+        """The last n <= size tokens. Do not modify them."""
+        return self._buffer.storage.narrow(1, self._end - n, n)
+
     @property
     def size(self) -> int:
         """Number of tokens kept, at most reach."""
@@ -73,7 +77,8 @@ class Window:
     def append(self, x: Tensor) -> Window:
         """The window after the tokens x ``(batch, n, channels)``, which are cast to its dtype."""
         new = x.shape[1]
-        x = x.to(self._buffer.storage.dtype)
+        if x.dtype != self._buffer.storage.dtype:
+            x = x.to(self._buffer.storage.dtype)
         kept = self._size if self.reach is None else max(0, min(self._size, self.reach - new))
         if not self._writable(x):
             past = self.tokens[:, self._size - kept :]
@@ -82,7 +87,7 @@ class Window:
                 return Window(torch.cat([past, added], dim=1), self.reach)
             return self._moved(past, added)
         buffer = self._buffer
-        buffer.storage[:, self._end : self._end + new] = x
+        buffer.storage.narrow(1, self._end, new).copy_(x)
         buffer.written = self._end + new
         return self._seen(buffer, buffer.written, kept + new)
 

@@ -1,0 +1,207 @@
+"""Taps of a stream and contributions of earlier blocks of tokens to later ones, a few channels at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.window import Window, may_write
+
+# Tokens of the smallest block, in which tokens meet directly (docs/log.md, "online convolution").
+ONLINE_BLOCK = 64
+GROWTH = 4  # blocks of one size in a block of the next
+_FIRST_CAPACITY = 2048  # taps at the start of a stream, at most; doubled whenever it outgrows them
+# Real elements of the padded inputs of channels that are transformed together when there is no deadline.
+_GROUP_ELEMENTS = 1 << 19
+_FEWEST_ROWS = 16  # of a transform; fewer take as long, because the transform is planned anew in every call
+
+
+class OnlineTaps:
+    """Causal taps in the forms that a stream needs, computed at first use and shared by the states of a stream.
+
+    ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on. ``reach`` is the number of lags after which all taps
+    are zero, or None for a kernel without end. Only as many taps are computed as the text can meet, so that a slowly
+    decaying kernel costs no more than one without end.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor], reach: int | None):
+        self.make, self.reach = make, reach
+        self._taps = make(self._within_reach(_FIRST_CAPACITY))
+        self._spectra: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        near = self.upto(self._within_reach(ONLINE_BLOCK))
+        self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
+
+    def __deepcopy__(self, memo: dict) -> OnlineTaps:
+        return self  # its cached values hold for every copy of a state
+
+    @property
+    def made(self) -> int:
+        """Number of taps computed so far."""
+        return self._taps.shape[1]
+
+    def upto(self, lags: int) -> Tensor:
+        """Taps ``(channels, lags)``, zero after the kernel's end."""
+        taps = self._made_upto(lags)
+        return F.pad(taps, (0, lags - self.made)) if lags > self.made else taps[:, :lags]
+
+    def _made_upto(self, lags: int) -> Tensor:
+        """At least as many taps, or all until the kernel's end."""
+        if self.made < self._within_reach(lags):
+            self._taps = self.make(self._within_reach(1 << (lags - 1).bit_length()))
+        return self._taps
+
+    def _within_reach(self, lags: int) -> int:
+        return lags if self.reach is None else min(lags, self.reach)
+
+    def meets(self, size: int, distance: int = 2) -> bool:
+        """Whether any tap lies between blocks of this size at this distance."""
+        return self.reach is None or (distance - 1) * size + 1 < self.reach
+
+    def spectrum(self, size: int, distance: int, group: slice) -> Tensor:
+        """rfft of the ``2 * size`` taps between blocks at a distance, for a group of channels that starts no later than
+        the end of earlier groups."""
+        first = (distance - 1) * size
+        taps = self._made_upto(first + 2 * size)[:, first : first + 2 * size]
+        if torch.is_grad_enabled():
+            return torch.fft.rfft(taps[group], 2 * size)
+        memo, done = self._spectra.get((size, distance), (None, 0))
+        if memo is None or (done < group.stop and not may_write(memo)):
+            complex_dtype = torch.promote_types(taps.dtype, torch.complex64)
+            memo, done = torch.empty((len(taps), size + 1), dtype=complex_dtype, device=taps.device), 0
+        if done < group.stop:
+            memo[done : group.stop] = torch.fft.rfft(taps[done : group.stop], 2 * size)
+            done = group.stop
+        self._spectra[size, distance] = (memo, done)
+        return memo[group]
+
+
+class BlockSpectrum:
+    """The rfft of one block of inputs ``(batch, size, channels)``, padded with as many zeros.
+
+    Computed a few channels at a time, for the first of the later blocks that needs it. States that share it, before and
+    after branching, get the same values whichever of them computes it.
+    """
+
+    def __init__(self, source: Tensor | None, points: Tensor | None = None, done: int = 0):
+        self.source = source  # None when complete, so that it does not keep an old window alive
+        self.points, self.done = points, done
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> BlockSpectrum:
+        source, points = (None if t is None else change(t) for t in (self.source, self.points))
+        return BlockSpectrum(source, points, self.done)
+
+    def spectrum(self, group: slice) -> Tensor:
+        """``(batch, channels, size + 1)`` for a group of channels that starts no later than the end of earlier ones."""
+        source = self.source
+        if source is None:
+            assert self.points is not None
+            return self.points[:, group]
+        batch, size, channels = source.shape
+        if torch.is_grad_enabled():
+            return _rfft_padded(source[..., group])
+        if self.points is None or (self.done < group.stop and not may_write(self.points)):
+            dtype = torch.promote_types(source.dtype, torch.complex64)
+            self.points, self.done = source.new_empty((batch, channels, size + 1), dtype=dtype), 0
+        if self.done < group.stop:
+            self.points[:, self.done : group.stop] = _rfft_padded(source[..., self.done : group.stop])
+            self.done = group.stop
+        if self.done == channels:
+            self.source = None
+        return self.points[:, group]
+
+
+def _rfft_padded(source: Tensor) -> Tensor:
+    return torch.fft.rfft(source.transpose(1, 2).contiguous(), 2 * source.shape[1])
+
+
+class Contribution:
+    """The contribution of earlier blocks to a block: ``(batch, channels, size)``.
+
+    Blocks of the smallest size meet from the one before on, others from two before on, so that there is time:
+    the contribution depends only on inputs that have already arrived, and is computed a few channels at a time while
+    the block before is streamed. States that share it, before and after branching, get the same values whichever of
+    them computes it. ``blocks`` maps the indices of the earlier blocks to their spectra.
+    """
+
+    def __init__(
+        self,
+        taps: OnlineTaps,
+        size: int,
+        block: int,
+        blocks: Mapping[int, BlockSpectrum],
+        result: Tensor | None = None,
+        done: int = 0,
+    ):
+        self.taps, self.size, self.block, self.blocks = taps, size, block, blocks
+        self.result, self.done = result, done
+
+    @classmethod
+    def of(
+        cls, taps: OnlineTaps, size: int, block: int, window: Window, seen: int, known: Mapping[int, BlockSpectrum]
+    ) -> Contribution | None:
+        """None for blocks without others that far before them. ``known`` holds blocks that other tasks have. Tokens
+        dropped from the window are beyond the taps' reach."""
+        # Blocks that are farther, whose parents are two apart, meet at their parents' size.
+        first = max(0, (block // GROWTH - 1) * GROWTH)
+        last = block if size == ONLINE_BLOCK else block - 1
+        near = [i for i in range(first, last) if taps.meets(size, block - i)]
+        tokens, oldest = window.tokens, seen - window.size
+        blocks = {
+            i: known.get(i) or BlockSpectrum(_between(tokens, i * size - oldest, (i + 1) * size - oldest)) for i in near
+        }
+        return cls(taps, size, block, blocks) if blocks else None
+
+    def map_batch(self, change: Callable[[Tensor], Tensor], known: dict[int, BlockSpectrum]) -> Contribution:
+        """The task of other rows; ``known`` collects its blocks, and gives those that it has."""
+        for i, block in self.blocks.items():
+            if i not in known:
+                known[i] = block.map_batch(change)
+        result = None if self.result is None else change(self.result)
+        return Contribution(self.taps, self.size, self.block, {i: known[i] for i in self.blocks}, result, self.done)
+
+    def advance(self, channels: int) -> None:
+        """Compute the first so many channels, and more if a transform of them would have too few rows."""
+        if self.done >= channels or torch.is_grad_enabled():
+            return  # with gradients, `part` computes everything at once
+        result, like, batch = self.result, self.taps.near, self._batch()
+        width, rows = like.shape[1], -(-_FEWEST_ROWS // batch)
+        if result is None or not may_write(result):
+            result, self.done = like.new_empty((batch, width, self.size)), 0
+        stop = min(width, -(-channels // rows) * rows)
+        result[:, self.done : stop] = self._channels(slice(self.done, stop))
+        self.result, self.done = result, stop
+
+    def part(self, start: int, stop: int) -> Tensor:
+        """Tokens start..stop of the block, ``(batch, channels, stop - start)``."""
+        width = self.taps.near.shape[1]
+        if torch.is_grad_enabled() and (self.result is None or self.done < width):
+            self.result, self.done = self._channels(slice(0, width)), width
+        while self.result is None or self.done < width:
+            self.advance(min(width, self.done + max(1, _GROUP_ELEMENTS // (4 * self.size * self._batch()))))
+        return self.result[..., start:stop]
+
+    def _batch(self) -> int:
+        block = next(iter(self.blocks.values()))
+        held = block.points if block.source is None else block.source
+        assert held is not None
+        return held.shape[0]
+
+    def _channels(self, group: slice) -> Tensor:
+        total: Tensor | None = None
+        for i, block in self.blocks.items():
+            points, taps = block.spectrum(group), self.taps.spectrum(self.size, self.block - i, group)
+            if total is None:
+                total = points * taps
+            else:
+                total = total.addcmul(points, taps) if torch.is_grad_enabled() else total.addcmul_(points, taps)
+        assert total is not None
+        return torch.fft.irfft(total, 2 * self.size)[..., self.size :]
+
+
+def _between(tokens: Tensor, start: int, stop: int) -> Tensor:
+    """Tokens start..stop, zero before the first."""
+    part = tokens[:, max(0, start) : max(0, stop)]
+    return F.pad(part, (0, 0, stop - start - part.shape[1], 0)) if start < 0 else part
