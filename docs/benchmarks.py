@@ -317,7 +317,8 @@ def pretraining() -> str:
 
 The recipes NAME-mlm for the same time each, about an hour on one thread, on novels and WikiText-2 (BPE of
 8,192 tokens, batches of 16, sequences of 128 to 512 tokens, learning rate 0.001 for all). The steps of all models were
-timed in turn. Losses are nats for each hidden token of the test texts, the same tokens at every length.
+timed in turn. Losses are nats for each hidden token of the test texts, the same tokens at every length. SKI-TNN had 64
+nodes at every length here, as published; with `spacing` it extrapolates ([log](log.md#encoders)).
 
 {table(name, columns, rows)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -39,6 +40,25 @@ def test_two_sided_ski_equals_algorithm_1(length: int, filter_size: int) -> None
         image = F.pad(x.transpose(1, 2), (filter_size - 1 - before, before))
         expected = expected + F.conv1d(image, m.kernel.filter.flip(1)[:, None], groups=3).transpose(1, 2)
     torch.testing.assert_close(m(x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_spacing_bounds_the_distance_of_nodes(degree: int) -> None:
+    """Also in padded batches, where each row has the nodes that it has alone."""
+    ski = {"name": "ski", "rank": 6, "spacing": 8, "degree": degree}
+    m = ToeplitzMixer(3, causal=False, kernel={"name": "warped"}, engine=ski).double()
+    x = torch.randn(4, 200, 3, dtype=torch.float64)
+    lengths = (200, 150, 41, 4)
+    for i, n in enumerate(lengths):
+        same = ToeplitzMixer(3, causal=False, kernel={"name": "warped"}, engine={**ski, "spacing": None})
+        assert same.double().ski is not None
+        same.load_state_dict(m.state_dict())
+        same.ski.rank = max(6, math.ceil((n - 1) / 8) + 1)  # pyrefly: ignore
+        torch.testing.assert_close(m(x[i : i + 1, :n]), same(x[i : i + 1, :n]), rtol=0, atol=1e-12)
+    mask = torch.arange(200) < torch.tensor(lengths)[:, None]
+    padded = m(x, mask=mask)
+    for i, n in enumerate(lengths):
+        torch.testing.assert_close(padded[i, :n], m(x[i : i + 1, :n])[0], rtol=0, atol=1e-10)
 
 
 def test_the_error_falls_with_the_rank() -> None:

@@ -25,13 +25,16 @@ class TwoSidedSKI:
 
     Options:
         rank: inducing points (SKI-TNN §5.2: 64).
+        spacing: most tokens between inducing points; longer texts have more than ``rank`` of them. None, as published,
+            keeps their number and moves them apart, so that a model fails on texts much longer than in training.
         degree: of the interpolation (1, linear).
 
     ValueError for options that are out of range, and for a kernel without values between tokens.
     """
 
-    def __init__(self, kernel: LagKernel, *, rank: int = 64, degree: int = 1):
+    def __init__(self, kernel: LagKernel, *, rank: int = 64, spacing: int | None = None, degree: int = 1):
         self.rank, self.degree = whole_number("rank", rank, 2), whole_number("degree", degree, 0)
+        self.spacing = None if spacing is None else whole_number("spacing", spacing, 1)
         if not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # raises, and says why
 
@@ -45,7 +48,7 @@ class TwoSidedSKI:
 
     def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
         """SKI-TNN alg. 1."""
-        rank = min(self.rank, x.shape[1])
+        rank = min(self._nodes(x.shape[1]), x.shape[1])
         spacing = (x.shape[1] - 1) / max(1, rank - 1)
         lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
@@ -53,8 +56,17 @@ class TwoSidedSKI:
     def _mix_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
         """SKI-TNN alg. 1 for every row separately, from its first token to its last."""
         first, lengths = row_extents(mask)
-        rank = min(self.rank, x.shape[1] if torch.compiler.is_compiling() else int(lengths.max()))
+        longest = x.shape[1] if torch.compiler.is_compiling() else int(lengths.max())
+        rank = min(self._nodes(longest), longest)
+        nodes = lengths.new_full(lengths.shape, min(self.rank, longest))
+        if self.spacing is not None:
+            nodes = nodes.maximum(-((1 - lengths) // self.spacing) + 1)
         steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
-        lags = row_spacing(lengths, rank)[:, None] * steps
+        lags = row_spacing(lengths, nodes)[:, None] * steps
         coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
-        return ragged_ski_product(x, coefficients, first, lengths, degree=self.degree, local=kernel.local_taps())
+        local = kernel.local_taps()
+        return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
+
+    def _nodes(self, length: int) -> int:
+        """Inducing points of a text that has at least as many tokens."""
+        return self.rank if self.spacing is None else max(self.rank, -((1 - length) // self.spacing) + 1)

@@ -133,20 +133,20 @@ def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
     return BlockWeights((start + torch.arange(width)).to(like.device), dense.to(device=like.device, dtype=like.dtype))
 
 
-def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
+def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -> BlockWeights:
     """The weights, in float64, of a batch whose rows have individual grids. Nodes lie at even distances from a row's
     first token to its last, or on every token of a row with fewer tokens than nodes.
 
-    Shapes: first and lengths ``(batch,)``, the position of each row's first token and the number of tokens from it to
-    its last; grid, the `inducing_grid` of a signal as long as the batch, with as many nodes as the rows have. Weights
-    of tokens outside the rows are zero.
+    Shapes: first, lengths and nodes ``(batch,)``, the position of each row's first token, the number of tokens from it
+    to its last, and its number of nodes; grid, the `inducing_grid` of a signal as long as the batch, with at least as
+    many nodes. Weights of tokens outside the rows are zero.
     """
     degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
     count = -(-grid.length // size)
     place = torch.arange(count * size, dtype=torch.float64, device=first.device) - first[:, None]
     inside = (place >= 0) & (place < lengths[:, None])
-    position = place.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, grid.nodes)[:, None]
-    left, weights = _weights_at(position, grid.nodes, degree)
+    position = place.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, nodes)[:, None]
+    left, weights = _weights_at(position, nodes[:, None], degree)
     left = left.unflatten(1, (count, size))
     weights = (weights * inside[..., None]).unflatten(1, (count, size))
     if torch.compiler.is_compiling():
@@ -160,12 +160,12 @@ def row_weights(first: Tensor, lengths: Tensor, grid: NodeGrid) -> BlockWeights:
     return BlockWeights(row + start + torch.arange(width, device=first.device), dense)
 
 
-def row_spacing(lengths: Tensor, nodes: int) -> Tensor:
+def row_spacing(lengths: Tensor, nodes: Tensor) -> Tensor:
     """Tokens between the nodes of rows with individual grids: ``max(1, (length - 1) / (nodes - 1))``, in float64.
 
-    Shapes: lengths and result ``(batch,)``. Source: SKI-TNN §3.2.1.
+    Shapes: lengths, nodes and result ``(batch,)``. Source: SKI-TNN §3.2.1.
     """
-    return ((lengths - 1).double() / max(1, nodes - 1)).clamp(min=1)
+    return ((lengths - 1).double() / (nodes - 1).clamp(min=1)).clamp(min=1)
 
 
 def interpolation_matrix(grid: NodeGrid) -> Tensor:
@@ -184,10 +184,11 @@ def interpolation_weights(grid: NodeGrid) -> tuple[Tensor, Tensor]:
     return _weights_at(position, grid.nodes, grid.degree)
 
 
-def _weights_at(position: Tensor, nodes: int, degree: int) -> tuple[Tensor, Tensor]:
+def _weights_at(position: Tensor, nodes: Tensor | int, degree: int) -> tuple[Tensor, Tensor]:
     """`interpolation_weights` at positions of any shape, in spacings from the first node."""
     left = torch.floor(position + (0.5 if degree % 2 == 0 else 0.0)) - degree // 2
-    first = left.clamp(0, nodes - 1 - degree)
+    last = nodes - 1 - degree
+    first = left.clamp(min=0).minimum(last.clamp(min=0)) if isinstance(last, Tensor) else left.clamp(0, last)
     u = position - first
     weights = []
     for a in range(degree + 1):

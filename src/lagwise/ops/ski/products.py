@@ -69,6 +69,7 @@ def ragged_ski_product(
     first: Tensor,
     lengths: Tensor,
     *,
+    nodes: Tensor | None = None,
     degree: int = 1,
     local: tuple[Tensor, int] | None = None,
 ) -> Tensor:
@@ -79,9 +80,9 @@ def ragged_ski_product(
 
     Shapes: x ``(batch, length, channels)``, zero outside the rows; first and lengths ``(batch,)``, the position of each
     row's first token and the number of tokens from it to its last; coefficients ``(batch, channels, 2 r - 1)``, the
-    kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with s = `row_spacing` of each row and r = min(rank, longest row)
-    nodes; local as in `ski_product`. Result like x, without meaning outside the rows. The cost is O(m length + r log r)
-    per row.
+    kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with s = `row_spacing` of each row; nodes ``(batch,)``, each row's
+    number of nodes, r for all if None; local as in `ski_product`. Result like x, without meaning outside the rows. The
+    cost is O(m length + r log r) per row.
 
     Preconditions: ValueError for an even number of coefficients, another number of rows or channels, or more nodes than
     tokens.
@@ -95,7 +96,8 @@ def ragged_ski_product(
             f"{x.shape[1]}, got {tuple(coefficients.shape)}"
         )
     grid = inducing_grid(x.shape[1], max(2, rank), degree)
-    return _ski_product(x, coefficients, grid, local, row_weights(first, lengths, grid))
+    nodes = torch.full_like(lengths, grid.nodes) if nodes is None else nodes
+    return _ski_product(x, coefficients, grid, local, row_weights(first, lengths, nodes, grid))
 
 
 def _ski_product(
