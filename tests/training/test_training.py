@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +138,41 @@ def test_a_kill_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: p
     run = resume(tmp_path / "run", progress=False)
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
     assert losses(run) == losses(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_saves_the_last_step(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    step = LagwiseTrainer.training_step
+    before = signal.getsignal(number)
+
+    def asked(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 3:
+            signal.raise_signal(number)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(LagwiseTrainer, "training_step", asked)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert signal.getsignal(number) is before
+    assert [c.name for c in checkpoints(tmp_path / "run")][-1] == "checkpoint-4"
+    monkeypatch.undo()
+    resumed = weights(resume(tmp_path / "run", progress=False))
+    whole = weights(train(tiny_recipe, tmp_path / "whole", progress=False))
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+
+
+def test_a_second_stop_is_immediate(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked_twice(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second signal was ignored")
+
+    monkeypatch.setattr(LagwiseTrainer, "training_step", asked_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not checkpoints(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class LanguageModelling(RunningText):
         compared = [(f"this model, length {test[0]['length']}", test[0]["bits_per_byte"])]
         compared += [
             *evaluation["compressors"].items(),
-            (f"(validation, length {valid['length']})", valid["bits_per_byte"]),
+            (f"(all of validation, length {valid['length']})", valid["bits_per_byte"]),
         ]
         title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
         if test[-1]["length"] > test[-1]["tokens"]:

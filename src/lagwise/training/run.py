@@ -27,6 +27,7 @@ from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
+from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, model_config, with_start, without_start
 from lagwise.training.recipe import Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, parameter_groups
@@ -80,7 +81,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 if Path(recipe.data.tokenizer).is_dir():  # this folder may no longer exist when the run is used
                     copy_tokenizer(Path(recipe.data.tokenizer), partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
-        with quiet():
+        with quiet(), saved_when_stopped(trainer):
             trainer.train()
         return _finish(trainer, task, out)
 
@@ -120,7 +121,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out)
-        with quiet():
+        with quiet(), saved_when_stopped(trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return _finish(trainer, task, out)
 
