@@ -15,6 +15,7 @@ import tables
 from tables import results
 
 PAGE = Path(__file__).parent / "benchmarks.md"
+DTYPES = ("float64", "float32")
 
 _HEAD = """# Benchmarks
 
@@ -251,6 +252,33 @@ Transformer with a key-value cache.
 ![Milliseconds a token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(parts))
 
 
+def whole_streams() -> str:
+    name = "streams-cpu.json"
+    rows = []
+    found = results(name)["results"]["streams"]["batch 1"]
+    ours = {row["length"]: row for row in found if row["method"] == "lagwise"}
+    for row in found:
+        base = ours[row["length"]]
+        rows.append(
+            [
+                f"{row['length']:,}",
+                row["method"],
+                f"{1e6 * row['token']['median']:.0f}",
+                f"{_ratio(row['token'], base['token']):.2f}×",
+                f"{1e3 * row['slowest']:.1f}",
+                f"{row['memory'] / 2**20:,.0f}",
+            ]
+        )
+    columns = ["tokens", "method", "µs a token", "over lagwise's", "slowest token, ms", "state, MiB"]
+    return f"""### Exact convolution of a whole text
+
+From the first token to the last, one by one, by 256 kernels as long as the text, which do not decay. lagwise spreads
+its transforms over the tokens; FutureFill ([Agarwal et al. 2024](https://arxiv.org/abs/2410.03766)) does each at one
+token. A state includes the kernels.
+
+{table(name, columns, rows)}"""
+
+
 def conversion() -> str:
     name = "conversion-cpu.json"
     rows = []
@@ -273,6 +301,23 @@ frequencies and lags, relative to a channel's gain; the bound is that of the Han
 
 A converted TNN wrote a million bytes in eight streams: its memory was 425 MB after the first 8,000 bytes and 426 MB at
 the end, and all its states were finite (`{results("long-run-cpu.json")["command"]}`)."""
+
+
+def spectral_filters() -> str:
+    name = "spectral-filters.json"
+    rows = []
+    for span, found in results(name)["results"].items():
+        for row in found:
+            forms = [row[f"{form} {dtype}"]["gain"] for form in ("diagonal", "orthogonal") for dtype in DTYPES]
+            rows.append([f"{int(span):,}", row["states"], *(f"{gain:.1e}" for gain in forms)])
+    columns = ["span", "states", *(f"{form}, {dtype}" for form in ("diagonal", "orthogonal") for dtype in DTYPES)]
+    return f"""### Spectral filters as one state space
+
+The 24 filters of spectral state spaces (STU) as outputs of one state space: largest error of a filter's output within
+the span, relative to the largest output. SpectraLDS uses 100 to 800 states for them. The diagonal form has large
+weights that cancel; the orthogonal form has a dense transition matrix.
+
+{table(name, columns, rows)}"""
 
 
 def encoders() -> str:
@@ -368,7 +413,9 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     enwik8,
     recall,
     streaming,
+    whole_streams,
     conversion,
+    spectral_filters,
     encoders,
     pretraining,
     images,
