@@ -14,6 +14,7 @@ Before they are timed, the logits of generated tokens must be within 1e-3 of the
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -63,10 +64,13 @@ def mamba2(width: int) -> nn.Module:
 
 
 def x_transformers(width: int) -> nn.Module:
-    from x_transformers import Decoder, TransformerWrapper
-
-    layers = Decoder(dim=width, depth=LAYERS, heads=4, attn_dim_head=width // 4, rotary_pos_emb=True, attn_flash=True)
-    return TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=LONGEST, use_abs_pos_emb=False, attn_layers=layers)
+    package: Any = importlib.import_module("x_transformers")
+    layers = package.Decoder(
+        dim=width, depth=LAYERS, heads=4, attn_dim_head=width // 4, rotary_pos_emb=True, attn_flash=True
+    )
+    return package.TransformerWrapper(
+        num_tokens=VOCABULARY, max_seq_len=LONGEST, use_abs_pos_emb=False, attn_layers=layers
+    )
 
 
 def mega_pytorch(width: int) -> nn.Module:
