@@ -59,6 +59,7 @@ GIVEN: dict[str, tuple[str, tuple[str, ...]]] = {
         ("onnxscript", "onnxruntime"),
     ),
     "docs/encoders": ("", ("sentence_transformers",)),
+    "docs/pictures": ("", ("torchvision",)),
     "docs/forecasting": ("import numpy as np\nX = np.random.default_rng(0).normal(size=(2000, 2))\nrow = X[:1]", ()),
 }
 
@@ -164,6 +165,8 @@ def served(folder: Path, words: list[str]) -> Iterator[int]:
 def test_the_commands_run(folder: Path, page: str) -> None:
     """All commands of a page run in their order; a server answers the page's `curl`."""
     code = "\n".join(blocks(ROOT / f"{page}.md", "sh"))
+    if page == "docs/pictures":
+        pytest.importorskip("torchvision")
     for words in command_lines(code):
         if words[0] == "export":
             pytest.importorskip("onnxscript")
