@@ -91,24 +91,18 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 def size(model: nn.Module) -> int:
     """Parameters that are not part of an embedding or of the layer that gives the logits."""
-    tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
-    tables += [
-        p for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == VOCABULARY for p in [m.weight]
-    ]
-    left_out = {id(p) for p in tables}
+    left_out = {
+        id(m.weight)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding) or (isinstance(m, nn.Linear) and m.out_features == VOCABULARY)
+    }
     return sum(p.numel() for p in model.parameters() if id(p) not in left_out)
 
 
 def fitted(make: Callable[[int], nn.Module]) -> int:
-    """The width, a multiple of 16, whose size is closest to the common one. Sizes grow with the width."""
-    before, width = 0, 112
-    while True:
-        width += 16
-        with torch.device("meta"):
-            now = size(make(width))
-        if now >= SIZE:
-            return width if now - SIZE < SIZE - before else width - 16
-        before = now
+    """The width, a multiple of 16, whose size is closest to the common one."""
+    with torch.device("meta"):
+        return min(range(128, 513, 16), key=lambda width: abs(size(make(width)) - SIZE))
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:

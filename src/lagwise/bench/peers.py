@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,8 +97,8 @@ def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
     return MultiHeadedEMA(dim=channels, heads=16)
 
 
-def load_peer(name: str) -> Callable[[int, int], nn.Module]:
-    """Load a peer from ``module:factory``; ``factory(channels, length)`` returns a module on (batch, length, channels).
+def load_peer(name: str) -> Callable[..., Any]:
+    """Load a peer from ``module:factory``. The benchmark that times it says what the factory takes and returns.
 
     ValueError if the module or the factory cannot be imported.
     """

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lagwise.bench.future_fill import ContinuousFutureFill, EpochedFutureFill
 from lagwise.bench.harness import Timing
-from lagwise.bench.peers import load_peer
 from lagwise.bench.streams import state_bytes
 from lagwise.ops import online_prefill, toeplitz_product
 from lagwise.ops.streaming import OnlineState, OnlineTaps
@@ -31,7 +30,7 @@ class Stream(Protocol):
         ...
 
 
-# Called with taps (channels, length), lag 0 first, and the batch size; see `load_stream_peer`.
+# Called with taps (channels, length), lag 0 first, and the batch size.
 StreamFactory = Callable[[Tensor, int], Stream]
 PEERS: dict[str, StreamFactory] = {
     "Epoched-FutureFill": EpochedFutureFill,
@@ -154,9 +153,3 @@ def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
         )
         for row in rows
     ]
-
-
-def load_stream_peer(name: str) -> StreamFactory:
-    """Load ``module:factory``; ``factory(taps, batch)`` returns a `Stream`. ValueError if it cannot be imported."""
-    peer: Any = load_peer(name)
-    return peer

@@ -272,10 +272,11 @@ def _generate_streams(
     out: Path | None,
 ) -> None:
     from lagwise.bench.harness import save_results
-    from lagwise.bench.whole_streams import load_stream_peer, table_rows, time_streams
+    from lagwise.bench.peers import load_peer
+    from lagwise.bench.whole_streams import StreamFactory, table_rows, time_streams
     from lagwise.cli.terminal import print_table
 
-    loaded = {name: load_stream_peer(name) for name in peers}
+    loaded: dict[str, StreamFactory] = {name: load_peer(name) for name in peers}
     results = {}
     for batch in batches:
         rows = time_streams(lengths, channels=channels, batch=batch, repeats=repeats, threads=threads, peers=loaded)

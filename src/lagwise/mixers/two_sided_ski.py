@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from lagwise.ops.packing import row_extents
 from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import whole_number
+
+Length = TypeVar("Length", int, Tensor)
 
 
 def check_extent(kernel: LagKernel, x: Tensor, mask: Tensor | None) -> None:
@@ -60,7 +64,7 @@ class TwoSidedSKI:
         rank = min(self._nodes(longest), longest)
         nodes = lengths.new_full(lengths.shape, min(self.rank, longest))
         if self.spacing is not None:
-            nodes = nodes.maximum(-((1 - lengths) // self.spacing) + 1)
+            nodes = nodes.maximum(_nodes_apart(lengths, self.spacing))
         steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
         lags = row_spacing(lengths, nodes)[:, None] * steps
         coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
@@ -69,4 +73,9 @@ class TwoSidedSKI:
 
     def _nodes(self, length: int) -> int:
         """Inducing points of a text that has at least as many tokens."""
-        return self.rank if self.spacing is None else max(self.rank, -((1 - length) // self.spacing) + 1)
+        return self.rank if self.spacing is None else max(self.rank, _nodes_apart(length, self.spacing))
+
+
+def _nodes_apart(length: Length, spacing: int) -> Length:
+    """``1 + ceil((length - 1) / spacing)``: nodes from the first token to the last, at most a spacing apart."""
+    return 1 - (1 - length) // spacing

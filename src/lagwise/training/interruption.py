@@ -13,6 +13,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class _StopAfterStep(TrainerCallback):
@@ -37,24 +38,23 @@ def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
         yield
         return
     stop = _StopAfterStep()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    # A handler that someone else has set, such as that of a notebook or a scheduler, stays.
+    before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) in _DEFAULTS}
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.asked = True
-        for each in ours:
+        for each in before:
             signal.signal(each, signal.default_int_handler)
         print("\nStopping after this step; again to stop at once.", file=sys.stderr, flush=True)
 
-    # A handler that someone else has set, such as that of a notebook or a scheduler, stays.
-    ours = [number for number, known in before.items() if known in (signal.SIG_DFL, signal.default_int_handler)]
     trainer.add_callback(stop)
     try:
-        for number in ours:
+        for number in before:
             signal.signal(number, handle)
         yield
         if stop.asked and trainer.state.global_step < trainer.state.max_steps:
             raise KeyboardInterrupt
     finally:
         trainer.remove_callback(stop)
-        for number in ours:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)

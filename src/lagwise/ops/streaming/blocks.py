@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import torch
@@ -19,6 +20,28 @@ _GROUP_ELEMENTS = 1 << 19
 _FEWEST_ROWS = 16  # of a transform; fewer take as long, because the transform is planned anew in every call
 
 
+class _ByChannel:
+    """A tensor ``(..., channels, n)`` whose channels are computed in order, a few at a time, and kept.
+
+    States that share it, before and after branching, get the same values whichever of them computes it.
+    """
+
+    def __init__(self, values: Tensor | None = None, done: int = 0):
+        self.values, self.done = values, done
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> _ByChannel:
+        return _ByChannel(None if self.values is None else change(self.values), self.done)
+
+    def upto(self, stop: int, new: Callable[[], Tensor], compute: Callable[[slice], Tensor]) -> Tensor:
+        """The tensor with at least ``stop`` channels, in new storage if its own may not be written to."""
+        if self.values is None or (self.done < stop and not may_write(self.values)):
+            self.values, self.done = new(), 0
+        if self.done < stop:
+            self.values[..., self.done : stop, :] = compute(slice(self.done, stop))
+            self.done = stop
+        return self.values
+
+
 class OnlineTaps:
     """Causal taps in the forms that a stream needs, computed at first use and shared by the states of a stream.
 
@@ -30,7 +53,7 @@ class OnlineTaps:
     def __init__(self, make: Callable[[int], Tensor], reach: int | None):
         self.make, self.reach = make, reach
         self._taps = make(self._within_reach(_FIRST_CAPACITY))
-        self._spectra: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self._spectra: defaultdict[tuple[int, int], _ByChannel] = defaultdict(_ByChannel)
         near = self.upto(self._within_reach(ONLINE_BLOCK))
         self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
 
@@ -67,50 +90,55 @@ class OnlineTaps:
         taps = self._made_upto(first + 2 * size)[:, first : first + 2 * size]
         if torch.is_grad_enabled():
             return torch.fft.rfft(taps[group], 2 * size)
-        memo, done = self._spectra.get((size, distance), (None, 0))
-        if memo is None or (done < group.stop and not may_write(memo)):
-            complex_dtype = torch.promote_types(taps.dtype, torch.complex64)
-            memo, done = torch.empty((len(taps), size + 1), dtype=complex_dtype, device=taps.device), 0
-        if done < group.stop:
-            memo[done : group.stop] = torch.fft.rfft(taps[done : group.stop], 2 * size)
-            done = group.stop
-        self._spectra[size, distance] = (memo, done)
-        return memo[group]
+        dtype = torch.promote_types(taps.dtype, torch.complex64)
+        spectra = self._spectra[size, distance].upto(
+            group.stop,
+            lambda: taps.new_empty((len(taps), size + 1), dtype=dtype),
+            lambda part: torch.fft.rfft(taps[part], 2 * size),
+        )
+        return spectra[group]
 
 
 class BlockSpectrum:
-    """The rfft of one block of inputs ``(batch, size, channels)``, padded with as many zeros.
+    """The rfft of one block of inputs ``(batch, size, channels)``, padded with as many zeros, computed a few channels
+    at a time for the first of the later blocks that needs it."""
 
-    Computed a few channels at a time, for the first of the later blocks that needs it. States that share it, before and
-    after branching, get the same values whichever of them computes it.
-    """
-
-    def __init__(self, source: Tensor | None, points: Tensor | None = None, done: int = 0):
+    def __init__(self, source: Tensor | None, points: _ByChannel):
         self.source = source  # None when complete, so that it does not keep an old window alive
-        self.points, self.done = points, done
+        self.points = points
+
+    @classmethod
+    def of(cls, source: Tensor) -> BlockSpectrum:
+        return cls(source, _ByChannel())
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        held = self.points.values if self.source is None else self.source
+        assert held is not None
+        return held.shape[0]
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> BlockSpectrum:
-        source, points = (None if t is None else change(t) for t in (self.source, self.points))
-        return BlockSpectrum(source, points, self.done)
+        return BlockSpectrum(None if self.source is None else change(self.source), self.points.map_batch(change))
 
     def spectrum(self, group: slice) -> Tensor:
         """``(batch, channels, size + 1)`` for a group of channels that starts no later than the end of earlier ones."""
         source = self.source
         if source is None:
-            assert self.points is not None
-            return self.points[:, group]
+            assert self.points.values is not None
+            return self.points.values[:, group]
         batch, size, channels = source.shape
         if torch.is_grad_enabled():
             return _rfft_padded(source[..., group])
-        if self.points is None or (self.done < group.stop and not may_write(self.points)):
-            dtype = torch.promote_types(source.dtype, torch.complex64)
-            self.points, self.done = source.new_empty((batch, channels, size + 1), dtype=dtype), 0
-        if self.done < group.stop:
-            self.points[:, self.done : group.stop] = _rfft_padded(source[..., self.done : group.stop])
-            self.done = group.stop
-        if self.done == channels:
+        dtype = torch.promote_types(source.dtype, torch.complex64)
+        points = self.points.upto(
+            group.stop,
+            lambda: source.new_empty((batch, channels, size + 1), dtype=dtype),
+            lambda part: _rfft_padded(source[..., part]),
+        )
+        if self.points.done == channels:
             self.source = None
-        return self.points[:, group]
+        return points[:, group]
 
 
 def _rfft_padded(source: Tensor) -> Tensor:
@@ -120,10 +148,9 @@ def _rfft_padded(source: Tensor) -> Tensor:
 class Contribution:
     """The contribution of earlier blocks to a block: ``(batch, channels, size)``.
 
-    Blocks of the smallest size meet from the one before on, others from two before on, so that there is time:
-    the contribution depends only on inputs that have already arrived, and is computed a few channels at a time while
-    the block before is streamed. States that share it, before and after branching, get the same values whichever of
-    them computes it. ``blocks`` maps the indices of the earlier blocks to their spectra.
+    Blocks of the smallest size meet from the one before on, others from two before on, so that there is time: the
+    contribution depends only on inputs that have already arrived, and is computed a few channels at a time while the
+    block before is streamed. ``blocks`` maps the indices of the earlier blocks to their spectra.
     """
 
     def __init__(
@@ -132,11 +159,10 @@ class Contribution:
         size: int,
         block: int,
         blocks: Mapping[int, BlockSpectrum],
-        result: Tensor | None = None,
-        done: int = 0,
+        result: _ByChannel,
     ):
         self.taps, self.size, self.block, self.blocks = taps, size, block, blocks
-        self.result, self.done = result, done
+        self.result = result
 
     @classmethod
     def of(
@@ -149,45 +175,42 @@ class Contribution:
         last = block if size == ONLINE_BLOCK else block - 1
         near = [i for i in range(first, last) if taps.meets(size, block - i)]
         tokens, oldest = window.tokens, seen - window.size
+        starts = {i: i * size - oldest for i in near}
         blocks = {
-            i: known.get(i) or BlockSpectrum(_between(tokens, i * size - oldest, (i + 1) * size - oldest)) for i in near
+            i: known.get(i) or BlockSpectrum.of(_between(tokens, start, start + size)) for i, start in starts.items()
         }
-        return cls(taps, size, block, blocks) if blocks else None
+        return cls(taps, size, block, blocks, _ByChannel()) if blocks else None
 
     def map_batch(self, change: Callable[[Tensor], Tensor], known: dict[int, BlockSpectrum]) -> Contribution:
         """The task of other rows; ``known`` collects its blocks, and gives those that it has."""
         for i, block in self.blocks.items():
             if i not in known:
                 known[i] = block.map_batch(change)
-        result = None if self.result is None else change(self.result)
-        return Contribution(self.taps, self.size, self.block, {i: known[i] for i in self.blocks}, result, self.done)
+        blocks = {i: known[i] for i in self.blocks}
+        return Contribution(self.taps, self.size, self.block, blocks, self.result.map_batch(change))
 
     def advance(self, channels: int) -> None:
         """Compute the first so many channels, and more if a transform of them would have too few rows."""
-        if self.done >= channels or torch.is_grad_enabled():
+        if self.result.done >= channels or torch.is_grad_enabled():
             return  # with gradients, `part` computes everything at once
-        result, like, batch = self.result, self.taps.near, self._batch()
-        width, rows = like.shape[1], -(-_FEWEST_ROWS // batch)
-        if result is None or not may_write(result):
-            result, self.done = like.new_empty((batch, width, self.size)), 0
+        near, batch = self.taps.near, self._batch()
+        width, rows = near.shape[1], -(-_FEWEST_ROWS // batch)
         stop = min(width, -(-channels // rows) * rows)
-        result[:, self.done : stop] = self._channels(slice(self.done, stop))
-        self.result, self.done = result, stop
+        self.result.upto(stop, lambda: near.new_empty((batch, width, self.size)), self._channels)
 
     def part(self, start: int, stop: int) -> Tensor:
         """Tokens start..stop of the block, ``(batch, channels, stop - start)``."""
         width = self.taps.near.shape[1]
-        if torch.is_grad_enabled() and (self.result is None or self.done < width):
-            self.result, self.done = self._channels(slice(0, width)), width
-        while self.result is None or self.done < width:
-            self.advance(min(width, self.done + max(1, _GROUP_ELEMENTS // (4 * self.size * self._batch()))))
-        return self.result[..., start:stop]
+        if torch.is_grad_enabled() and self.result.done < width:
+            self.result = _ByChannel(self._channels(slice(0, width)), width)
+        group = max(1, _GROUP_ELEMENTS // (4 * self.size * self._batch()))
+        while self.result.done < width:
+            self.advance(min(width, self.result.done + group))
+        assert self.result.values is not None
+        return self.result.values[..., start:stop]
 
     def _batch(self) -> int:
-        block = next(iter(self.blocks.values()))
-        held = block.points if block.source is None else block.source
-        assert held is not None
-        return held.shape[0]
+        return next(iter(self.blocks.values())).batch
 
     def _channels(self, group: slice) -> Tensor:
         total: Tensor | None = None
