@@ -23,7 +23,7 @@ test: $(INSTALLED)  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure, several processes
-	$(BIN)/python -m pytest -m slow --timeout=1200
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n auto --maxprocesses 8 --timeout=1200
 
 test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (with a CUDA build of torch)
 	$(BIN)/python -m pytest --device cuda
