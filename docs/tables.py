@@ -31,6 +31,21 @@ def table(columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
+def measured_table(name: str, columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Rows of a results file, and where they come from."""
+    return f"{table(columns, rows)}\n\n{made_by(name)}"
+
+
+def ratio(slow: dict[str, Any], fast: dict[str, Any]) -> float:
+    """How many times as fast one timing is as another, by their medians."""
+    return slow["median"] / fast["median"]
+
+
+def mebibytes(count: float) -> str:
+    """A number of bytes as a table shows it."""
+    return f"{count / 2**20:,.0f}"
+
+
 def paragraph(text: str) -> str:
     """Prose wrapped at 120 columns; code in it may be wrapped too."""
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)

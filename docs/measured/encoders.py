@@ -1,0 +1,71 @@
+"""Sections about encoders and images."""
+
+from __future__ import annotations
+
+from tables import measured_table, ratio, results
+
+
+def encoders() -> str:
+    name = "encoder-speed-cpu.json"
+    found = results(name)["results"]
+    ours, theirs = found["parameters"]
+    rows = [
+        [
+            row["dtype"],
+            row["batch"],
+            f"{row['length']:,}",
+            *(f"{row['seconds'][model]['median']:.2f}" for model in (ours, theirs)),
+            f"{ratio(row['seconds'][theirs], row['seconds'][ours]):.2f}×",
+        ]
+        for row in found["rows"]
+    ]
+    sizes = ", ".join(f"{model} {count / 1e6:.0f}M" for model, count in found["parameters"].items())
+    columns = ["precision", "batch", "length", f"{ours}, s", f"{theirs}, s", "ratio"]
+    return f"""## Encoders: a forward pass
+
+Random weights, the package's own code for the peer, scaled dot-product attention. Parameters: {sizes}.
+
+{measured_table(name, columns, rows)}"""
+
+
+def pretraining() -> str:
+    name = "encoders-cpu.json"
+    found = results(name)["results"]
+    lengths = [score["length"] for score in next(iter(found.values()))["test"]]
+    rows = [
+        [
+            recipe,
+            f"{run['machine']['parameters'] / 1e6:.2f}M",
+            f"{run['steps']:,}",
+            *(f"{score['loss']:.3f}" for score in run["test"]),
+            f"{100 * run['test'][0]['accuracy']:.1f} %",
+        ]
+        for recipe, run in sorted(found.items(), key=lambda item: item[1]["test"][0]["loss"])
+    ]
+    columns = ["recipe", "parameters", "steps", *(f"loss at {length:,}" for length in lengths), "hidden tokens found"]
+    return f"""## Encoders: pretraining
+
+The recipes NAME-mlm for the same time each, about an hour on one thread, on novels and WikiText-2 (BPE of
+8,192 tokens, batches of 16, sequences of 128 to 512 tokens, learning rate 0.001 for all). The steps of all models were
+timed in turn. Losses are nats for each hidden token of the test texts, the same tokens at every length. SKI-TNN had 64
+nodes at every length here, as published; with `spacing` it extrapolates ([log](log.md#encoders)).
+
+{measured_table(name, columns, rows)}
+
+![Validation loss over time](figures/encoders.png)"""
+
+
+def images() -> str:
+    name = "image-speed-cpu.json"
+    found = results(name)["results"]
+    ours, theirs = found["parameters"]
+    rows = [
+        [row["side"], row["batch"], row["what"], f"{ratio(row['seconds'][theirs], row['seconds'][ours]):.2f}×"]
+        for row in found["rows"]
+    ]
+    return f"""## Images
+
+Speed of {ours} ({found["parameters"][ours]:,} parameters) over timm {found["timm"]}'s {theirs}
+({found["parameters"][theirs]:,}).
+
+{measured_table(name, ["side", "batch", "what", "ratio"], rows)}"""

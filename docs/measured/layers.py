@@ -1,0 +1,132 @@
+"""Sections about operators, layers and blocks."""
+
+from __future__ import annotations
+
+import itertools
+
+from tables import measured_table, mebibytes, ratio, results
+
+
+def toeplitz() -> str:
+    plain, raised = "toeplitz-cpu-default-allocator.json", "toeplitz-cpu.json"
+    rows = []
+    for default, kept in zip(results(plain)["results"]["layers"], results(raised)["results"]["layers"], strict=True):
+        speed = [f"{ratio(r['seconds']['literal'], r['seconds']['lagwise']):.1f}×" for r in (default, kept)]
+        memory = [mebibytes(kept["memory"][name]) for name in ("lagwise", "literal")]
+        rows.append([default["length"], *speed, *memory])
+    return f"""## The causal Toeplitz layer
+
+Forward and backward of one layer with the kernel network of TNN (512 channels, 8,192 tokens a batch), against the
+published algorithm written out literally. The literal algorithm spends much of its time on page faults, which raised
+thresholds of glibc's allocator avoid (`LAGWISE_KEEP_MEMORY`); both cases are shown.
+
+{measured_table(raised, ["length", "speed-up", "with raised thresholds", "lagwise, MiB", "literal, MiB"], rows)}
+
+The first column is from `{plain}`: `{results(plain)["command"]}`. `--peer module:factory` times any other
+implementation beside these."""
+
+
+def kernels() -> str:
+    name = "ops-cpu.json"
+    found = {(row["causal"], row["length"]): row for row in results(name)["results"]["rows"]}
+
+    def gain(causal: bool, length: int, slow: str, fast: str) -> str:
+        step = found[causal, length]["step"]
+        return f"{ratio(step[slow], step[fast]):.1f}×"
+
+    rows = []
+    for length in sorted({length for _, length in found}):
+        memory = found[False, length]["memory"]
+        rows.append(
+            [
+                length,
+                gain(True, length, "tnn λ=1", "tnn λ=1 ski"),
+                gain(False, length, "tnn", "ski-tnn"),
+                gain(False, length, "literal tnn", "ski-tnn"),
+                ", ".join(mebibytes(memory[method]) for method in ("ski-tnn", "tnn", "literal tnn")),
+                f"{gain(True, length, 'tnn', 'fd-tnn 256')}, {gain(False, length, 'tnn', 'fd-tnn 256')}",
+            ]
+        )
+    columns = ["length", "causal SKI over the FFT", "two-sided SKI-TNN over our TNN", "over TNN as published"]
+    columns += ["MiB: SKI-TNN, TNN, as published", "FD-TNN of 256 frequencies over our TNN: causal, two-sided"]
+    return f"""## TNN, SKI-TNN and FD-TNN: one layer
+
+Training step of one layer (512 channels, at least 8,192 tokens a batch). Causal SKI stands for TNN's kernel without
+decay and is within 2e-3 of it; its error can be chosen.
+
+{measured_table(name, columns, rows)}
+
+TNN's decay of 0.99 ends its kernel after 1,833 lags. Overlap-save then makes TNN linear in the length too: against it,
+causal SKI-TNN is 2.6 times as fast at 8,192 tokens and at 32,768.
+
+![Time of a training step over the length](../benchmarks/results/ops-cpu.png)"""
+
+
+def blocks() -> str:
+    name = "blocks-cpu.json"
+    found = results(name)["results"]["rows"]
+
+    def span(size: str, causal: bool, slow: str, fast: str) -> str:
+        seconds = [row["seconds"] for row in found if (row["block"], row["causal"]) == (size, causal)]
+        ratios = [ratio(s[slow], s[fast]) for s in seconds]
+        return f"{min(ratios):.2f}–{max(ratios):.2f}×"
+
+    rows = []
+    for size in ("recipe", "paper"):
+        for causal in (True, False):
+            spans = [span(size, causal, "tnn", fast) for fast in ("fd-tnn", "fd-tnn, grid 256", "ski-tnn", "taps")]
+            spans.append(span(size, causal, "published", "fd-tnn"))
+            rows.append([f"{size}, {'causal' if causal else 'two-sided'}", *spans])
+    columns = ["block", "FD-TNN", "FD-TNN of 256 frequencies", "SKI-TNN", "taps that cost nothing"]
+    return f"""## TNN, SKI-TNN and FD-TNN: whole blocks
+
+Speed of a training step over our TNN at length 512: the smallest and the largest ratio over kernel networks of 3 and 6
+layers and batches of 1 and 4. The recipes' block has 256 channels; the papers' has 512, and 1,536 in the GTU. Linear
+layers take most of the time, so taps that cost nothing (fourth column) bound what another kernel can gain. Over TNN as
+published (last column) FD-TNN gains 20 to 60 %, where its paper reports 10 to 15 % causal and 35 to 80 % two-sided.
+
+{measured_table(name, [*columns, "FD-TNN over TNN as published"], rows)}"""
+
+
+def memories() -> str:
+    name = "ema-vs-tcn-cpu.json"
+    rows = []
+    for row in results(name)["results"]["causal"]:
+        cells = []
+        for slow, fast in itertools.product(("mega ema", "ema by fft"), ("tcn", "ema by scan")):
+            forward = ratio(row["forward"][slow], row["forward"][fast])
+            backward = [row["step"][m]["median"] - row["forward"][m]["median"] for m in (slow, fast)]
+            cells.append(f"{forward:.1f}×, {backward[0] / backward[1]:.1f}×")
+        rows.append([row["length"], *cells])
+    columns = ["length", "TCN over MEGA's FFT", "our scan over MEGA's FFT", "TCN over our FFT", "our scan over our FFT"]
+    return f"""## MEGA's moving average and TCNCA's convolutions
+
+One sequence of 64 channels through a moving average and through a stack of dilated convolutions with as many
+parameters: speed-up of the second over the first, forward and backward. The paper's figures for the first column end at
+7.07 and 2.86 on a V100. With the parallel scan that the paper leaves open, MEGA's memory is the faster of the two at
+131,072 tokens.
+
+{measured_table(name, columns, rows)}
+
+![Time over the length](../benchmarks/results/ema-vs-tcn-cpu.png)
+
+In whole blocks the memory is a small part of the time; `mega-steps-cpu.json` has the figures
+(`{results("mega-steps-cpu.json")["command"]}`)."""
+
+
+def padded() -> str:
+    name = "padded-batch-cpu.json"
+    rows = [
+        [
+            model,
+            *(f"{1e3 * s[how]['median']:.0f}" for how in ("before", "this code")),
+            f"{ratio(s['before'], s['this code']):.2f}×",
+        ]
+        for model, s in results(name)["results"]["seconds"].items()
+    ]
+    return f"""## Padded batches
+
+Forward and backward of 16 padded reviews, of which 46 % is text: layers skip the padding. Milliseconds before (0.1.0)
+and now.
+
+{measured_table(name, ["model", "0.1.0", "now", "ratio"], rows)}"""

@@ -1,0 +1,106 @@
+"""Sections about streaming and conversion."""
+
+from __future__ import annotations
+
+from tables import measured_table, ratio, results
+
+DTYPES = ("float64", "float32")
+
+
+def streaming() -> str:
+    name = "generate-cpu.json"
+    lengths = (1024, 16384, 131072)
+    parts = []
+    for kind, title in (("layers", "one layer of 256 channels"), ("models", "the small models of the recipes")):
+        one = {(r["method"], r["length"]): r for r in results(name)["results"][kind] if r["batch"] == 1}
+        rows = []
+        for method in dict.fromkeys(method for method, _ in one):
+            speeds = [1 / one[method, n]["token"]["median"] for n in lengths]
+            over = [
+                speeds[1] * one[peer, lengths[1]]["token"]["median"]
+                for peer in ("recompute", "ring buffer", "attention")
+            ]
+            held = one[method, lengths[2]]["memory"] / 2**20
+            cells = [*(f"{v:,.0f}" if v >= 10 else f"{v:.1f}" for v in speeds), *(f"{ratio:.1f}×" for ratio in over)]
+            rows.append([method, *cells, f"{held:,.1f}" if held else "none"])
+        columns = ["method", *(f"{n:,}" for n in lengths), "over recomputing at 16,384", "over a ring buffer"]
+        columns += ["over attention's cache", "state at 131,072, MiB"]
+        parts.append(f"Tokens a second of {title}:\n\n{measured_table(name, columns, rows)}")
+    return """## Streaming
+
+Tokens a second of one sequence after contexts of 1,024 to 131,072 tokens. Each method is first checked to give the
+outputs of the full forward pass. `TNN without decay` remembers every token; `ring buffer` is a dot product over all of
+them; `recompute` a forward pass over the whole context; `n states` the conversion to one state a tap; `attention` a
+Transformer with a key-value cache.
+
+{}
+
+![Milliseconds a token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(parts))
+
+
+def whole_streams() -> str:
+    name = "streams-cpu.json"
+    rows = []
+    found = results(name)["results"]["streams"]["batch 1"]
+    ours = {row["length"]: row for row in found if row["method"] == "lagwise"}
+    for row in found:
+        base = ours[row["length"]]
+        rows.append(
+            [
+                f"{row['length']:,}",
+                row["method"],
+                f"{1e6 * row['token']['median']:.0f}",
+                f"{ratio(row['token'], base['token']):.2f}×",
+                f"{1e3 * row['slowest']:.1f}",
+                f"{row['memory'] / 2**20:,.0f}",
+            ]
+        )
+    columns = ["tokens", "method", "µs a token", "over lagwise's", "slowest token, ms", "state, MiB"]
+    return f"""### Exact convolution of a whole text
+
+From the first token to the last, one by one, by 256 kernels as long as the text, which do not decay. lagwise spreads
+its transforms over the tokens; FutureFill ([Agarwal et al. 2024](https://arxiv.org/abs/2410.03766)) does each at one
+token. A state includes the kernels.
+
+{measured_table(name, columns, rows)}"""
+
+
+def conversion() -> str:
+    name = "conversion-cpu.json"
+    rows = []
+    for row in results(name)["results"]["rows"]:
+        median, most = (max(layer["order"][i] for layer in row["layers"]) for i in (1, 2))
+        error, bound = (max(layer[key] for layer in row["layers"]) for key in ("error", "bound"))
+        score, speed = row["bits_per_byte"][0], row["tokens_per_second"]
+        held = ", ".join(f"{row[key] / 2**20:.1f}" for key in ("state", "n_states_state", "converted_state"))
+        cells = [row["run"], f"{row['tolerance']:g}", row["taps"], f"{median}, {most}", f"{error:.1e}, {bound:.1e}"]
+        cells += [f"{score['before']:.4f}", f"{score['after'] - score['before']:+.1e}", held]
+        rows.append([*cells, f"{speed['after'] / speed['n states']:.1f}×"])
+    columns = ["model", "tolerance", "taps", "states: median, most", "error, bound", "bits/byte", "change"]
+    columns += ["state in MiB: exact, n states, converted", "speed over n states"]
+    return f"""## Conversion to state spaces
+
+Small models trained on 3.9 million bytes of enwik8, before and after `lagwise convert`. The error is the largest over
+frequencies and lags, relative to a channel's gain; the bound is that of the Hankel singular values left out.
+
+{measured_table(name, columns, rows)}
+
+A converted TNN wrote a million bytes in eight streams: its memory was 425 MB after the first 8,000 bytes and 426 MB at
+the end, and all its states were finite (`{results("long-run-cpu.json")["command"]}`)."""
+
+
+def spectral_filters() -> str:
+    name = "spectral-filters.json"
+    rows = []
+    for span, found in results(name)["results"].items():
+        for row in found:
+            forms = [row[f"{form} {dtype}"]["gain"] for form in ("diagonal", "orthogonal") for dtype in DTYPES]
+            rows.append([f"{int(span):,}", row["states"], *(f"{gain:.1e}" for gain in forms)])
+    columns = ["span", "states", *(f"{form}, {dtype}" for form in ("diagonal", "orthogonal") for dtype in DTYPES)]
+    return f"""### Spectral filters as one state space
+
+The 24 filters of spectral state spaces (STU) as outputs of one state space: largest error of a filter's output within
+the span, relative to the largest output. SpectraLDS uses 100 to 800 states for them. The diagonal form has large
+weights that cancel; the orthogonal form has a dense transition matrix.
+
+{measured_table(name, columns, rows)}"""
