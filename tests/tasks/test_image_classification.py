@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from lagwise.data.options import DataOptions
+from lagwise.data.pictures import decode
+from lagwise.models import LagwiseForImageClassification
+from lagwise.runs import evaluate_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
+from lagwise.training import load_recipe, load_run, train
+from lagwise.training.run import make_task
 
 
 def test_mixed_labels_count_once_per_image() -> None:
@@ -31,3 +40,26 @@ def test_masked_metrics_have_a_row_for_each_sequence() -> None:
     loss = torch.nn.functional.cross_entropy(logits.float(), torch.tensor([3, 1, 2]))
     found = task.metrics(0.0, sums.numpy(), counts.numpy())
     assert abs(found["perplexity"] - float(loss.exp())) < 1e-5 * float(loss.exp())
+
+
+def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
+    recipe = load_recipe("tnn-digits", ["training.steps=3", "model.inputs.size=2", "model.hidden_size=16"])
+    run = train(recipe, tmp_path / "run", progress=False)
+    found = evaluate_run(run, [8, 12], progress=False)
+    same, larger = found["sizes"]
+    assert (same["size"], larger["size"]) == ([8, 8], [12, 12])
+    assert all(same[name] == found["test"][name] for name in ("accuracy", "macro_f1"))
+
+    task: Any = make_task(load_run(run))
+    task.open(run=run, progress=False)
+    rows, model = task.scored["test"], LagwiseForImageClassification.from_pretrained(run).eval()
+    images = [decode(row["image"], 3, "").resize((12, 12), resample=2) for row in rows]
+    pixels = (np.stack([np.array(image) for image in images]) / 255 - task.mean) / task.std
+    with torch.inference_mode():
+        logits = model(pixel_values=torch.tensor(pixels, dtype=torch.float32).permute(0, 3, 1, 2)).logits
+    right = (logits.argmax(-1).numpy() == np.array(rows["label"][:])).mean()
+    assert larger["accuracy"] == pytest.approx(right)
+    assert ("12 x 12", f"{right:.4f}") in [row[:2] for table in task.tables(found) for row in table.rows]
+
+    with pytest.raises(ValueError, match=r"--lengths are longer sides of pictures .* 9 gives 9 x 9, .* patches of 2"):
+        evaluate_run(run, [8, 9], progress=False)

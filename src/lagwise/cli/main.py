@@ -130,7 +130,7 @@ def evaluate(
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="Context lengths, separated by commas.",
+            help="Context lengths, or longer sides of pictures in pixels, separated by commas.",
             show_default="512,1024,2048,4096,8192,14336; of a task, the trained length",
         ),
     ] = None,

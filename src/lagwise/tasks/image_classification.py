@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -216,8 +217,10 @@ class ImageClassification(Task):
         max_tokens: int | None = None,
         progress: bool = True,
     ) -> dict[str, Any]:
-        """Scores of the valid and test pictures; for test also the confusion matrix and scores by class."""
-        require_none("image_classification", **{"--lengths": lengths, "--tokens": max_tokens})
+        """Scores of the valid and test pictures; for test also the confusion matrix and scores by class, and the
+        scores with pictures resized to other sizes. lengths: their longer sides in pixels."""
+        require_none("image_classification", **{"--tokens": max_tokens})
+        sizes = [self._resized(side, model.config) for side in lengths or ()]
         result: dict[str, Any] = {"kind": "classification", "labels": self.label_names}
         for split, rows in self.scored.items():
             labels, logits = np.asarray(rows["label"][:]), self._logits(model, rows, progress)
@@ -228,7 +231,27 @@ class ImageClassification(Task):
                 **details,
                 "mistakes": self._mistakes(rows, logits, labels),
             }
+        if sizes:
+            rows = self.scored["test"]
+            labels = np.asarray(rows["label"][:])
+            found = [self._logits(model, rows, progress, size).argmax(-1) for size in sizes]
+            scores = [classification_scores(predicted, labels, self.label_names)[0] for predicted in found]
+            result["sizes"] = [{"size": list(size), **each} for size, each in zip(sizes, scores, strict=True)]
         return result
+
+    def _resized(self, longer: int, config: Any) -> tuple[int, int]:
+        """The size (height, width) of the trained shape whose longer side is given."""
+        from lagwise.models.embeddings import patch_side
+
+        height, width = self._reader().size
+        patch, scale = patch_side(config), longer / max(height, width)
+        size = round(height * scale), round(width * scale)
+        if any(side % patch or not side for side in size):
+            raise ValueError(
+                f"--lengths are longer sides of pictures in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
+                f"be cut into patches of {patch}"
+            )
+        return size
 
     def _mistakes(self, rows: Any, logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
         """The wrong predictions of highest probability: thumbnails, as PNG files in base64."""
@@ -253,7 +276,12 @@ class ImageClassification(Task):
         return max(self._reader().size) // patch_side(config)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        return result_tables(evaluation)
+        tables = result_tables(evaluation)
+        if found := evaluation.get("sizes"):
+            names = [name for name in found[0] if name != "size"]
+            rows = [(" x ".join(map(str, each["size"])), *(f"{each[name]:.4f}" for name in names)) for each in found]
+            tables.append(Table("Test scores by size", ("size", *(name.replace("_", " ") for name in names)), rows))
+        return tables
 
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
@@ -288,9 +316,10 @@ class ImageClassification(Task):
         return open_pictures(self.data.source, image=self.image, label=self.label)
 
     @torch.inference_mode()
-    def _logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
-        """Logits ``(pictures, labels)`` in the order of the rows."""
+    def _logits(self, model: Any, rows: Any, progress: bool, size: tuple[int, int] | None = None) -> np.ndarray:
+        """Logits ``(pictures, labels)`` in the order of the rows. size: (height, width), the trained one by default."""
         read, found = self._reader(), []
+        read = read if size is None else replace(read, size=size)
         with progress_bar(desc="predicting", total=len(rows), unit="picture", show=progress) as bar:
             for start in range(0, len(rows), _BATCH):
                 batch = [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]

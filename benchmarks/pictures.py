@@ -1,0 +1,86 @@
+"""Train image classifiers of equal size for equal times, with one thread per run, and test the best checkpoints.
+
+    python benchmarks/pictures.py RUNS --cifar CIFAR.npz --fashion FASHION.npz [--minutes 120] [--workers 2]
+        [--runs tnn-2d,vit,...] [--results FILE]
+
+On CIFAR-10 in colour: the recipe tnn-cifar (which mixes along rows and columns), TNN over the sequence of patches, and
+a vision transformer whose width gives as many parameters. They are also tested on pictures of 1.5 and 2 times the
+trained side. On Fashion-MNIST: tnn-cifar for grey pictures. Two hours on one thread stand for an hour on two cores. The
+number of steps is what fits into the minutes; it is estimated once from the mean CPU time of some steps on the data,
+and kept in RUNS/steps.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped
+and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from run_queue import finish, keep, planned, scores
+
+from lagwise.training import load_recipe
+
+RECIPE = "tnn-cifar"
+PLAN: dict[str, tuple[str, list[str], list[int]]] = {  # data, overrides, and longer sides of the test pictures
+    "tnn-2d": ("cifar", [], [32, 48, 64]),
+    "tnn": ("cifar", ["model.block.token_mixer.name=gtu"], [32, 48, 64]),
+    "vit": ("cifar", ["model=transformer", "model.hidden_size=144"], [32, 48, 64]),
+    "fashion-tnn-2d": ("fashion", ["task.channels=1", "model.inputs.channels=1"], [28]),
+}
+_EVALUATIONS = 12  # per run
+
+
+def train(name: str, overrides: list[str], plan: dict[str, Any], runs: Path, results: Path) -> None:
+    steps = plan["steps"]
+    every = max(1, steps // _EVALUATIONS)
+    new = [
+        *("--recipe", RECIPE, *overrides),
+        *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
+        *(f"training.evaluate_every={every}", f"training.save_every={every}"),
+    ]
+    done = finish(runs / name, new, ["--lengths", ",".join(map(str, PLAN[name][2]))])
+    found = scores(runs / name)
+    keep(
+        results,
+        name,
+        {
+            **plan,
+            "overrides": PLAN[name][1],
+            "pictures_per_second": load_recipe(RECIPE).training.batch_size / plan["seconds"],
+            "machine": done["machine"],
+            "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in done["evaluations"]],
+            "scores": {key: found[key] for key in ("valid", "test", "sizes")},
+        },
+    )
+    print(f"{name}: {steps} steps, test accuracy {found['test']['accuracy']:.4f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder for the runs")
+    parser.add_argument("--cifar", help="labelled pictures in colour")
+    parser.add_argument("--fashion", help="labelled grey pictures")
+    parser.add_argument("--runs", default=",".join(PLAN), help="names in the plan, separated by commas")
+    parser.add_argument("--minutes", type=float, default=120, help="minutes per run (120)")
+    parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/pictures-cpu.json"))
+    given = parser.parse_args()
+    sources = {"cifar": given.cifar, "fashion": given.fashion}
+    jobs = {
+        name: (RECIPE, [*PLAN[name][1], f"data.source={json.dumps(sources[PLAN[name][0]])}"])
+        for name in given.runs.split(",")
+        if sources[PLAN[name][0]]
+    }
+    given.folder.mkdir(parents=True, exist_ok=True)
+    plan = planned(jobs, given.minutes, given.folder / "steps.json")
+    with ThreadPoolExecutor(given.workers) as pool:
+        runs = [pool.submit(train, name, job[1], plan[name], given.folder, given.results) for name, job in jobs.items()]
+        for run in runs:
+            run.result()
+
+
+if __name__ == "__main__":
+    main()
