@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from places import SUBJECTS
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "equations.md"
 PAPERS = {
@@ -112,12 +114,22 @@ def page() -> str:
     uses = Counter(entry for entries in tests.values() for entry in entries)  # a test of few places goes first
     lines = [_HEAD, " · ".join(f"[{paper}](#{paper.lower()})" for paper in PAPERS)]
     for paper, title in PAPERS.items():
-        lines += ["", f"## {paper}", "", f"{title}.", "", "| place | implemented by | tested by |", "|---|---|---|"]
+        lines += [
+            "",
+            f"## {paper}",
+            "",
+            f"{title}.",
+            "",
+            "| place | subject | implemented by | tested by |",
+            "|---|---|---|---|",
+        ]
         for place in sorted((place for place in ours if place.paper == paper), key=_order):
             label = {"§": "§", "table": "table "}.get(place.kind, f"{place.kind}. ") + place.number
             names = _fitting(map(name, sorted(ours[place], key=_public_first)))
             held = _fitting(map(test, sorted(tests.get(place, ()), key=lambda entry: uses[entry])))
-            lines.append(f"| {label} | {names} | {held} |")
+            if label not in SUBJECTS[paper]:
+                raise ValueError(f"docs/places.py does not say what {paper} {label} is about")
+            lines.append(f"| {label} | {SUBJECTS[paper][label]} | {names} | {held} |")
     return "\n".join(lines) + "\n"
 
 

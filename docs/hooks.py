@@ -36,6 +36,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     here = page.file.src_uri
     if here == "equations.md":  # its rows need the width
         page.meta["hide"] = ["toc"]
+        markdown += "\n<style>.md-grid {max-width: 90rem}</style>\n"
     source = next((name for name, uri in _COPIED.items() if uri == here), f"docs/{here}")
 
     def moved(match: re.Match[str]) -> str:
