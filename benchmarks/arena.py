@@ -66,7 +66,7 @@ PATH_X, BYTES = "path-x-tnn-2d", "retrieval-bytes"
 _PATH_X = (
     "lra-path-x",
     [
-        *("data.source=lra-path-x:1000", "training.batch_size=8", "training.accumulate=8", "training.log_every=5"),
+        *("data.source=lra-path-x:1000", "training.batch_size=4", "training.accumulate=4", "training.log_every=5"),
         *("training.steps=50", "training.warmup_steps=5", "training.evaluate_every=50", "training.save_every=25"),
     ],
 )
