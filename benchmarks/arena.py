@@ -114,11 +114,15 @@ def run(name: str, job: tuple[str, list[str]], plan: dict[str, Any], given: argp
 
 
 def _training(folder: Path, recipe: str, overrides: list[str]) -> dict[str, Any]:
-    """How a run was trained, and its training losses by step. Seconds include validation, but no pauses."""
-    options, lines = load_recipe(str(folder / "recipe.yaml")).training, read_metrics(folder)
+    """The size of a run's model, how it was trained, and its training losses by step. Seconds include validation, but
+    no pauses."""
+    saved, lines = load_recipe(str(folder / "recipe.yaml")), read_metrics(folder)
+    options = saved.training
     return {
         "recipe": recipe,
         "overrides": overrides,
+        "layers": saved.model["num_hidden_layers"],
+        "width": saved.model["hidden_size"],
         "seed": options.seed,
         "rows_seen": options.steps * options.batch_size,
         "elapsed_seconds": max(line["seconds"] for line in lines),

@@ -37,7 +37,7 @@ def parameters(recipe: str, overrides: list[str]) -> tuple[int, LagwiseConfig]:
 
 
 def test_models_of_a_task_have_about_one_size(script: ModuleType) -> None:
-    configs = {}
+    configs: dict[str, Any] = {}
     for name, (recipe, overrides) in script.PLAN.items():
         size, configs[name] = parameters(recipe, overrides)
         assert size == pytest.approx(parameters(recipe, [])[0], rel=0.12), name
