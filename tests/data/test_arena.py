@@ -8,14 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_score
 
-from lagwise.data import listops, open_format, pathfinder, prepare_labelled
+from lagwise.data import listops, open_format, prepare_labelled
 from lagwise.data.arena import without_brackets
 from lagwise.data.generated import generate, generated_source
-from lagwise.data.labelled_pictures import prepare_pictures
-from lagwise.data.picture_files import open_pictures
 
 OPERATIONS: dict[str, Any] = {
     "[MIN": min,
@@ -121,54 +117,6 @@ def test_damaged_listops_is_named(made: listops.Expressions, tmp_path: Path, dam
     (tmp_path / "basic_train.tsv").write_text(damage(short))
     with pytest.raises(ValueError, match=message):
         open_format(str(tmp_path), "listops").read()
-
-
-@pytest.fixture(scope="module")
-def drawn() -> tuple[np.ndarray, np.ndarray]:
-    return pathfinder.pictures(0, 0)
-
-
-def test_images_have_their_contours_and_marks(drawn: tuple[np.ndarray, np.ndarray]) -> None:
-    pictures, labels = drawn
-    assert pictures.shape == (256, 32, 32)
-    assert labels.sum() == 128
-    bright = (pictures > 0.78 * 255).sum((1, 2))  # of the two marks alone, each of 7.1 square pixels; paddles have 0.75
-    assert (bright.min(), bright.max()) == (8, 12)
-    found = pathfinder._contours(np.random.default_rng(0), 32)
-    assert found.centres.shape[1] == 2 * 14 + 5 * 4
-    steps = np.linalg.norm(np.diff(found.centres[:, :14], axis=1), axis=-1)
-    assert steps.max() <= 2.5 + 1e-9
-    far = np.linalg.norm(found.centres[:, :14, None] - found.centres[:, None, 14:28], axis=-1)
-    assert far.min() >= 2.0
-    assert np.linalg.norm(found.centres[:, 0] - found.centres[:, 14], axis=-1).min() >= 7
-
-
-def test_grey_values_do_not_reveal_the_label(drawn: tuple[np.ndarray, np.ndarray]) -> None:
-    pictures, labels = drawn
-    values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)
-    scores = cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5)
-    assert scores.mean() < 0.6  # three deviations of chance are 0.094
-
-
-def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path) -> None:
-    generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
-    root = tmp_path / "data" / "curv_contour_length_14"
-    assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
-    data = prepare_pictures(open_pictures(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
-    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
-    assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
-    pictures, labels = pathfinder.pictures(0, 0)
-    assert data.splits["train"]["label"][:] == labels[:16].tolist()
-    assert data.splits["test"][1]["image"] == pathfinder.encoded(pictures[19])
-    (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"sample_5\.png is not a readable picture"):
-        prepare_pictures(open_pictures(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)
-    (root / "imgs" / "0" / "sample_5.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no picture"):
-        open_pictures(str(tmp_path / "data"))
-    (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
-    with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
-        open_pictures(str(tmp_path / "data"))
 
 
 def test_splits_share_no_passages(tmp_path: Path) -> None:
