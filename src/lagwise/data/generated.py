@@ -6,6 +6,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from lagwise.cache import cached_folder, default_cache
 from lagwise.data import listops, pathfinder
 from lagwise.data.arena import ARENA
 from lagwise.data.sources import SPLITS, open_source
-from lagwise.files import PARTIAL
+from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 
@@ -37,7 +39,7 @@ def generated_source(name: str, *, progress: bool = True) -> Path | None:
         raise ValueError(f"{name!r}: expected a number of rows from 10 to 10000000 after the colon")
     rows = int(count) if count else None
     folder = default_cache() / "generated" / f"{kind}-{rows or 'all'}-{_FORMAT}"
-    cached_folder(folder, lambda partial: GENERATED[kind](partial, rows=rows, seed=0, progress=progress))
+    cached_folder(folder, lambda unfinished: GENERATED[kind](unfinished, rows=rows, seed=0, progress=progress))
     return folder
 
 
@@ -143,8 +145,9 @@ GENERATED: dict[str, Callable[..., dict[str, Any]]] = {
 def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path | None, progress: bool = True) -> None:
     """Write a generated data set into a folder that does not exist yet, complete or not at all.
 
-    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError and FileExistsError are raised
-    before anything is written.
+    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError, FileExistsError, and
+    BlockingIOError while another process writes the folder, are raised before anything is written. What a killed
+    process has left is removed.
     """
     known(name, (*GENERATED, RETRIEVAL), "data set")
     if (texts is None) == (name == RETRIEVAL):
@@ -152,19 +155,28 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
     if rows is not None and rows < 10:
         raise ValueError(f"--rows must be at least 10, got {rows}")
     if out.exists():
-        raise FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
-    write = GENERATED.get(name)
-    partial = out.with_name(f"{PARTIAL}-{out.name}")
-    partial.mkdir(parents=True)
-    try:
-        if write is None:
-            assert texts is not None
-            write_passages(partial, texts, rows=rows, seed=seed, progress=progress)
-        else:
-            write(partial, rows=rows, seed=seed, progress=progress)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise _exists(out)
+    write = GENERATED.get(name) or partial(write_passages, texts=texts)
+    unfinished = out.with_name(f"{PARTIAL}-{out.name}")
+    held = out.with_name(f"{unfinished.name}.lock")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(held))
+        except BlockingIOError as error:
+            raise BlockingIOError(f"another process is writing {str(out)!r}; wait until it ends") from error
+        stack.callback(held.unlink)
+        stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        if out.exists():  # since the lock was taken
+            raise _exists(out)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        write(unfinished, rows=rows, seed=seed, progress=progress)
+        unfinished.rename(out)
+
+
+def _exists(out: Path) -> FileExistsError:
+    return FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
 
 
 def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options: Any) -> Iterator[Any]:
