@@ -125,3 +125,24 @@ def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, 
     (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
     with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
         open_pictures(str(tmp_path / "data"))
+
+
+def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> None:
+    picture = pathfinder.encoded(np.zeros((32, 32), np.uint8))
+    for number, name in enumerate(("curv_baseline", "curv_contour_length_9", "curv_contour_length_14")):
+        (tmp_path / name / "imgs" / "0").mkdir(parents=True)
+        (tmp_path / name / "metadata").mkdir()
+        for i in range(10):
+            (tmp_path / name / "imgs" / "0" / f"sample_{i}.png").write_bytes(picture)
+        lines = [f"imgs/0 sample_{i}.png {i} {number // 2}\n" for i in range(10)]
+        (tmp_path / name / "metadata" / "0.npy").write_text("".join(lines))
+    with pytest.warns(UserWarning, match=r"several sets .*curv_baseline.* only curv_contour_length_14 is read"):
+        source = open_pictures(str(tmp_path))
+    assert {file.parent.parent.parent.name for files in source.files.values() for file in files} == {
+        "curv_contour_length_14"
+    }
+    assert [len(files) for files in source.files.values()] == [8, 1, 1]
+    assert len(open_pictures(str(tmp_path / "curv_baseline")).files["train"]) == 8
+    (tmp_path / "curv_contour_length_14").rename(tmp_path / "curv_contour_length_20")
+    with pytest.raises(ValueError, match="several sets of Pathfinder pictures"):
+        open_pictures(str(tmp_path))
