@@ -50,7 +50,7 @@ def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> 
     """
     sizes = _ROWS if rows is None else {"train": rows, "valid": max(2, rows // 48), "test": max(2, rows // 48)}
     names = dict(zip(SPLITS, ARENA["listops"].parts[0], strict=True))
-    blocks = _blocks(_listops_block, seed, sum(sizes.values()), listops.BLOCK)
+    blocks = _blocks(listops_block, seed, sum(sizes.values()), listops.BLOCK)
     with progress_bar(desc="generating ListOps", total=sum(sizes.values()), unit="row", show=progress) as bar:
         lines = (line for block in blocks for line in block)
         for split in SPLITS:
@@ -71,7 +71,7 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     count = rows or _PICTURES
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
-    blocks = _blocks(_pathfinder_block, seed, count, pathfinder.BLOCK, side)
+    blocks = _blocks(pathfinder_block, seed, count, pathfinder.BLOCK, side)
     with progress_bar(desc="drawing Pathfinder", total=count, unit="picture", show=progress) as bar:
         done = 0
         for number, block in enumerate(blocks):
@@ -196,11 +196,13 @@ def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options
         yield from (each.result() for each in waiting)
 
 
-def _listops_block(seed: int, block: int) -> list[str]:
+def listops_block(seed: int, block: int) -> list[str]:
+    """The lines of a block of expressions."""
     made = listops.expressions(seed, block)
     return [f"{text}\t{answer}\n" for text, answer in zip(listops.texts(made), made.answers, strict=True)]
 
 
-def _pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
+def pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
+    """The PNG files and the labels of a block of pictures."""
     pictures, labels = pathfinder.pictures(seed, block, side=side)
     return [(pathfinder.encoded(picture), int(label)) for picture, label in zip(pictures, labels, strict=True)]
