@@ -64,7 +64,7 @@ def bag_of_bytes(rows: LabelledRows) -> dict[str, float]:
 
     labels, true = (np.asarray(rows.splits[split][LABEL][:]) for split in ("train", "test"))
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features("train"), labels)
-    return classification_scores(model.predict(features("test")), true, rows.label_names)[0]
+    return classification_scores(np.asarray(model.predict(features("test"))), true, rows.label_names)[0]
 
 
 def _features(vectors: Sequence[Any]) -> Any:

@@ -156,7 +156,10 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
         raise ValueError(f"--rows must be at least 10, got {rows}")
     if out.exists():
         raise _exists(out)
-    write = GENERATED.get(name) or partial(write_passages, texts=texts)
+    write = GENERATED.get(name)
+    if write is None:
+        assert texts is not None
+        write = partial(write_passages, texts=texts)
     unfinished = out.with_name(f"{PARTIAL}-{out.name}")
     held = out.with_name(f"{unfinished.name}.lock")
     out.parent.mkdir(parents=True, exist_ok=True)
