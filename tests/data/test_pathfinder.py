@@ -21,10 +21,9 @@ from lagwise.data.picture_files import open_pictures
 Drawn = dict[int, tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]]
 
 
-@pytest.fixture(scope="module")
-def drawn() -> Drawn:
-    """For each side: pictures, labels, their shapes and their marks."""
-    made: Drawn = {}
+def several(side: int, blocks: int) -> list[Any]:
+    """Pictures, labels, shapes and marks of the first blocks."""
+    made: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         place, placed = pathfinder._marks, []
 
@@ -33,9 +32,26 @@ def drawn() -> Drawn:
             return placed[-1][1]
 
         patch.setattr(pathfinder, "_marks", recorded)
-        for side in (32, 128):
-            made[side] = (*pathfinder.pictures(0, 0, side=side), *placed.pop())
+        for block in range(blocks):
+            made.append((*pathfinder.pictures(0, block, side=side), *placed.pop()))
     return made
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    return {side: several(side, 1)[0] for side in (32, 128)}
+
+
+def by_grey_values(pictures: np.ndarray, labels: np.ndarray) -> float:
+    """Accuracy of a linear model on the sorted grey values."""
+    values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)[:, ::-1][:, :2048]
+    return cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5).mean()
+
+
+def by_distance(marks: np.ndarray, labels: np.ndarray) -> float:
+    """Accuracy of the best threshold on the distance of the marks."""
+    joined = labels[np.argsort(np.linalg.norm(marks[:, 0] - marks[:, 1], axis=-1))]
+    return 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)
 
 
 @pytest.mark.parametrize(("side", "bright"), [(32, 0.8), (128, 0.95)])
@@ -94,16 +110,21 @@ def test_contours_have_the_published_geometry(drawn: Drawn, side: int, turn: flo
 
 def test_grey_values_do_not_reveal_the_label(drawn: Drawn) -> None:
     for pictures, labels, *_ in drawn.values():
-        values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)[:, ::-1][:, :2048]
-        scores = cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5)
-        assert scores.mean() < 0.6  # three deviations of chance are 0.094
+        assert by_grey_values(pictures, labels) < 0.6  # three deviations of chance are 0.094
 
 
 def test_the_distance_of_the_marks_does_not_reveal_the_label(drawn: Drawn) -> None:
     for _, labels, _, marks in drawn.values():
-        joined = labels[np.argsort(np.linalg.norm(marks[:, 0] - marks[:, 1], axis=-1))]
-        best = 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)  # accuracy of the best threshold
-        assert best < 0.6
+        assert by_distance(marks, labels) < 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("side", "grey", "distance"), [(32, 0.535, 0.55), (128, 0.535, 0.57)])
+def test_simple_statistics_of_many_pictures_do_not_reveal_the_label(side: int, grey: float, distance: float) -> None:
+    pictures, labels, _, marks = zip(*several(side, 8), strict=True)
+    pictures, labels, marks = map(np.concatenate, (pictures, labels, marks))
+    assert by_grey_values(pictures, labels) < grey  # of 2,048 pictures; three deviations of chance are 0.033
+    assert by_distance(marks, labels) < distance
 
 
 def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, drawn: Drawn) -> None:
