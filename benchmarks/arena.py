@@ -6,7 +6,7 @@
 Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace only the kernel of the
 recipe's TNN, and TCN-MLP and the Transformer have a width for about as many parameters. The number of steps is what
 fits into the minutes. It is estimated once from the mean CPU time of some steps on the task's data and kept in
-RUNS/steps.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
+RUNS/costs.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
 The scores and the curve of each finished run are written to the results file.
 
 With --start, runs go on from the weights of the runs with the same names in another folder, for the same time again,
@@ -30,6 +30,8 @@ from typing import Any
 from run_queue import finish, keep, planned, scores
 
 from lagwise.bench.harness import process_bytes
+from lagwise.bench.text_baselines import bag_of_bytes
+from lagwise.data import open_format, read_labelled
 from lagwise.tables import known
 from lagwise.training import load_recipe, read_metrics, resume, train
 
@@ -70,13 +72,18 @@ _PATH_X = (
         *("training.steps=50", "training.warmup_steps=5", "training.evaluate_every=50", "training.save_every=25"),
     ],
 )
-_EVALUATIONS = {"pathfinder": 3, "retrieval": 3}  # per run; validation takes a tenth of the time
+_EVALUATIONS = {"pathfinder": 3, "retrieval": 3}  # per run, of tasks with many held-out rows
 _MOST_EVALUATIONS = 12
 
 
 def task_of(name: str) -> str:
     """The task of a run: the first word of its name."""
     return name.partition("-")[0]
+
+
+def evaluations(name: str) -> int:
+    """The number of evaluations of a run."""
+    return _EVALUATIONS.get(task_of(name), _MOST_EVALUATIONS)
 
 
 def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path | None) -> list[str]:
@@ -86,11 +93,10 @@ def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path
         seed = load_recipe(str(start / name / "recipe.yaml")).training.seed + 1  # for another order of the rows
         overrides = [each for each in overrides if not each.startswith("model")]
         overrides += [f"model.init_from={start / name}", f"training.seed={seed}"]
-    evaluations = _EVALUATIONS.get(task_of(name), _MOST_EVALUATIONS)
     return [
         *("--recipe", recipe, *overrides),
         *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
-        f"training.evaluate_every={-(-steps // evaluations)}",  # the last step is evaluated in any case
+        f"training.evaluate_every={-(-steps // evaluations(name))}",  # the last step is evaluated in any case
         f"training.save_every={-(-steps // _MOST_EVALUATIONS)}",
     ]
 
@@ -155,27 +161,11 @@ def _peak_of_training(recipe: str, overrides: list[str], folder: Path) -> int:
 
 
 def bytes_baseline(given: argparse.Namespace) -> None:
-    """Logistic regression on byte frequencies u and v of two texts, as features ``[|u - v|, u * v]``."""
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    from lagwise.data import open_format
-
-    def frequencies(text: str) -> np.ndarray:
-        found = np.bincount(np.frombuffer(text.encode(), np.uint8)[:half], minlength=256)
-        return found / max(1, found.sum())
-
-    half = load_recipe("lra-retrieval-small").data.length // 2
-    rows, features = open_format(given.pairs, "aan").read(), {}
-    for split in ("train", "valid", "test"):
-        u, v = (np.stack([frequencies(text) for text in rows[split][name][:]]) for name in ("text1", "text2"))
-        features[split] = np.concatenate([abs(u - v), u * v], axis=1), rows[split]["label"][:]
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(*features["train"])
-    found = {split: {"accuracy": float(model.score(*features[split]))} for split in ("valid", "test")}
-    keep(given.results, BYTES, {"rows_seen": len(features["train"][1]), "scores": found})
-    print(f"{BYTES}: test accuracy {found['test']['accuracy']:.4f}", flush=True)
+    """Score `bag_of_bytes` on the pairs."""
+    rows = read_labelled(open_format(given.pairs, "aan"), ("text1", "text2"), "label")
+    score = bag_of_bytes(rows)
+    keep(given.results, BYTES, {"rows_seen": len(rows.splits["train"]), "scores": {"test": score}})
+    print(f"{BYTES}: test accuracy {score['accuracy']:.4f}", flush=True)
 
 
 def main() -> None:
@@ -204,7 +194,7 @@ def main() -> None:
         else:
             others.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
     given.folder.mkdir(parents=True, exist_ok=True)
-    plan = planned(jobs, given.minutes, given.folder / "steps.json")
+    plan = planned(jobs, given.minutes, given.folder / "costs.json", {name: evaluations(name) for name in jobs})
     with ThreadPoolExecutor(given.workers) as pool:
         runs = [pool.submit(run, name, job, plan[name], given) for name, job in jobs.items()]
         for each in [*runs, *(pool.submit(other, given) for other in others)]:

@@ -74,14 +74,6 @@ def test_bag_of_bytes_finds_texts_of_equal_letters(tmp_path: Path) -> None:
         bag_of_bytes(replace(rows, label_names=None))
 
 
-def test_the_script_writes_the_scores(pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["retrieval.py", str(pairs), "--out", str(tmp_path / "out.json")])
-    runpy.run_path(str(BENCHMARKS / "retrieval.py"), run_name="__main__")
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert results["rows"] == {"train": 40, "valid": 4, "test": 4}
-    assert results["majority"]["accuracy"] == 0.5
-
-
 def test_a_text_too_short_for_its_books_is_named() -> None:
     cut = runpy.run_path(str(BENCHMARKS / "split_books.py"))["boundaries"]
     with pytest.raises(ValueError, match="a text of 60000 characters cannot hold 3 books"):
