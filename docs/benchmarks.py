@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tables
-from measured import arena, encoders, language, layers, streaming
+from measured import arena, encoders, family, language, layers, streaming
 
 PAGE = Path(__file__).parent / "benchmarks.md"
 
@@ -34,6 +34,9 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     layers.memories,
     language.novels,
     language.enwik8,
+    family.comparison,
+    family.ablations,
+    family.other_code,
     language.recall,
     streaming.streaming,
     streaming.whole_streams,
