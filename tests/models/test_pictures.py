@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "SKI-TNN": {"name": "gtu2d", "expansion": 2, "kernel": {"name": "warped"}, "engine": {"name": "ski", "rank": 3}},
     "grid": {"name": "grid", **AXES},
 }
+VIT: dict[str, Any] = {"name": "attention", "heads": 1, "position": "none"}
 every_mixer = pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
 
 
@@ -67,10 +69,11 @@ def test_an_image_classifier_learns_and_loads(mixer: dict, tmp_path: Path) -> No
     assert (logits.argmax(1) == labels).float().mean() > 0.8
 
 
-@every_mixer
-def test_images_of_several_sizes_in_one_batch(mixer: dict) -> None:
+@pytest.mark.parametrize("name", [*MIXERS, "ViT"])
+def test_images_of_several_sizes_in_one_batch(name: str) -> None:
     """Padded on the right and below, with a mask over the patches."""
-    model = make(mixer).double().eval()
+    model = make(VIT, position_embedding="sinusoidal_2d") if name == "ViT" else make(MIXERS[name])
+    model = model.double().eval()
     sizes = ((3, 5), (1, 4), (3, 1), (2, 2))
     pictures = [torch.randn(1, 1, 2 * height, 2 * width, dtype=torch.float64) for height, width in sizes]
     batch, mask = torch.zeros(4, 1, 6, 10, dtype=torch.float64), torch.zeros(4, 3, 5, dtype=torch.long)
@@ -80,6 +83,43 @@ def test_images_of_several_sizes_in_one_batch(mixer: dict) -> None:
     together = model(pixel_values=batch, attention_mask=mask.flatten(1)).logits
     alone = torch.cat([model(pixel_values=picture).logits for picture in pictures])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
+
+
+def positions(height: int, width: int, **fields: Any) -> Tensor:
+    """What `sinusoidal_2d` adds to black pictures, by row and column."""
+    model = make(VIT, position_embedding="sinusoidal_2d", **fields).model
+    first = model(pixel_values=torch.zeros(1, 1, 2 * height, 2 * width), output_hidden_states=True).hidden_states[0]
+    return first.detach().unflatten(1, (height, width))[0]
+
+
+def test_positions_on_a_grid_equal_their_formula() -> None:
+    found = positions(3, 5, hidden_size=11)  # 5 channels for the row and 6 for the column
+    rms = 0.02 * math.sqrt(4)
+    for i, j in ((0, 0), (2, 1), (1, 4)):
+        row, column = 16 * (i + 0.5) / 3, 16 * (j + 0.5) / 5
+        expected = [f(row * 10000 ** (-k / 2)) for f in (math.sin, math.cos) for k in range(2)] + [0.0]
+        expected += [f(column * 10000 ** (-k / 3)) for f in (math.sin, math.cos) for k in range(3)]
+        torch.testing.assert_close(found[i, j], math.sqrt(2) * rms * torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_positions_are_relative_to_the_sides() -> None:
+    torch.testing.assert_close(positions(12, 9)[1::3, 1::3], positions(4, 3))
+
+
+def test_positions_are_as_large_as_embeddings() -> None:
+    model = make(VIT, position_embedding="sinusoidal_2d", hidden_size=64).model
+    embedded = model.embed_tokens(torch.randn(4, 1, 64, 64)).square().mean().sqrt()
+    assert positions(32, 32, hidden_size=64).square().mean().sqrt() == pytest.approx(embedded.item(), rel=0.1)
+
+
+def test_positions_on_a_grid_need_pictures() -> None:
+    with pytest.raises(ValueError, match="needs inputs 'patches', got 'tokens'"):
+        LagwiseConfig(position_embedding="sinusoidal_2d")
+    model = make(VIT, position_embedding="sinusoidal_2d").model
+    with pytest.raises(ValueError, match=r"'sinusoidal_2d' needs a grid.* give pictures"):
+        model(inputs_embeds=torch.zeros(1, 4, 8))
+    with pytest.raises(ValueError, match=r"one picture in each row, got packed rows \(seq_idx\)"):
+        model(pixel_values=torch.zeros(1, 1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))
 
 
 def test_an_image_classifier_exports() -> None:
