@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import io
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,7 +292,22 @@ def test_mixed_images_have_mixed_labels(tmp_path: Path) -> None:
     assert torch.equal(again["pixel_values"], batch["pixel_values"])
 
 
-def test_the_error_without_torchvision_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torchvision.transforms", None)
-    with pytest.raises(ImportError, match=r"lagwise\[vision\]"):
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.0"])
+@pytest.mark.parametrize("error", [ImportError("No module"), RuntimeError("operator torchvision::nms does not exist")])
+def test_the_error_without_torchvision_gives_advice(
+    monkeypatch: pytest.MonkeyPatch, version: str, error: Exception
+) -> None:
+    """Missing, or built for another torch, which is a RuntimeError of the import."""
+
+    class Failing(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name.startswith("torchvision"):
+                raise error
+
+    for name in [name for name in sys.modules if name.startswith("torchvision")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Failing(), *sys.meta_path])
+    monkeypatch.setattr(torch, "__version__", version)
+    index = " --index-url https://download.pytorch.org/whl/cpu" if version.endswith("cpu") else ""
+    with pytest.raises(ImportError, match=re.escape(f"(pip install torchvision{index}): {error}; or train without")):
         PictureExamples([], PictureReader((6, 8), (0.0,), (1.0,)), ["flip"])  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,3 +64,16 @@ def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"--lengths are longer sides of pictures .* 9 gives 9 x 9, .* patches of 2"):
         evaluate_run(run, [8, 9], progress=False)
+
+
+@pytest.mark.parametrize("changes", [{"augment": ["flip"]}, {"mixup": 0.8}, {"cutmix": 1.0}], ids=str)
+def test_torchvision_is_needed_for_training_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """The error comes before the pictures are read; a finished run is evaluated without torchvision."""
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_text("damaged")
+    with pytest.raises(ImportError, match="need a torchvision"):
+        ImageClassification(DataOptions(source=str(tmp_path)), **changes).open(progress=False)
+    ImageClassification(DataOptions(source="digits"), **changes).open(run=tmp_path, progress=False)

@@ -114,14 +114,17 @@ def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _transforms() -> Any:
-    """torchvision's transforms. ImportError with advice if torchvision is missing."""
+def torchvision_transforms() -> Any:
+    """torchvision's transforms. ImportError with advice if torchvision is missing or was built for another torch."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
     except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
+        build = torch.__version__.partition("+")[2]  # its own index has the torchvision for it, such as cpu or cu130
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise ImportError(
-            f"random changes of pictures need torchvision (pip install 'lagwise[vision]'): {one_line(error)}; or train "
-            "without them (task.augment=[] task.mixup=0 task.cutmix=0)"
+            f"random changes of pictures need a torchvision built for torch {torch.__version__} (pip install "
+            f"torchvision{index}): {one_line(error)}; or train without them (task.augment=[] task.mixup=0 "
+            "task.cutmix=0)"
         ) from error
     return v2
 
@@ -144,7 +147,7 @@ class PictureExamples(Dataset):
 
     def __init__(self, rows: Rows, reader: PictureReader, changes: Sequence[str] = (), seed: int = 0):
         self.rows, self.reader, self.seed = rows, reader, seed
-        v2 = _transforms() if changes else None
+        v2 = torchvision_transforms() if changes else None
         made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
         self.change = v2.Compose(made) if v2 is not None and made else None
         self.erase = CHANGES["erase"](v2, reader.size) if v2 is not None and "erase" in changes else None
@@ -205,7 +208,7 @@ class Mixing:
     """
 
     def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):
-        v2, self.seed = _transforms(), seed
+        v2, self.seed = torchvision_transforms(), seed
         made = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
         made += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
         self.mix = v2.RandomChoice(made)

@@ -26,6 +26,7 @@ from lagwise.data.pictures import (
     check_changes,
     collate_pictures,
     thumbnail,
+    torchvision_transforms,
 )
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
@@ -137,6 +138,8 @@ class ImageClassification(Task):
             assert run is not None
             self._open_other(run, source)
             return
+        if run is None and (self.changes or self.mixup or self.cutmix):
+            torchvision_transforms()  # before the pictures are checked, which takes long
         self.pictures = prepare_pictures(self._source(), size=self.size, channels=self.channels, progress=progress)
         self.label_names = self.pictures.label_names
         self.scored = {split: self.pictures.splits[split] for split in ("valid", "test")}
