@@ -27,6 +27,7 @@ from lagwise.data.pictures import (
     check_changes,
     decode,
     encode_array,
+    torchvision_transforms,
 )
 
 ROWS = 12
@@ -279,6 +280,16 @@ def test_augmentation_depends_only_on_the_seed_and_the_index(tmp_path: Path, nam
         assert torch.equal(other.example(0, place)["pixel_values"], found[place])
     assert any(not torch.equal(each, plain[0]["pixel_values"]) for each in found)
     assert all(each.shape == plain[0]["pixel_values"].shape for each in found)
+
+
+def test_erased_rectangles_are_noise() -> None:
+    torchvision()
+    v2 = torchvision_transforms()
+    torch.manual_seed(0)
+    erased = v2.Compose([CHANGES["erase"](v2, (32, 32))] * 20)(torch.full((3, 32, 32), 9.0))
+    noise = erased[erased != 9]
+    assert noise.mean().abs() < 0.2
+    assert noise.std() == pytest.approx(1, abs=0.2)
 
 
 def test_mixed_images_have_mixed_labels(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}  # of PIL, by channels
-_ERASED = 0.25  # share of the pictures that have a rectangle erased, as in DeiT
+_ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise, as in DeiT
 
 
 def decode(data: bytes, channels: int, where: str) -> Image:
@@ -135,7 +135,7 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
     "resized_crop": lambda v2, size: v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC),
     "flip": lambda v2, size: v2.RandomHorizontalFlip(),
     "randaugment": lambda v2, size: v2.RandAugment(num_ops=2, magnitude=9),
-    "erase": lambda v2, size: v2.RandomErasing(p=_ERASED),
+    "erase": lambda v2, size: v2.RandomErasing(p=_ERASED, value="random"),
 }
 
 
