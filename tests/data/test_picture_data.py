@@ -214,7 +214,12 @@ class TestWrongData:
         root.mkdir()
         for i, image in enumerate(arrays()[0]):
             Image.fromarray(image).save(root / f"{i}.png")
-        self.check(root, tmp_path, "class")
+        self.check(root, tmp_path, "train of .* has no labels; put the pictures of each class into a folder of its own")
+
+    def test_files_beside_the_classes(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        Image.fromarray(arrays()[0][0]).save(root / "1.png")
+        self.check(root, tmp_path, r"1 of 13 rows have no label, the first is .*data/1\.png")
 
     @pytest.mark.parametrize(
         ("change", "message"),

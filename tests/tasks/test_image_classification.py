@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from lagwise.data.options import DataOptions
-from lagwise.data.pictures import decode
+from lagwise.data.pictures import decode, encode_array
 from lagwise.models import LagwiseForImageClassification
-from lagwise.runs import evaluate_run
+from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
 from lagwise.training import load_recipe, load_run, train
 from lagwise.training.run import make_task
@@ -41,6 +41,24 @@ def test_masked_metrics_have_a_row_for_each_sequence() -> None:
     loss = torch.nn.functional.cross_entropy(logits.float(), torch.tensor([3, 1, 2]))
     found = task.metrics(0.0, sums.numpy(), counts.numpy())
     assert abs(found["perplexity"] - float(loss.exp())) < 1e-5 * float(loss.exp())
+
+
+def test_pictures_in_a_folder_are_predicted(tmp_path: Path) -> None:
+    """Those directly in it have no label, whatever the folder is called."""
+    recipe = load_recipe("tnn-digits", ["training.steps=1", "model.inputs.size=4", "model.hidden_size=8"])
+    run, new = train(recipe, tmp_path / "run", progress=False), tmp_path / "new"
+    new.mkdir()
+    for name in "ab":
+        (new / f"{name}.png").write_bytes(encode_array(np.zeros((8, 8), dtype=np.uint8)))
+    rows = predict_run(run, source=str(new), progress=False)
+    assert [row["file"] for row in rows] == [str(new / "a.png"), str(new / "b.png")]
+    assert not any("label" in row for row in rows)
+    (new / "3").mkdir()
+    (new / "b.png").rename(new / "3" / "b.png")
+    rows = predict_run(run, source=str(new), progress=False)
+    assert {Path(row["file"]).name: row["label"] for row in rows} == {"a.png": None, "b.png": "3"}
+    with pytest.raises(ValueError, match=r"a\.png has no label"):
+        evaluate_run(run, source=str(new), progress=False)
 
 
 def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
