@@ -65,6 +65,11 @@ def test_images_that_patches_do_not_divide_are_refused() -> None:
         make("patches")(pixel_values=torch.zeros(1, 1, 10, 12))
 
 
+def test_colour_for_a_model_of_grey_pictures_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match=r"channels=1, .*got \(1, 3, 8, 8\); this model reads grey .*task\.channels=3"):
+        make("patches")(pixel_values=torch.zeros(1, 3, 8, 8))
+
+
 def test_patches_are_read_row_by_row() -> None:
     model = make("patches").model
     pixels = torch.zeros(1, 1, 8, 12)

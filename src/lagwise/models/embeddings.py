@@ -120,9 +120,11 @@ class PatchInput(nn.Conv2d):
         """ValueError for pictures of a wrong shape, and for NaN or infinity."""
         side = embedding.stride[0]
         if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
+            colour = pixel_values.dim() == 4 and (embedding.in_channels, pixel_values.shape[1]) == (1, 3)
+            advice = "; this model reads grey pictures, and pipelines give colour: train with task.channels=3 for them"
             raise ValueError(
                 f"pixel_values must be (batch >= 1, channels={embedding.in_channels}, height, width), "
-                f"got {tuple(pixel_values.shape)}"
+                f"got {tuple(pixel_values.shape)}{advice if colour else ''}"
             )
         if pixel_values.shape[2] % side or pixel_values.shape[3] % side:
             raise ValueError(
