@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForImageClassification
 
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseModel
+from lagwise.models.presets import PRESETS
 from lagwise.training import load_recipe
 
 KERNEL = {"name": "rpe", "layers": 1, "hidden": 8}
@@ -151,11 +153,27 @@ def test_other_inputs_are_refused() -> None:
         LagwiseForImageClassification(LagwiseConfig(causal=False))
 
 
+def parameters(recipe: str, overrides: list[str], labels: int) -> int:
+    fields = load_recipe(recipe, overrides).model
+    with torch.device("meta"):
+        model = LagwiseForImageClassification(LagwiseConfig(**fields, causal=False, num_labels=labels))
+    return sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.covers("TNN §4.2 and table 6")
 @pytest.mark.parametrize(("recipe", "size"), [("tnn-deit-tiny", 6_408_232), ("tnn-deit-small", 23_373_544)])
 def test_the_published_models_have_the_published_sizes(recipe: str, size: int) -> None:
     """TNN table 6: 6.4M and 23.4M parameters."""
-    fields = load_recipe(recipe).model
-    with torch.device("meta"):
-        model = LagwiseForImageClassification(LagwiseConfig(**fields, causal=False, num_labels=1000))
-    assert sum(p.numel() for p in model.parameters()) == size
+    assert parameters(recipe, [], 1000) == size
+
+
+def test_the_words_have_the_documented_sizes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pictures.md").read_text()
+    rows = re.findall(r"^\| `(.+)` \| .+ \| (.+)M \| (\d+) \|$", page, re.MULTILINE)
+    assert {row[0] for row in rows} == set(PRESETS)
+    base = parameters("tnn-cifar", [], 10)
+    for word, millions, width in rows:
+        assert f"{parameters('tnn-cifar', [f'model={word}'], 10) / 1e6:.2f}" == millions
+        equal = parameters("tnn-cifar", [f"model={word}", f"model.hidden_size={width}"], 10)
+        assert equal == pytest.approx(base, rel=0.02)
+    assert round(parameters("tnn-deit-tiny", ["model=tnn"], 1000) / 1e4) == 616
