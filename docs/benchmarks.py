@@ -1,7 +1,7 @@
 """Generate docs/benchmarks.md: every table of measurements, from the files in benchmarks/results.
 
 Run it (`make docs`) after a benchmark; a test compares the page with what this script would write. The sections are
-functions in the folder measured, which return their text.
+functions in the folder measured, which return their text, or none while there are no results.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.encoders,
     encoders.pretraining,
     encoders.images,
+    encoders.pictures,
     layers.padded,
 )
 
 
 def page() -> str:
     """The text of docs/benchmarks.md, with paragraphs wrapped; code in them may be wrapped too."""
-    text = "\n\n".join([_HEAD.rstrip(), *(section() for section in SECTIONS)])
+    text = "\n\n".join([_HEAD.rstrip(), *filter(None, (section() for section in SECTIONS))])
     paragraphs = [part if part.startswith(("|", "#", "!")) else tables.paragraph(part) for part in text.split("\n\n")]
     return "\n\n".join(paragraphs) + "\n"
 
