@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from transformers import ViTImageProcessorPil
 
 from lagwise.data.options import DataOptions
 from lagwise.data.pictures import decode, encode_array
@@ -95,3 +97,33 @@ def test_torchvision_is_needed_for_training_only(
     with pytest.raises(ImportError, match="need a torchvision"):
         ImageClassification(DataOptions(source=str(tmp_path)), **changes).open(progress=False)
     ImageClassification(DataOptions(source="digits"), **changes).open(run=tmp_path, progress=False)
+
+
+def test_a_run_crops_new_pictures(tmp_path: Path) -> None:
+    """As its saved image processor does."""
+    options = ["task.size=8", "task.crop=0.5", "model.hidden_size=8", "model.initializer_range=0.5"]
+    recipe = load_recipe("tnn-digits", ["training.steps=1", *options])
+    run = train(recipe, tmp_path / "run", progress=False)
+    picture = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
+    [found] = predict_run(run, [{"image": encode_array(picture)}], progress=False)
+    processor = ViTImageProcessorPil.from_pretrained(run)
+    assert (processor.size.shortest_edge, processor.crop_size.height) == (16, 8)
+    pixels = processor(Image.fromarray(picture), return_tensors="pt").pixel_values
+    model = LagwiseForImageClassification.from_pretrained(run).eval()
+    with torch.inference_mode():
+        shares = model(pixel_values=pixels).logits.softmax(-1)[0]
+    assert [found[f"p({i})"] for i in range(10)] == pytest.approx(shares.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 8, "crop": 0.0}, r"task\.crop must be greater than 0 and at most 1, got 0\.0"),
+        ({"size": 8, "crop": 1.5}, r"task\.crop must be .* at most 1, got 1\.5"),
+        ({"crop": 0.9}, r"task\.crop needs a task\.size, the side of a square, got None"),
+        ({"size": [8, 4], "crop": 0.9}, r"the side of a square, got \[8, 4\]"),
+    ],
+)
+def test_wrong_crops(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageClassification(DataOptions(source="digits"), **options)

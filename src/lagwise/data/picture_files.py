@@ -149,7 +149,7 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: P
             writer.write_batch(
                 pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
             )
-    rows = Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
+    rows: Any = Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
     return rows if any(map(class_of, paths)) or not paths else rows.remove_columns("label")
 
 
