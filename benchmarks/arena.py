@@ -1,65 +1,181 @@
 """Train models on Long Range Arena's tasks for equal times, with one thread per run, and test the best checkpoints.
 
     python benchmarks/arena.py RUNS --text IMDB --pictures CIFAR.npz [--pairs PAIRS] [--minutes 75] [--workers 2]
-        [--runs text-tnn,listops-tnn,...] [--results FILE]
+        [--runs text-tnn,listops-tnn,...] [--start EARLIER] [--results FILE]
 
-Runs are the recipes ``lra-TASK-small`` with the models of `PLAN`. The number of steps is what fits into the minutes. It
-is estimated once from the mean CPU time of some steps on the task's data and kept in RUNS/steps.json. Finished runs are
-skipped and interrupted runs are resumed, so the command may be stopped and repeated. The scores and the curve of each
-finished run are written to the results file.
+Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace only the kernel of the
+recipe's TNN, and TCN-MLP and the Transformer have a width for about as many parameters. The number of steps is what
+fits into the minutes. It is estimated once from the mean CPU time of some steps on the task's data and kept in
+RUNS/steps.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
+The scores and the curve of each finished run are written to the results file.
+
+With --start, runs go on from the weights of the runs with the same names in another folder, for the same time again,
+with a new warm-up. Their results are added under "NAME, continued".
+
+Two runs take no minutes: ``path-x-tnn-2d`` trains 50 steps of Path-X and measures the memory of the process, and
+``retrieval-bytes`` is a logistic regression on the frequencies of bytes of both texts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from run_queue import finish, keep, planned, scores
 
-_1D = "model.block.token_mixer.name=gtu"
+from lagwise.bench.harness import process_bytes
+from lagwise.tables import known
+from lagwise.training import load_recipe, read_metrics, resume, train
+
+_MIXER = "model.block.token_mixer"
+_1D = [f"{_MIXER}.name=gtu", f"{_MIXER}.kernel.decay=1.0"]
+# r = 64 nodes and m = 32 free taps, as published; the kernel's values are at 64 knots
+_SKI = [f"{_MIXER}.kernel={{name: warped, points: 32, filter_size: 32}}", f"{_MIXER}.engine={{name: ski, rank: 64}}"]
+
+
+def _fd(layers: int) -> list[str]:
+    """The kernel of FD-TNN with a network as large as that of the recipe. Its longest lag is 512; there the decay of
+    the recipe's TNN leaves 0.6 %."""
+    return [f"{_MIXER}.kernel={{name: frequency, layers: {layers}, hidden: 16, grid: 512}}"]
+
+
 PLAN: dict[str, tuple[str, list[str]]] = {
     "text-tnn": ("lra-text-small", []),
-    "text-tcn-mlp": ("lra-text-small", ["model=tcn-mlp"]),
-    "text-transformer": ("lra-text-small", ["model=transformer"]),
-    "text-fd-tnn": ("lra-text-small", ["model=fd-tnn"]),
-    "text-ski-tnn": ("lra-text-small", ["model=ski-tnn"]),
+    "text-tcn-mlp": ("lra-text-small", ["model=tcn-mlp", "model.hidden_size=92"]),
+    "text-transformer": (  # each layer keeps a bias of (rows, heads, length, length) for the backward pass
+        "lra-text-small",
+        ["model=transformer", "model.block.channel_mixer.expansion=3", "training.accumulate=8"],
+    ),
+    "text-fd-tnn": ("lra-text-small", _fd(1)),
+    "text-ski-tnn": ("lra-text-small", _SKI),
     "listops-tnn": ("lra-listops-small", []),
-    "listops-tcn-mlp": ("lra-listops-small", ["model=tcn-mlp"]),
-    "listops-fd-tnn": ("lra-listops-small", ["model=fd-tnn"]),
+    "listops-tcn-mlp": ("lra-listops-small", ["model=tcn-mlp", "model.hidden_size=80"]),
+    "listops-fd-tnn": ("lra-listops-small", _fd(2)),
     "image-tnn-2d": ("lra-image-small", []),
-    "image-tnn": ("lra-image-small", [_1D]),
+    "image-tnn": ("lra-image-small", _1D),
     "pathfinder-tnn-2d": ("lra-pathfinder-small", []),
     "retrieval-tnn": ("lra-retrieval-small", []),
 }
-_EVALUATIONS = 12  # per run
+PATH_X, BYTES = "path-x-tnn-2d", "retrieval-bytes"
+_PATH_X = (
+    "lra-path-x",
+    [
+        *("data.source=lra-path-x:1000", "training.batch_size=4", "training.accumulate=4", "training.log_every=5"),
+        *("training.steps=50", "training.warmup_steps=5", "training.evaluate_every=50", "training.save_every=25"),
+    ],
+)
+_EVALUATIONS = {"pathfinder": 3, "retrieval": 3}  # per run; validation takes a tenth of the time
+_MOST_EVALUATIONS = 12
 
 
-def train(name: str, job: tuple[str, list[str]], plan: dict[str, Any], runs: Path, results: Path) -> None:
+def task_of(name: str) -> str:
+    """The task of a run: the first word of its name."""
+    return name.partition("-")[0]
+
+
+def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path | None) -> list[str]:
+    """The arguments of ``lagwise train`` for a run."""
     recipe, overrides = job
-    steps = plan["steps"]
-    every = max(1, steps // _EVALUATIONS)
-    new = [
+    if start is not None:
+        seed = load_recipe(str(start / name / "recipe.yaml")).training.seed + 1  # for another order of the rows
+        overrides = [each for each in overrides if not each.startswith("model")]
+        overrides += [f"model.init_from={start / name}", f"training.seed={seed}"]
+    evaluations = _EVALUATIONS.get(task_of(name), _MOST_EVALUATIONS)
+    return [
         *("--recipe", recipe, *overrides),
         *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
-        *(f"training.evaluate_every={every}", f"training.save_every={every}"),
+        f"training.evaluate_every={-(-steps // evaluations)}",  # the last step is evaluated in any case
+        f"training.save_every={-(-steps // _MOST_EVALUATIONS)}",
     ]
-    done, found = finish(runs / name, new), scores(runs / name)
-    keep(
-        results,
-        name,
-        {
-            **plan,
-            "recipe": recipe,
-            "overrides": overrides,
-            "machine": done["machine"],
-            "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in done["evaluations"]],
-            "scores": {split: found[split] for split in ("valid", "test")},
-        },
-    )
+
+
+def run(name: str, job: tuple[str, list[str]], plan: dict[str, Any], given: argparse.Namespace) -> None:
+    """Train, evaluate, and write the results."""
+    folder, steps = given.folder / name, plan["steps"]
+    new = arguments(name, job, steps, given.start)
+    done, found = finish(folder, new), scores(folder)
+    result = {
+        **plan,
+        **_training(folder, *job),
+        "machine": done["machine"],
+        "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in done["evaluations"]],
+        "scores": {split: found[split] for split in ("valid", "test")},
+    }
+    if given.start is not None:
+        result["started_from"] = str(given.start / name)
+    keep(given.results, name if given.start is None else f"{name}, continued", result)
     print(f"{name}: {steps} steps, test accuracy {found['test']['accuracy']:.4f}", flush=True)
+
+
+def _training(folder: Path, recipe: str, overrides: list[str]) -> dict[str, Any]:
+    """The size of a run's model, how it was trained, and its training losses by step. Seconds include validation, but
+    no pauses."""
+    saved, lines = load_recipe(str(folder / "recipe.yaml")), read_metrics(folder)
+    options = saved.training
+    return {
+        "recipe": recipe,
+        "overrides": overrides,
+        "layers": saved.model["num_hidden_layers"],
+        "width": saved.model["hidden_size"],
+        "seed": options.seed,
+        "rows_seen": options.steps * options.batch_size,
+        "elapsed_seconds": max(line["seconds"] for line in lines),
+        "losses": [(line["step"], line["loss"]) for line in lines if "loss" in line],
+    }
+
+
+def path_x(given: argparse.Namespace) -> None:
+    """50 steps of Path-X in a process of their own, and the peak of its memory."""
+    folder = given.folder / PATH_X
+    if (folder / "config.json").is_file():
+        return
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        peak = pool.apply(_peak_of_training, (*_PATH_X, folder))
+    result = _training(folder, *_PATH_X)
+    keep(given.results, PATH_X, {**result, "machine": json.loads((folder / "run.json").read_text()), "memory": peak})
+    print(f"{PATH_X}: {peak / 2**20:,.0f} MB, losses {[loss for _, loss in result['losses']]}", flush=True)
+
+
+def _peak_of_training(recipe: str, overrides: list[str], folder: Path) -> int:
+    """The largest memory of this process in bytes after a training, or the rest of an interrupted one."""
+    import torch
+
+    torch.set_num_threads(1)
+    if (folder / "recipe.yaml").is_file():
+        resume(folder)
+    else:
+        train(load_recipe(recipe, overrides), folder)
+    return process_bytes("VmHWM")
+
+
+def bytes_baseline(given: argparse.Namespace) -> None:
+    """Logistic regression on byte frequencies u and v of two texts, as features ``[|u - v|, u * v]``."""
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    from lagwise.data import open_format
+
+    def frequencies(text: str) -> np.ndarray:
+        found = np.bincount(np.frombuffer(text.encode(), np.uint8)[:half], minlength=256)
+        return found / max(1, found.sum())
+
+    half = load_recipe("lra-retrieval-small").data.length // 2
+    rows, features = open_format(given.pairs, "aan").read(), {}
+    for split in ("train", "valid", "test"):
+        u, v = (np.stack([frequencies(text) for text in rows[split][name][:]]) for name in ("text1", "text2"))
+        features[split] = np.concatenate([abs(u - v), u * v], axis=1), rows[split]["label"][:]
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(*features["train"])
+    found = {split: {"accuracy": float(model.score(*features[split]))} for split in ("valid", "test")}
+    keep(given.results, BYTES, {"rows_seen": len(features["train"][1]), "scores": found})
+    print(f"{BYTES}: test accuracy {found['test']['accuracy']:.4f}", flush=True)
 
 
 def main() -> None:
@@ -68,24 +184,31 @@ def main() -> None:
     parser.add_argument("--text", help="labelled reviews")
     parser.add_argument("--pictures", help="labelled images of 32 x 32 pixels")
     parser.add_argument("--pairs", help="pairs of passages, as 'lagwise data lra-retrieval' writes them")
-    parser.add_argument("--runs", default=",".join(PLAN), help="names in the plan, separated by commas")
+    parser.add_argument("--runs", default=",".join([*PLAN, PATH_X, BYTES]), help="names, separated by commas (all)")
+    parser.add_argument("--start", type=Path, help="folder of finished runs, whose weights the runs start from")
     parser.add_argument("--minutes", type=float, default=75, help="minutes per run (75)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/arena-cpu.json"))
     given = parser.parse_args()
-    sources = {"text": given.text, "image": given.pictures, "retrieval": given.pairs}
-    jobs = {}
+    options = {"text": "text", "image": "pictures", "retrieval": "pairs"}
+    jobs, others = {}, []
     for name in given.runs.split(","):
-        source = sources.get(name.partition("-")[0], "")
-        if source is not None:
+        known(name, [*PLAN, PATH_X, BYTES], "run")
+        option = options.get(task_of(name))
+        source = option and getattr(given, option)
+        if option and not source:
+            print(f"{name}: skipped, because its data are not given (--{option})", file=sys.stderr)
+        elif name in PLAN:
             recipe, overrides = PLAN[name]
             jobs[name] = (recipe, [*overrides, *([f"data.source={json.dumps(source)}"] if source else [])])
+        else:
+            others.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
     given.folder.mkdir(parents=True, exist_ok=True)
     plan = planned(jobs, given.minutes, given.folder / "steps.json")
     with ThreadPoolExecutor(given.workers) as pool:
-        runs = [pool.submit(train, name, job, plan[name], given.folder, given.results) for name, job in jobs.items()]
-        for run in runs:
-            run.result()
+        runs = [pool.submit(run, name, job, plan[name], given) for name, job in jobs.items()]
+        for each in [*runs, *(pool.submit(other, given) for other in others)]:
+            each.result()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,29 @@
 """Train language models of one size for equal times, with one thread per run: TNN's tables 2, 7 to 10 and 15, small.
 
+    python benchmarks/language.py DATA RUNS --tune [--models tnn,mega,...]
     python benchmarks/language.py DATA RUNS [--plan family|ablations] [--models tnn,mega,...] [--minutes 20]
-        [--seeds 1] [--workers 2] [--results FILE]
+        [--seeds 1] [--workers 2]
 
-Every model has six layers and the width at which its blocks have about 2.5 million parameters. All models share a
-vocabulary of 8,192 BPE tokens from the text DATA, sequences of 512 tokens, batches of 8, warm-up, a cosine schedule and
-AdamW. The learning rate is 0.002 for attention and state spaces and 0.004 otherwise; neither is tuned. The number of
-steps is what fits into the minutes. It is estimated from the mean time of some steps that the models take in turn and
-kept in RUNS/steps.json, so a busy machine affects a run's duration but not its result. Finished runs are skipped and
-interrupted runs are resumed, so the command may be stopped and repeated.
+Every model has six layers and the width at which its blocks have about 2.5 million parameters; the ablations have TNN's
+width. All models share a vocabulary of 8,192 BPE tokens from the text DATA, sequences of 512 tokens, batches of 8,
+warm-up, a cosine schedule and AdamW. ``--tune`` trains each model of a plan for two minutes at each of `RATES`. The
+learning rate of a run is the best of its model's (of ``tnn`` in the ablations).
+
+The number of steps is what fits into the minutes. It is estimated from the mean CPU time of some steps that the models
+take in turn, and of a validation, both kept in RUNS/costs.json, so a busy machine affects a run's duration but not its
+result. Finished runs are skipped and interrupted runs are resumed, so the commands may be stopped and repeated.
 
 A finished run is tested on the first 262,144 tokens at lengths 512 to 14336, except lengths that a model does not
-support. Its scores and curve are added to the results file.
+support. Its scores and curve are added to the plan's results file.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+import bisect
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,160 +33,188 @@ from run_queue import finish, keep, planned, scores
 from lagwise.models.presets import PRESETS
 
 Fields = dict[str, Any]
-_LAYERS, _SIZE, _STEP = 6, 2_500_000, 16  # number of blocks, parameters of all blocks, and step of widths
-_LENGTHS, _TOKENS, _EVALUATIONS = "512,1024,2048,4096,8192,14336", 262_144, 10
-_ATTENTION_RATE, _RATE = 0.002, 0.004
+LENGTH = 512
+RATES = (0.001, 0.002, 0.004)
+_SIZE, _STEP = 2_500_000, 8  # parameters of all blocks, and step of widths
+_LENGTHS, _TOKENS = "512,1024,2048,4096,8192,14336", 262_144
+_EVALUATIONS, _TUNED_MINUTES = 10, 2.0
+_RESULTS = Path("benchmarks/results")
 
 
-def _kernel(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
+@dataclass(frozen=True)
+class Model:
+    """A block, and how often it is repeated; the width is fitted to the common size if it is not given."""
+
+    block: Fields
+    layers: int = 6
+    width: int | None = None
+    sinusoidal: bool = False  # positions for mixers without any, scaled to the embeddings as in fairseq
+
+
+def _kernel(name: str, width: int | None = None, **options: Any) -> Model:
     """TNN's block with a kernel."""
     block = PRESETS["tnn"]["block"]
-    return rate, {**block, "token_mixer": {**block["token_mixer"], "kernel": {"name": name, **options}}}
+    mixer = {**block["token_mixer"], "kernel": {"name": name, **options}}
+    return Model({**block, "token_mixer": mixer}, width=width)
 
 
-def _mixer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
+def _mixer(name: str, sinusoidal: bool = False, **options: Any) -> Model:
     """The Transformer's block with a token mixer."""
-    mlp = {"name": "mlp", "expansion": 4}
-    return rate, {
-        "name": "prenorm",
-        "norm": "layer",
-        "token_mixer": {"name": name, **options},
-        "channel_mixer": mlp,
-    }
+    mixer, mlp = {"name": name, **options}, {"name": "mlp", "expansion": 4}
+    block = {"name": "prenorm", "norm": "layer", "token_mixer": mixer, "channel_mixer": mlp}
+    return Model(block, sinusoidal=sinusoidal)
 
 
-def _layer(name: str, rate: float = _RATE, **options: Any) -> tuple[float, Fields]:
+def _layer(name: str, **options: Any) -> Model:
     """A gated mixer without a channel mixer, as published."""
     mixer = {"name": name, **options}
-    return rate, {"name": "prenorm", "norm": "layer", "token_mixer": mixer, "channel_mixer": {"name": "none"}}
+    return Model({"name": "prenorm", "norm": "layer", "token_mixer": mixer, "channel_mixer": {"name": "none"}})
 
 
-def _preset(word: str) -> tuple[float, Fields]:
+def _preset(word: str) -> Model:
     """The block of the preset ``model=WORD``."""
-    return _RATE, PRESETS[word]["block"]
+    return Model(PRESETS[word]["block"])
 
 
-_A = _ATTENTION_RATE
 _RPE = {"layers": 3, "hidden": 32}
 _HEADS = {"heads": 4}
+_SPAN = {"span": LENGTH}  # lags to which a kernel is scaled: those that are trained
 
-#: Learning rate and block of each model.
-FAMILY: dict[str, tuple[float, Fields]] = {
+FAMILY: dict[str, Model] = {
     "tnn": _preset("tnn"),
-    "transformer-alibi": _mixer("attention", _A, **_HEADS, position="alibi"),
+    "transformer-alibi": _mixer("attention", **_HEADS, position="alibi"),
     "fd-tnn": _preset("fd-tnn"),
     "ski-tnn": _preset("ski-tnn"),
     "mega": _preset("mega"),
     "tcnca": _preset("tcnca"),
-    "transformer": _mixer("attention", _A, **_HEADS, position="none"),
-    "hyena": _mixer("hyena"),
-    "s4d": _kernel("s4d", _A),
-    "gss": _layer("gss", _A),
-    "flash": _layer("flash", _A),
+    "transformer": _mixer("attention", sinusoidal=True, **_HEADS, position="none"),
+    # The kernel of the published language models: 33 inputs, sines of frequency 14.
+    "hyena": _mixer("hyena", kernel={"name": "hyena", "bands": 16, "frequency": 14.0, **_SPAN}),
+    "s4d": _kernel("s4d"),
+    "gss": _layer("gss"),
+    "flash": _layer("flash"),
     "short-conv": _mixer("short_conv"),
-    "lru": _mixer("lru", _A),
-    "s4": _kernel("s4", _A),
-    "dss": _kernel("dss", _A),
-    "sgconv": _kernel("sgconv"),
-    "linear-elu": _mixer("linear_attention", _A, **_HEADS),
-    "performer": _mixer("linear_attention", _A, **_HEADS, feature_map="favor"),
-    "cosformer": _mixer("linear_attention", _A, **_HEADS, feature_map="cosformer"),
-    "transformer-ls": _mixer("long_short", _A, **_HEADS),
-    "synthesizer-dense": _mixer("synthesizer", _A, **_HEADS, form="dense", max_length=512),
-    "synthesizer-random": _mixer("synthesizer", _A, heads=1, form="random", max_length=512),
-    "gmlp": _layer("gmlp", _A),
-    "s5": _mixer("s5", _A),
-    "spectral": _kernel("spectral"),
+    "lru": _mixer("lru"),
+    "s4": _kernel("s4", **_SPAN),
+    "dss": _kernel("dss"),
+    "sgconv": _kernel("sgconv", scales=5),  # ends after 512 lags, because taps that are not trained stay random
+    "linear-elu": _mixer("linear_attention", sinusoidal=True, **_HEADS),
+    "performer": _mixer("linear_attention", sinusoidal=True, **_HEADS, feature_map="favor", count=192),
+    "cosformer": _mixer("linear_attention", **_HEADS, feature_map="cosformer", **_SPAN),
+    "transformer-ls": _mixer("long_short", **_HEADS),
+    "synthesizer-dense": _mixer("synthesizer", **_HEADS, form="dense", max_length=LENGTH),
+    "synthesizer-random": _mixer("synthesizer", heads=1, form="random", max_length=LENGTH),
+    "gmlp": _layer("gmlp", max_length=LENGTH),
+    "s5": _mixer("s5"),
+    "spectral": _kernel("spectral", **_SPAN),
 }
 
+_WIDTH = 256  # of ``tnn``
+_STRUCTURE = PRESETS["tnn"]["block"]
+
 #: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay). Their first row is ``tnn`` of
-#: `FAMILY`.
-ABLATIONS: dict[str, tuple[float, Fields]] = {
-    "decay-0.9": _kernel("rpe", **_RPE, decay=0.9),
-    "decay-0.95": _kernel("rpe", **_RPE, decay=0.95),
-    "decay-0.999": _kernel("rpe", **_RPE, decay=0.999),
-    "decay-1": _kernel("rpe", **_RPE, decay=1.0),
-    "decay-learned": _kernel("rpe", **_RPE, learn_decay=True),
-    "inputs-normalized": _kernel("rpe", **_RPE, inputs="normalized"),
-    "inputs-sincos": _kernel("rpe", **_RPE, inputs="sincos"),
-    "without-rpe": _kernel("free", max_length=512),
-    "gtu-only": (_RATE, {**PRESETS["tnn"]["block"], "channel_mixer": {"name": "none"}}),
-    "attention-glu": (
-        _A,
-        {**PRESETS["tnn"]["block"], "token_mixer": {"name": "attention", **_HEADS, "position": "alibi"}},
+#: `FAMILY`; all have its width, and the structures as many parameters.
+ABLATIONS: dict[str, Model] = {
+    "decay-0.9": _kernel("rpe", _WIDTH, **_RPE, decay=0.9),
+    "decay-0.95": _kernel("rpe", _WIDTH, **_RPE, decay=0.95),
+    "decay-0.999": _kernel("rpe", _WIDTH, **_RPE, decay=0.999),
+    "decay-1": _kernel("rpe", _WIDTH, **_RPE, decay=1.0),
+    "decay-learned": _kernel("rpe", _WIDTH, **_RPE, learn_decay=True),
+    "inputs-normalized": _kernel("rpe", _WIDTH, **_RPE, inputs="normalized"),
+    "inputs-sincos": _kernel("rpe", _WIDTH, **_RPE, inputs="sincos"),
+    "without-rpe": _kernel("free", _WIDTH, max_length=LENGTH),
+    "gtu-only": Model({**_STRUCTURE, "channel_mixer": {"name": "none"}}, layers=12, width=_WIDTH),
+    "attention-glu": Model(
+        {
+            **_STRUCTURE,
+            "token_mixer": {"name": "attention", **_HEADS, "position": "alibi"},
+            "channel_mixer": {"name": "glu", "expansion": 0.67},
+        },
+        width=_WIDTH,
     ),
 }
 PLANS = {"family": FAMILY, "ablations": ABLATIONS}
 
-#: Position embeddings for mixers without positions, and the final norm for blocks with layer norm.
-_SINUSOIDAL = ("transformer", "linear-elu", "performer")
 
-
-def fields(name: str, block: Mapping[str, Any], width: int) -> Fields:
+def fields(model: Model, width: int) -> Fields:
     """Fields of a model's configuration."""
-    norm = "layer" if block.get("norm") == "layer" or block["name"] == "mega" else "rms"
-    position = {"position_embedding": "sinusoidal"} if name in _SINUSOIDAL else {}
-    return {"hidden_size": width, "num_hidden_layers": _LAYERS, "norm": norm, **position, "block": dict(block)}
+    norm = "layer" if model.block.get("norm") == "layer" or model.block["name"] == "mega" else "rms"
+    found = {"hidden_size": width, "num_hidden_layers": model.layers, "norm": norm, "block": dict(model.block)}
+    return {**found, "position_embedding": "sinusoidal", "scale_embeddings": True} if model.sinusoidal else found
 
 
-def size(name: str, block: Mapping[str, Any], width: int) -> int:
+def size(model: Model, width: int) -> int:
     """Parameters of a model's blocks, kernels included."""
     import torch
 
     from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 
     with torch.device("meta"):
-        model = LagwiseForCausalLM(LagwiseConfig(vocab_size=1, **fields(name, block, width)))
-    return sum(p.numel() for p in model.model.parameters()) - width
+        made = LagwiseForCausalLM(LagwiseConfig(vocab_size=1, **fields(model, width)))
+    return sum(p.numel() for p in made.model.parameters()) - width
 
 
-def fitted(name: str, block: Mapping[str, Any]) -> tuple[int, int]:
-    """The width at which the blocks are closest to the common size, and their parameters."""
-    widths: Iterator[int] = iter(range(128, 513, _STEP))
-    sizes = {width: size(name, block, width) for width in widths}
-    return min(sizes.items(), key=lambda each: abs(each[1] - _SIZE))
+def fitted(model: Model) -> tuple[int, int]:
+    """The model's width, or that at which the blocks are closest to the common size, and their parameters."""
+    if model.width:
+        return model.width, size(model, model.width)
+    widths = range(128, 513, _STEP)
+    above = bisect.bisect_left(widths, _SIZE, key=lambda width: size(model, width))  # sizes grow with the width
+    near = {width: size(model, width) for width in widths[max(0, above - 1) : above + 1]}
+    return min(near.items(), key=lambda each: abs(each[1] - _SIZE))
 
 
-def recipe(name: str, plan: str, data: Path, folder: Path) -> tuple[Path, Fields]:
+def recipe(name: str, model: Model, rate: float, data: Path, folder: Path) -> tuple[Path, Fields]:
     """Write a model's recipe; return its path, and the model's width, size and learning rate."""
-    rate, block = PLANS[plan][name]
-    width, parameters = fitted(name, block)
-    path = folder / f"{name}.yaml"
+    width, parameters = fitted(model)
+    path = folder / f"{name}-{rate}.yaml"
     text = {
         "description": f"{name}, {parameters:,} parameters without embeddings",
-        "model": fields(name, block, width),
-        "data": {"source": str(data.resolve()), "tokenizer": "bpe", "vocab_size": 8192, "length": 512},
+        "model": fields(model, width),
+        "data": {"source": str(data.resolve()), "tokenizer": "bpe", "vocab_size": 8192, "length": LENGTH},
         "training": {"batch_size": 8, "learning_rate": rate},
     }
     path.write_text(yaml.safe_dump(text, sort_keys=False))
-    return path, {"plan": plan, "width": width, "parameters": parameters, "learning_rate": rate, "block": block}
+    return path, {"width": width, "parameters": parameters, "learning_rate": rate, "block": model.block}
 
 
-def train(name: str, seed: int, path: Path, about: Fields, runs: Path, results: Path) -> None:
+def train(run: Path, seed: int, path: Path, about: Fields, results: Path, evaluations: int, test: list[str]) -> None:
+    """Train a run, test it with the arguments ``test``, and keep its results."""
     count = about["steps"]
-    run = runs / (name if seed == 0 else f"{name}-seed{seed}")
-    every = max(1, count // _EVALUATIONS)
+    every = max(1, count // evaluations)
     new = [
         *("--recipe", str(path), f"training.steps={count}", f"training.warmup_steps={max(1, count // 20)}"),
         *(f"training.evaluate_every={every}", f"training.save_every={every}", f"training.seed={seed}"),
     ]
-    done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
+    done = finish(run, new, test)
     found = scores(run)
-    curve = [(m["step"], m["eval_loss"]) for m in done["evaluations"]]
     keep(
         results,
         run.name,
         {
             "seed": seed,
             **about,
-            "tokens_per_second": 8 * 512 / about["seconds"],
+            "tokens_per_second": 8 * LENGTH / about["seconds"],
             "machine": done["machine"],
-            "curve": curve,
+            "curve": [(m["step"], m["eval_loss"]) for m in done["evaluations"]],
             "scores": {split: found[split] for split in ("valid", "test")},
         },
     )
     last = found["test"][0]
-    print(f"{run.name}: {count} steps, test perplexity {last['perplexity']:.2f} at {last['length']}", flush=True)
+    print(
+        f"{run.name}: {count} steps, {last['bits_per_byte']:.4f} bits per byte, perplexity {last['perplexity']:.2f}",
+        flush=True,
+    )
+
+
+def best_rates(plan: str) -> dict[str, float]:
+    """The rate of `RATES` with the lowest validation loss, of each model that has been tuned at all of them."""
+    file = _RESULTS / f"language-{plan}-rates-cpu.json"
+    found = json.loads(file.read_text())["results"] if file.is_file() else {}
+    losses: dict[str, dict[float, float]] = {}
+    for run, result in found.items():
+        losses.setdefault(run.rpartition("-")[0], {})[result["learning_rate"]] = result["curve"][-1][1]
+    return {name: min(each, key=lambda rate: each[rate]) for name, each in losses.items() if len(each) == len(RATES)}
 
 
 def main() -> None:
@@ -190,24 +223,40 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder for the runs")
     parser.add_argument("--plan", choices=PLANS, default="family")
     parser.add_argument("--models", help="models of the plan, separated by commas (all)")
-    parser.add_argument("--minutes", type=float, default=20, help="minutes per run (20)")
+    parser.add_argument("--tune", action="store_true", help="train shortly at several learning rates")
+    parser.add_argument("--minutes", type=float, help="minutes per run (20; of --tune, 2)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each model (1)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/language-cpu.json"))
     given = parser.parse_args()
-    given.runs.mkdir(parents=True, exist_ok=True)
-    names = given.models.split(",") if given.models else list(PLANS[given.plan])
-    if unknown := set(names) - set(PLANS[given.plan]):
-        parser.error(f"unknown models {', '.join(sorted(unknown))}; available: {', '.join(PLANS[given.plan])}")
-    made = {name: recipe(name, given.plan, given.data, given.runs) for name in names}
-    steps = planned({n: (str(path), []) for n, (path, _) in made.items()}, given.minutes, given.runs / "steps.json")
+    models = PLANS[given.plan]
+    names = given.models.split(",") if given.models else list(models)
+    if unknown := set(names) - set(models):
+        parser.error(f"unknown models {', '.join(sorted(unknown))}; available: {', '.join(models)}")
+    tuned = {} if given.tune else best_rates("family")
+    rates = {name: tuned.get("tnn" if given.plan == "ablations" else name) for name in names}
+    if not given.tune and (without := [name for name, rate in rates.items() if rate is None]):
+        parser.error(f"no learning rates of {', '.join(without)}; run with --tune first")
+    runs = given.runs / (f"{given.plan}-rates" if given.tune else given.plan)
+    runs.mkdir(parents=True, exist_ok=True)
+    made = {
+        (f"{name}-{rate}" if given.tune else name): recipe(name, models[name], rate, given.data, runs)
+        for name in names
+        for rate in (RATES if given.tune else [rates[name]])
+    }
+    minutes = given.minutes or (_TUNED_MINUTES if given.tune else 20)
+    evaluations = 2 if given.tune else _EVALUATIONS
+    jobs = {name: (str(path), list[str]()) for name, (path, _) in made.items()}
+    plan = planned(jobs, minutes, given.runs / "costs.json", evaluations)
+    results = _RESULTS / f"language-{given.plan}{'-rates' if given.tune else ''}-cpu.json"
+    lengths, tokens = (str(LENGTH), LENGTH) if given.tune else (_LENGTHS, _TOKENS)
+    test = ["--lengths", lengths, "--tokens", str(tokens)]
     with ThreadPoolExecutor(given.workers) as pool:
-        jobs = [
-            pool.submit(train, name, seed, path, {**about, **steps[name]}, given.runs, given.results)
-            for seed in range(given.seeds)
-            for name, (path, about) in made.items()
-        ]
-        for job in jobs:
+        started = []
+        for seed in range(given.seeds):
+            for name, (path, about) in made.items():
+                run, about = runs / (name if seed == 0 else f"{name}-seed{seed}"), {**about, **plan[name]}
+                started.append(pool.submit(train, run, seed, path, about, results, evaluations, test))
+        for job in started:
             job.result()
 
 

@@ -38,7 +38,7 @@ OURS = ("tnn", "fd-tnn", "ski-tnn", "mega", "tcnca", "transformer-alibi")
 
 
 def ours(name: str, width: int) -> nn.Module:
-    return LagwiseForCausalLM(LagwiseConfig(vocab_size=VOCABULARY, **fields(name, FAMILY[name][1], width)))
+    return LagwiseForCausalLM(LagwiseConfig(vocab_size=VOCABULARY, **fields(FAMILY[name], width)))
 
 
 def gpt2(width: int) -> nn.Module:

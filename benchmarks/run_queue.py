@@ -3,6 +3,8 @@ and saving results."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import statistics
@@ -17,72 +19,113 @@ from typing import Any
 from lagwise.bench.harness import save_results
 
 _WRITING = threading.Lock()  # runs finish in several threads
-_WARMUP, _TIMED = 3, 15  # steps
-_VALIDATION = 0.1  # share of a run's time
+_WARMUP, _TIMED, _APART = 3, 15, 20  # steps that are not timed, that are, and their distance in the data
 
 
-def step_seconds(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[float]:
-    """Mean CPU seconds of a training step of each recipe with its overrides, on one thread and the task's data.
+def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
+    """Mean CPU seconds of a training step and of an evaluation on the valid split, of each recipe with its overrides,
+    on one thread and the task's data.
 
     The jobs take steps in turn, so that other load on the machine affects all of them equally. Steps differ in
-    duration, and their mean determines a run's time.
+    duration, so they are spread over the data, and their mean determines a run's time.
     """
     import torch
 
-    from lagwise.training.hardware import bfloat16_is_fast
-
     torch.set_num_threads(1)
-    steps = [_step(recipe, overrides) for recipe, overrides in jobs]
+    timed = [_timed(recipe, overrides) for recipe, overrides in jobs]
     seconds: list[list[float]] = [[] for _ in jobs]
     for number in range(_WARMUP + _TIMED):
-        for job, step in enumerate(steps):
-            begun = time.process_time()
-            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
-                loss = step(number)
-            loss.backward()
-            seconds[job].append(time.process_time() - begun)
-    return [statistics.fmean(found[_WARMUP:]) for found in seconds]
+        for job, (step, _) in enumerate(timed):
+            seconds[job].append(step(number * _APART))
+    return [
+        {"seconds": statistics.fmean(found[_WARMUP:]), "evaluation_seconds": evaluation()}
+        for found, (_, evaluation) in zip(seconds, timed, strict=True)
+    ]
 
 
-def _step(recipe_name: str, overrides: Sequence[str]) -> Callable[[int], Any]:
-    """A function that computes the loss of a recipe's step from the step's number."""
+def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], float], Callable[[], float]]:
+    """Functions that take a recipe's training step by its number, and estimate an evaluation from some batches of the
+    valid split; both return CPU seconds."""
+    import torch
+
     from lagwise.training import check_recipe, load_recipe
+    from lagwise.training.hardware import bfloat16_is_fast
     from lagwise.training.model import build_model
+    from lagwise.training.trainer import parameter_groups
 
     recipe = load_recipe(recipe_name, overrides)
     task = check_recipe(recipe)
     task.open(progress=True)
     model = build_model(recipe, task).train()
-    batch = recipe.training.batch_size
-    examples: Any = task.training_examples(_WARMUP + _TIMED, batch, 0)
+    options = recipe.training
+    optimizer = torch.optim.AdamW(parameter_groups(model, options.weight_decay), lr=1e-6, fused=True)
+    batch, micro = options.batch_size, options.batch_size // options.accumulate
+    examples: Any = task.training_examples((_WARMUP + _TIMED) * _APART, batch, 0)
+    held_out: Any = task.validation_examples(options.evaluate_tokens)
 
-    def loss(number: int) -> Any:
-        model.zero_grad()
-        inputs = task.collate([examples[number * batch + i] for i in range(batch)])
-        if task.loss is None:
-            return model(**inputs).loss
-        labels = inputs.pop("labels")
-        return task.loss(model(**inputs), labels)
+    def loss(inputs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
+            if task.loss is None:
+                return model(**inputs).loss
+            labels = inputs.pop("labels")
+            return task.loss(model(**inputs), labels)
 
-    return loss
+    def step(number: int) -> float:
+        begun = time.process_time()
+        for first in range(number * batch, (number + 1) * batch, micro):
+            loss(task.collate([examples[first + i] for i in range(micro)])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.process_time() - begun
+
+    def evaluation() -> float:
+        count = -(-len(held_out) // micro)
+        chosen = sorted({number * count // _TIMED for number in range(_TIMED)})
+        model.eval()
+        begun = time.process_time()
+        with torch.inference_mode():
+            for number in chosen:
+                rows = range(number * micro, min(len(held_out), (number + 1) * micro))
+                loss(task.collate_evaluation([held_out[i] for i in rows]))
+        return (time.process_time() - begun) * count / len(chosen)
+
+    return step, evaluation
 
 
-def planned(jobs: Mapping[str, tuple[str, Sequence[str]]], minutes: float, file: Path) -> dict[str, dict[str, Any]]:
-    """Seconds per step of each job, and the number of steps that fit into a run's minutes without validation.
+def planned(
+    jobs: Mapping[str, tuple[str, Sequence[str]]], minutes: float, file: Path, evaluations: int = 12
+) -> dict[str, dict[str, Any]]:
+    """The number of steps of each job that fit into a run's minutes with so many evaluations, and their `costs`.
 
-    Jobs map names to a recipe and its overrides. Jobs missing in the file are measured in a separate process and added
-    to it.
+    Jobs map names to a recipe and its overrides. Costs are kept in the file, by the recipe's content; jobs that are
+    missing there are measured in a separate process.
     """
-    plan = json.loads(file.read_text()) if file.is_file() else {}
-    missing = [name for name in jobs if name not in plan]
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    keys = {name: _content(*job) for name, job in jobs.items()}
+    missing = {key: jobs[name] for name, key in keys.items() if key not in known}
     if missing:
-        command = [sys.executable, __file__, json.dumps([jobs[name] for name in missing])]
+        command = [sys.executable, __file__, json.dumps(list(missing.values()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
-        for name, seconds in zip(missing, json.loads(found.stdout.splitlines()[-1]), strict=True):
-            plan[name] = {"seconds": seconds, "steps": round((1 - _VALIDATION) * 60 * minutes / seconds)}
-        file.write_text(json.dumps(plan, indent=1) + "\n")
+        known |= dict(zip(missing, json.loads(found.stdout.splitlines()[-1]), strict=True))
+        file.write_text(json.dumps(known, indent=1) + "\n")
+    plan = {}
+    for name, key in keys.items():
+        left = 60 * minutes - evaluations * known[key]["evaluation_seconds"]
+        if left <= 0:
+            raise ValueError(f"{evaluations} evaluations of {name} alone take more than {minutes} minutes")
+        plan[name] = {**known[key], "steps": max(1, round(left / known[key]["seconds"]))}
     return plan
+
+
+def _content(recipe: str, overrides: Sequence[str]) -> str:
+    """A digest of what determines the costs of a recipe with its overrides."""
+    from lagwise.training import load_recipe
+
+    found = dataclasses.asdict(load_recipe(recipe, overrides))
+    training = {name: found["training"][name] for name in ("batch_size", "accumulate", "evaluate_tokens")}
+    text = json.dumps([found["model"], found["task"], found["data"], training], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def lagwise(log: Path, *arguments: str) -> None:
@@ -124,4 +167,4 @@ def keep(results: Path, name: str, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(step_seconds(json.loads(sys.argv[1]))))
+    print(json.dumps(costs(json.loads(sys.argv[1]))))

@@ -4,7 +4,8 @@ All filters of Agarwal et al. 2023 (`lagwise.kernels.spectral`) are replaced by 
 output for each filter. Its poles are real, because the filters are integrals over real poles in (-1, 1): a greedy
 choice (simultaneous orthogonal matching pursuit) from a grid that is logarithmic in 1 - pole. Over the filters' span,
 the output of each filter then differs from the exact one by at most ``gain`` times the largest output that the exact
-one can have for inputs of that size.
+one can have for inputs of that size. STU's filters are as long as its texts; what the state space adds for a longer
+text, at lags up to eight spans, is given in the same unit as ``beyond``.
 
 The same state space is written in two forms. The diagonal one has the poles themselves; its output weights are large
 and cancel, so that it needs float64. The orthogonal one has the orthonormal basis Q of the poles' responses as its
@@ -72,6 +73,8 @@ def fitted(filters: Array, poles: Array) -> dict[str, Any]:
     step = np.linalg.lstsq(basis[:-1], basis[1:], rcond=None)[0]
     forms = {"diagonal": (poles, scale, diagonal), "orthogonal": (step, basis[0], basis.T @ filters)}
     row: dict[str, Any] = {"states": len(poles), "largest_weight": float(np.abs(diagonal).max())}
+    later = impulse_response(poles, scale, diagonal, 8 * span)[span:]
+    row["beyond"] = float((np.abs(later).sum(0) / np.abs(filters).sum(0)).max())
     for name, (transition, start, outputs) in forms.items():
         for dtype in (np.float64, np.float32):
             made = impulse_response(transition.astype(dtype), start.astype(dtype), outputs.astype(dtype), span)

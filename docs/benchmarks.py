@@ -1,7 +1,7 @@
 """Generate docs/benchmarks.md: every table of measurements, from the files in benchmarks/results.
 
 Run it (`make docs`) after a benchmark; a test compares the page with what this script would write. The sections are
-functions in the folder measured, which return their text, or none while there are no results.
+functions in the folder measured, which return their text, or nothing before there are results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tables
-from measured import encoders, language, layers, streaming
+from measured import arena, encoders, language, layers, streaming
 
 PAGE = Path(__file__).parent / "benchmarks.md"
 
@@ -44,6 +44,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.images,
     encoders.pictures,
     layers.padded,
+    arena.trainings,
 )
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels.network import ACTIVATIONS
+from lagwise.ops.attention.full import alibi_slopes
 
 Toeplitz = Callable[[Any, Tensor], Tensor]
 
@@ -173,6 +174,9 @@ def long_short(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
         distant = torch.ones(n, 1, dtype=torch.bool)
     seen = torch.cat([near, distant.repeat_interleave(mixer.rank, 1)], 1)
     scores = heads_of(query, heads) @ keys.mT / math.sqrt(keys.shape[2])
+    if mixer.position == "alibi":
+        slopes = alibi_slopes(heads).to(x.dtype)
+        scores[:, :, :n] -= slopes[:, None, None] * lags(n).abs()
     weights = scores.masked_fill(~seen, float("-inf")).softmax(2)
     return affine(mixer.out, (weights @ values).transpose(0, 1).flatten(1))
 

@@ -10,10 +10,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import Tensor
 
 from lagwise.bench.attention_peers import ATTENTION_PEERS
 from lagwise.kernels import KERNELS
-from lagwise.mixers import MIXERS, ShortConvMixer
+from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
+from lagwise.ops import Layout
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,31 @@ def test_each_result_is_saved_at_once(family: ModuleType, tmp_path: Path) -> Non
     again = json.loads(out.read_text())["results"]["rows"]
     assert again[:2] == rows
     assert [row["name"] for row in again] == ["lru", "gfnet", "tcnca"]
+
+
+def test_a_mixer_of_another_package_is_measured(
+    family: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no dense reference, but a look ahead still stops it."""
+
+    class Theirs(Mixer):
+        directions, streams, ahead = (True,), False, 0
+
+        def __init__(self, channels: int, *, causal: bool = True):
+            super().__init__(channels, causal)
+
+        def mix(self, x: Tensor, layout: Layout) -> Tensor:
+            return x.cumsum(1).roll(-self.ahead, 1)
+
+    Theirs.__module__ = "theirs"
+    monkeypatch.setitem(MIXERS, "theirs", Theirs)
+    family.main(given(tmp_path / "family.json", "theirs"))
+    rows = json.loads((tmp_path / "family.json").read_text())["results"]["rows"]
+    assert [row["name"] for row in rows] == ["theirs"]
+    assert rows[0]["error"] < 1e-3
+    monkeypatch.setattr(Theirs, "ahead", 1)
+    with pytest.raises(ValueError, match="off by"):
+        family.check("theirs", family.stack("theirs", True, 1, 8, 24), 8, 24, True)
 
 
 @pytest.mark.parametrize(("fault", "what"), [(1.01, "scaled"), (None, "leaky")])

@@ -34,6 +34,13 @@ def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         check(model, "listops")
 
 
+def test_a_training_step_updates_every_weight() -> None:
+    model = network("image", "tnn", two_dimensions=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    arena._step(model, batch_of("image", 2, 64))()
+    assert all((p != old).any() for p, old in zip(model.parameters(), before, strict=True))
+
+
 def test_ratios_are_relative_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "SHAPES", {"text": arena.Shape(64, 2, 258), "image": arena.Shape(64, 10, 0)})
     speeds = time_models(

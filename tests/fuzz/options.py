@@ -66,6 +66,7 @@ class _Draws:
                 "heads": self.divisor(),
                 "window": max(length // 50 + 1, self.skewed(300)),
                 "rank": rng.randint(1, 3),
+                "position": rng.choice(("alibi", "none")),
             },
             "relative_attention": lambda: {"heads": self.divisor(), "memory": self.skewed(300)},
             "fnet": dict,
@@ -93,6 +94,7 @@ class _Draws:
                 "hidden": self.skewed(9),
                 "layers": rng.randint(0, 3),
                 "bands": rng.randint(1, 3),
+                "frequency": rng.choice((1.0, 14.0)),
             },
             "spectral": lambda: {"filters": 3, "span": 2 + self.skewed(300), "alternating": rng.random() < 0.5},
         }

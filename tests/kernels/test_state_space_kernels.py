@@ -30,7 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "s4", "modes": 32, "span": 1024},
     {"name": "sgconv", "size": 8, "scales": 5},
     {"name": "sgconv", "size": 1, "scales": 3},
-    {"name": "hyena", "span": 40, "hidden": 6, "bands": 3},
+    {"name": "hyena", "span": 40, "hidden": 6, "bands": 3, "frequency": 14.0},
     {"name": "spectral", "filters": 5, "span": 50},
     {"name": "spectral", "filters": 5, "span": 50, "alternating": False},
 ]
@@ -107,6 +107,7 @@ def test_state_spaces_stream_without_conversion(spec: dict[str, Any]) -> None:
         ({"name": "s4", "span": 7}, "span must be even, got 7"),
         ({"name": "sgconv", "scales": 0}, "scales must be"),
         ({"name": "hyena", "span": 1}, "span must be at least 2, got 1"),
+        ({"name": "hyena", "frequency": 0.0}, "frequency must be above 0, got 0.0"),
         ({"name": "spectral", "filters": 9, "span": 8}, "filters must be at most span"),
     ],
 )

@@ -59,6 +59,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("relative_attention", {"heads": 2, "memory": 5}),
     ("afno", {"heads": 1, "threshold": 0.1, "activation": "tanh"}),
     ("long_short", {"heads": 2, "window": 6, "rank": 2}),
+    ("long_short", {"heads": 2, "window": 6, "rank": 2, "position": "none"}),
 ]
 
 

@@ -18,6 +18,8 @@ from transformers import (
 )
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
+from lagwise.models.configuration import PAIRS
+from lagwise.training import load_recipe
 
 TCN = {"name": "tcn", "kernel_size": 3, "dilation": 3, "depth": 3}
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -176,12 +178,12 @@ def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
         torch.testing.assert_close(exported.module()(**kwargs).logits, model(**kwargs).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", PAIRS)
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_pair_is_processed_as_two_separate_texts(side: str) -> None:
+def test_a_pair_is_processed_as_two_separate_texts(side: str, pooling: str) -> None:
     torch.manual_seed(0)
-    config = LagwiseConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=2, causal=False, num_labels=3, pooling="pair", type_vocab_size=2
-    )
+    fields = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_labels": 3, "type_vocab_size": 2}
+    config = LagwiseConfig(**fields, causal=False, pooling=pooling)
     model = LagwiseForSequenceClassification(config).double().eval()
     sizes = ((3, 4), (1, 6), (5, 1))
     ids, types, mask = torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, 7)
@@ -198,8 +200,45 @@ def test_a_pair_is_processed_as_two_separate_texts(side: str) -> None:
             model.model(text, token_type_ids=torch.full_like(text, i)).last_hidden_state.mean(1)
             for i, text in enumerate(texts)
         )
-        features = torch.cat([u, v, (u - v).abs(), u * v], dim=-1)
+        joined = {"pair": [(u - v).abs(), u * v], "signed_pair": [u * v, u - v]}[pooling]
+        features = torch.cat([u, v, *joined], dim=-1)
         torch.testing.assert_close(logits, model.classifier(features)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "sizes"), [("mean", [(8, 6)]), ("signed_pair", [(32, 6), (6, 3)]), ("pair", [(32, 6), (6, 3)])]
+)
+def test_a_classifier_has_the_layers_of_long_range_arena(pooling: str, sizes: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    fields = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "causal": False, "pooling": pooling}
+    model = LagwiseForSequenceClassification(LagwiseConfig(**fields, num_labels=3, classifier_hidden_size=6)).eval()
+    layers = [module for module in model.hidden if isinstance(module, torch.nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in layers] == sizes
+    features = []
+    model.hidden.register_forward_hook(lambda module, inputs, output: features.append((inputs[0], output)))
+    ids, types = torch.randint(20, (2, 6)), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+    logits = model(ids, token_type_ids=types).logits
+    (given, made) = features[0]
+    for layer in layers:
+        given = torch.relu(given @ layer.weight.T + layer.bias)
+    torch.testing.assert_close(made, given)
+    torch.testing.assert_close(logits, model.classifier(given))
+    plain = LagwiseForSequenceClassification(LagwiseConfig(**fields))
+    assert not [name for name in plain.state_dict() if name.startswith("hidden")]  # saved runs keep their weights
+    with pytest.raises(ValueError, match="classifier_hidden_size must be"):
+        LagwiseConfig(classifier_hidden_size=-1)
+
+
+def test_equal_texts_have_equal_means() -> None:
+    recipe = load_recipe("lra-retrieval-small", ["model.hidden_size=8", "data.source=pairs"])
+    model = LagwiseForSequenceClassification(LagwiseConfig(causal=False, **recipe.model)).double().eval()
+    features = []
+    model.hidden.register_forward_hook(lambda module, inputs, output: features.append(inputs[0]))
+    ids = torch.randint(256, (2, 10)).repeat(1, 2)
+    model(ids, token_type_ids=torch.arange(2).repeat_interleave(10).expand(2, -1))
+    u, v, _, difference = features[0].chunk(4, dim=1)
+    torch.testing.assert_close(u, v)
+    assert difference.abs().max() < 1e-12
 
 
 def test_inputs_that_are_not_pairs_are_refused() -> None:

@@ -151,6 +151,9 @@ def test_grids_need_images_and_two_sided_mixers() -> None:
 def test_other_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="reads patches"):
         LagwiseForImageClassification(LagwiseConfig(causal=False))
+    with pytest.raises(ValueError, match="'signed_pair' is for pairs of texts"):
+        make(MIXERS["grid"], pooling="signed_pair")
+    assert make(MIXERS["grid"], classifier_hidden_size=6).hidden[0].weight.shape == (6, 8)
 
 
 def parameters(recipe: str, overrides: list[str], labels: int) -> int:

@@ -200,8 +200,9 @@ def test_classes_of_a_parquet_file_are_known_by_name(tmp_path: Path) -> None:
     assert evaluate_run(run, source=str(tmp_path / "other.parquet"), progress=False)["test"]["rows"] == 2
 
 
-def test_a_pipeline_predicts_pairs_as_the_run_does(tmp_path: Path) -> None:
-    made = recipe("numbers of pairs", tmp_path / "data")
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_pipeline_predicts_pairs_as_the_run_does(separate: bool, tmp_path: Path) -> None:
+    made = recipe("numbers of pairs", tmp_path / "data", f"task.separate={separate}")
     path = tmp_path / "data" / "pairs.csv"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], *(line.rpartition(",")[0] + f",{i % 2}" for i, line in enumerate(lines[1:]))]))

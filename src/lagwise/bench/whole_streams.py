@@ -34,7 +34,8 @@ class Stream(Protocol):
 StreamFactory = Callable[[Tensor, int], Stream]
 PEERS: dict[str, StreamFactory] = {
     "Epoched-FutureFill": EpochedFutureFill,
-    "Continuous-FutureFill": ContinuousFutureFill,
+    "Continuous-FutureFill": lambda taps, batch: ContinuousFutureFill(taps, batch, tile=1),
+    "Continuous-FutureFill, tiles from 64": ContinuousFutureFill,
 }
 
 

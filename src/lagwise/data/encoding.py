@@ -26,7 +26,8 @@ class RowEncoder:
     tokenizer: encodes a text, or a pair as ``first <end of text> second`` with token_type_ids 0 and 1 (the end of text
     belongs to the first); the longer of a pair is cut first. Nothing else is added: an empty text is a single end of
     text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features: number of features
-    per position of a series.
+    per position of a series. separate: texts of a pair have no end of text between them, and each is cut to half of the
+    length.
     """
 
     columns: tuple[str, ...]
@@ -34,6 +35,7 @@ class RowEncoder:
     tokenizer: PreTrainedTokenizerBase | None = None
     is_bytes: bool = False
     features: int | None = None
+    separate: bool = False
 
     def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
         """input_ids (and token_type_ids) or input_values, and length, of rows as mappings; other fields are ignored.
@@ -100,19 +102,24 @@ class RowEncoder:
         assert self.tokenizer is not None
         end: Any = self.tokenizer.eos_token_id
         encoded = [self._ids([text or "" for text in column]) for column in texts]
-        cut = sum(sum(map(len, row)) + len(row) - 1 > self.length for row in zip(*encoded, strict=True))
+        if self.separate:
+            cut = sum(max(map(len, row)) > self.length // 2 for row in zip(*encoded, strict=True))
+            encoded = [[row[: self.length // 2] if len(row) else np.asarray([end]) for row in part] for part in encoded]
+        else:
+            cut = sum(sum(map(len, row)) + len(row) - 1 > self.length for row in zip(*encoded, strict=True))
         if len(encoded) == 1:
             ids = [row[: self.length] if len(row) else np.asarray([end]) for row in encoded[0]]
             types = None
         else:
             ids, types = [], []
             for first, second in zip(*encoded, strict=True):
-                room = self.length - 1
-                keep = max(room - len(second), (room + 1) // 2)
-                first = first[:keep]
-                second = second[: room - len(first)]
-                ids.append(np.concatenate([first, [end], second]))
-                types.append(np.repeat(np.asarray([0, 1], dtype=np.uint8), [len(first) + 1, len(second)]))
+                if not self.separate:
+                    room = self.length - 1
+                    keep = max(room - len(second), (room + 1) // 2)
+                    first = np.append(first[:keep], end)
+                    second = second[: self.length - len(first)]
+                ids.append(np.concatenate([first, second]))
+                types.append(np.repeat(np.asarray([0, 1], dtype=np.uint8), [len(first), len(second)]))
         schema = self.schema()
         columns = [list_column(ids, schema.field("input_ids").type)]
         if types is not None:

@@ -6,6 +6,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from lagwise.cache import cached_folder, default_cache
 from lagwise.data import listops, pathfinder
 from lagwise.data.arena import ARENA
 from lagwise.data.sources import SPLITS, open_source
-from lagwise.files import PARTIAL
+from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 
@@ -24,7 +26,7 @@ _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # of ListOps, by defau
 _PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
 _PAIRS, _PASSAGE = 20_000, 4_000  # of passages, and characters of each
 RETRIEVAL = "lra-retrieval"
-_FORMAT = 1  # raise when the same seed gives other data
+_FORMAT = 2  # raise when the same seed gives other data
 
 
 def generated_source(name: str, *, progress: bool = True) -> Path | None:
@@ -37,7 +39,7 @@ def generated_source(name: str, *, progress: bool = True) -> Path | None:
         raise ValueError(f"{name!r}: expected a number of rows from 10 to 10000000 after the colon")
     rows = int(count) if count else None
     folder = default_cache() / "generated" / f"{kind}-{rows or 'all'}-{_FORMAT}"
-    cached_folder(folder, lambda partial: GENERATED[kind](partial, rows=rows, seed=0, progress=progress))
+    cached_folder(folder, lambda unfinished: GENERATED[kind](unfinished, rows=rows, seed=0, progress=progress))
     return folder
 
 
@@ -48,7 +50,7 @@ def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> 
     """
     sizes = _ROWS if rows is None else {"train": rows, "valid": max(2, rows // 48), "test": max(2, rows // 48)}
     names = dict(zip(SPLITS, ARENA["listops"].parts[0], strict=True))
-    blocks = _blocks(_listops_block, seed, sum(sizes.values()), listops.BLOCK)
+    blocks = _blocks(listops_block, seed, sum(sizes.values()), listops.BLOCK)
     with progress_bar(desc="generating ListOps", total=sum(sizes.values()), unit="row", show=progress) as bar:
         lines = (line for block in blocks for line in block)
         for split in SPLITS:
@@ -69,7 +71,7 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     count = rows or _PICTURES
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
-    blocks = _blocks(_pathfinder_block, seed, count, pathfinder.BLOCK, side)
+    blocks = _blocks(pathfinder_block, seed, count, pathfinder.BLOCK, side)
     with progress_bar(desc="drawing Pathfinder", total=count, unit="picture", show=progress) as bar:
         done = 0
         for number, block in enumerate(blocks):
@@ -143,8 +145,9 @@ GENERATED: dict[str, Callable[..., dict[str, Any]]] = {
 def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path | None, progress: bool = True) -> None:
     """Write a generated data set into a folder that does not exist yet, complete or not at all.
 
-    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError and FileExistsError are raised
-    before anything is written.
+    name: of `GENERATED`, or ``lra-retrieval``, which is made of ``texts``. ValueError, FileExistsError, and
+    BlockingIOError while another process writes the folder, are raised before anything is written. What a killed
+    process has left is removed.
     """
     known(name, (*GENERATED, RETRIEVAL), "data set")
     if (texts is None) == (name == RETRIEVAL):
@@ -152,19 +155,31 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
     if rows is not None and rows < 10:
         raise ValueError(f"--rows must be at least 10, got {rows}")
     if out.exists():
-        raise FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
+        raise _exists(out)
     write = GENERATED.get(name)
-    partial = out.with_name(f"{PARTIAL}-{out.name}")
-    partial.mkdir(parents=True)
-    try:
-        if write is None:
-            assert texts is not None
-            write_passages(partial, texts, rows=rows, seed=seed, progress=progress)
-        else:
-            write(partial, rows=rows, seed=seed, progress=progress)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if write is None:
+        assert texts is not None
+        write = partial(write_passages, texts=texts)
+    unfinished = out.with_name(f"{PARTIAL}-{out.name}")
+    held = out.with_name(f"{unfinished.name}.lock")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(held))
+        except BlockingIOError as error:
+            raise BlockingIOError(f"another process is writing {str(out)!r}; wait until it ends") from error
+        stack.callback(held.unlink)
+        stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        if out.exists():  # since the lock was taken
+            raise _exists(out)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        write(unfinished, rows=rows, seed=seed, progress=progress)
+        unfinished.rename(out)
+
+
+def _exists(out: Path) -> FileExistsError:
+    return FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
 
 
 def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options: Any) -> Iterator[Any]:
@@ -184,11 +199,13 @@ def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options
         yield from (each.result() for each in waiting)
 
 
-def _listops_block(seed: int, block: int) -> list[str]:
+def listops_block(seed: int, block: int) -> list[str]:
+    """The lines of a block of expressions."""
     made = listops.expressions(seed, block)
     return [f"{text}\t{answer}\n" for text, answer in zip(listops.texts(made), made.answers, strict=True)]
 
 
-def _pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
+def pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
+    """The PNG files and the labels of a block of pictures."""
     pictures, labels = pathfinder.pictures(seed, block, side=side)
     return [(pathfinder.encoded(picture), int(label)) for picture, label in zip(pictures, labels, strict=True)]

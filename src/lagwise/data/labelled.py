@@ -88,6 +88,7 @@ def prepare_labelled(
     tokenizer: str = "bytes",
     vocab_size: int = 8192,
     length: int = 1024,
+    separate: bool = False,
     cache: Path | None = None,
     progress: bool = True,
 ) -> LabelledData:
@@ -96,21 +97,23 @@ def prepare_labelled(
     source as in `open_rows`. text: the column of the inputs, or two for pairs; if there is no column ``text``, the only
     column of text is used. With ``inputs="values"`` it is a column of series, ``input_values`` if not named. label: the
     column of the labels; kind as in `read_labels`. tokenizer and vocab_size as in `load_tokenizer`. length: rows are
-    cut to so many tokens or vectors. Missing splits are made as in `split_rows`. In valid and test, rows without a
-    label are left out, and so is a split without any label; notes of the result state this.
+    cut to so many tokens or vectors; separate: of a pair, each text to half of them (`RowEncoder`). Missing splits are
+    made as in `split_rows`. In valid and test, rows without a label are left out, and so is a split without any label;
+    notes of the result state this.
 
     ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
     source = open_rows(source) if isinstance(source, str) else source
     reading: dict[str, Any] = {"text": text, "label": label, "kind": kind, "inputs": inputs}
-    key = labelled_key(source, **reading, tokenizer=tokenizer, vocab_size=vocab_size, length=length)
+    encoding: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "length": length}
+    key = labelled_key(source, **reading, **encoding, separate=separate)
     columns = _columns(text, label, inputs)
     folder = (cache or default_cache()) / "labelled" / key
 
     def make(partial: Path) -> dict[str, Any]:
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
-        return _write(rows, tokenizer, vocab_size, length, partial, progress)
+        return _write(rows, tokenizer, vocab_size, length, separate, partial, progress)
 
     return _load(folder, cached_folder(folder, make))
 
@@ -125,6 +128,7 @@ def labelled_key(
     tokenizer: str,
     vocab_size: int,
     length: int,
+    separate: bool = False,
 ) -> str:
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
     encoded. ValueError for options that are invalid for any data."""
@@ -132,7 +136,10 @@ def labelled_key(
     columns = _columns(text, label, inputs)
     whole_number("data.length", length, 2 * len(columns) - 1)
     source = open_rows(source) if isinstance(source, str) else source
+    if separate and len(columns) != 2:
+        raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
     options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
+    options += ["separate"] * separate  # other keys stay as they were
     return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
 
 
@@ -151,7 +158,7 @@ def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, .
 
 
 def _write(
-    rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, folder: Path, progress: bool
+    rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, separate: bool, folder: Path, progress: bool
 ) -> dict[str, Any]:
     import pyarrow as pa
 
@@ -160,7 +167,7 @@ def _write(
         texts = (text for column in rows.columns for text in train[column])
         made = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
         made.save_pretrained(folder / "tokenizer")
-        encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes")
+        encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes", separate=separate)
     else:
         encoder = RowEncoder(rows.columns, length, features=rows.features)
     labels = pa.field("label", pa.float32() if rows.label_names is None else pa.int64())
@@ -185,6 +192,7 @@ def _write(
         "length": length,
         "features": rows.features,
         "is_bytes": encoder.is_bytes,
+        "separate": separate,
         "kind": rows.kind,
         "reason": rows.reason,
         "label_names": rows.label_names,
@@ -198,7 +206,14 @@ def _load(folder: Path, meta: dict[str, Any]) -> LabelledData:
     from datasets import Dataset
 
     tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
-    encoder = RowEncoder(tuple(meta["columns"]), meta["length"], tokenizer, meta["is_bytes"], meta["features"])
+    encoder = RowEncoder(
+        tuple(meta["columns"]),
+        meta["length"],
+        tokenizer,
+        meta["is_bytes"],
+        meta["features"],
+        meta.get("separate", False),  # folders of earlier versions do not have it
+    )
     return LabelledData(
         folder=folder,
         splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},

@@ -4,61 +4,89 @@ Range Arena."""
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 BLOCK = 256  # pictures that are made of one seed
-_CONTOUR, _DISTRACTORS = 14, 5  # paddles of each of the two contours; short contours beside them, of a third as many
-_LENGTH, _HALF_WIDTH, _GAP = 1.25, 0.4, 1.25  # of a paddle, and to the next one
-_RADIUS, _BORDER, _SEEDS = (
-    1.5,
-    2.5,
-    7.0,
-)  # of a mark; kept free, so that one fits; between the first paddles of the two contours
-_TURN = np.pi / 3  # between successive paddles, at most
-_APART, _ALONE = 2.0, 3.0  # least distance between paddles that do not follow each other, and of others to a mark
-_BRIGHTNESS, _SCALE = 0.75, 2  # of paddles, marks having 1; points in a pixel are squares of this side
-_AHEAD, _ENOUGH, _WHIM = 4.0, 4.0, 6.0  # how far a contour looks ahead, how much space is enough, and a random part
-_ATTEMPTS, _TRIES, _STARTS = (
-    4,
-    12,
-    24,
-)  # of a contour, of its next paddle and of its first, before a picture is given up
-_TOGETHER = 512  # pictures that are begun at a time
+CONTOUR, DISTRACTOR = 14, 4  # paddles of each of the two contours, and of each distractor
+_PADDING, _SCALE = 1, 2  # border without contours, in pixels; points in a pixel are squares of this side
+_TRIES, _STARTS, _ATTEMPTS = 12, 24, 6  # of the next paddle, of the first one, and of a distractor
+_TOGETHER, _PARTS = 512, 16  # pictures that are begun at a time; parts in which a block is rendered
+_OUTSIDE = -99.0  # place of what is not drawn
 
 
-@dataclass
+@dataclass(frozen=True)
+class Parameters:
+    """Of Long Range Arena's generator, in pixels. seeds: distance between the starts of the two contours. continuity:
+    successive paddles turn by up to ``90 / continuity`` degrees. margins: half the gap between paddles; one of them is
+    drawn for each picture. length, thickness, brightness: of a paddle, marks having brightness 1."""
+
+    distractors: int
+    seeds: float
+    radius: float
+    continuity: float
+    margins: tuple[int, ...]
+    length: float
+    thickness: float
+    brightness: float
+
+
+PARAMETERS = {
+    32: Parameters(5, 7.0, 1.5, 1.0, (1,), 2.0, 0.5, 2 * 0.75),
+    128: Parameters(8, 20.0, 3.0, 1.8, (2, 3), 5.0, 1.5, 0.9),
+}
+
+
+@dataclass(frozen=True)
 class _Drawing:
-    """Pictures that are being drawn alike. centres ``(pictures, paddles, 2)``, angles ``(pictures, paddles)``."""
+    """Pictures with the same number of paddles. margins ``(pictures,)``; centres ``(pictures, paddles, 2)``, angles
+    ``(pictures, paddles)``: the two contours, whose paddles alternate, then the distractors."""
 
     side: int
+    margins: np.ndarray
     centres: np.ndarray
     angles: np.ndarray
 
     def only(self, kept: np.ndarray) -> _Drawing:
-        return _Drawing(self.side, self.centres[kept], self.angles[kept])
+        return _Drawing(self.side, self.margins[kept], self.centres[kept], self.angles[kept])
+
+    def ends(self) -> np.ndarray:
+        """Where marks may be: start and end of both contours, ``(pictures, 2 contours, 2 ends, 2)``."""
+        half = PARAMETERS[self.side].length / 2
+        first, last = slice(0, 2), slice(2 * CONTOUR - 2, 2 * CONTOUR)
+        start = self.centres[:, first] - half * _direction(self.angles[:, first])
+        end = self.centres[:, last] + half * _direction(self.angles[:, last])
+        return np.stack([start, end], axis=2)
 
 
 def pictures(seed: int, block: int, *, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """`BLOCK` pictures ``(BLOCK, side, side)`` of uint8 and their labels, that (seed, block) decide.
+    """`BLOCK` pictures ``(BLOCK, side, side)`` of uint8 and their labels, that (seed, block) decide. side: 32 or 128.
 
-    Each has two contours of 14 paddles, 5 distractors of 4, and two marks: at both ends of one contour (label 1), or at
-    one end of each (label 0). Both labels have the same shapes, so that grey values alone do not distinguish them.
+    Each has two contours of 14 paddles, up to 5 (128: 8) distractors of 4, and two marks: at the start of a contour,
+    and at the end of the same one (label 1) or of the other (label 0). Contours start near the centre, at a fixed
+    distance from each other. Neither grey values nor the distance of the marks reveal the label.
 
-    Source: Long Range Arena §2.1 and the parameters of its generator. Contours turn by up to 60 degrees from paddle to
-    paddle, towards free space, and pictures without any are drawn again.
+    Formula: a paddle turns from the previous one by an angle whose density is proportional to cos(continuity angle)^2,
+    so that it is at least two margins away from all others. Pictures without such an angle are drawn again, and a
+    distractor for which none is found is left out.
+
+    Source: Long Range Arena §2.1, and the parameters of its generator (for 128, those of its Pathfinder128, and the
+    length of paddles that is the generator's default). We deviate in three points: places are not rounded to pixels,
+    marks do not touch each other, and of the allowed angles those with free space ahead are preferred, because
+    otherwise 1 picture in 500 succeeds.
     """
     random = np.random.default_rng((seed, block))
     labels = random.permutation(BLOCK) % 2
-    found, done = [], 0
-    while done < BLOCK:
-        drawn = _contours(random, side)
-        drawn = drawn.only(np.arange(len(drawn.centres)) < BLOCK - done)
-        own = labels[done : done + len(drawn.centres)]
-        found.append(_rendered(drawn, _marks(drawn, own, random)))
-        done += len(own)
-    return np.concatenate(found), labels
+    found: list[_Drawing] = []
+    while sum(len(drawn.margins) for drawn in found) < BLOCK:
+        found.append(_contours(random, side))
+    drawing = _joined(found).only(np.arange(BLOCK))
+    for _ in range(PARAMETERS[side].distractors):
+        drawing = _with_distractor(drawing, random)
+    marks = _marks(drawing, labels, random)
+    parts = np.array_split(np.arange(BLOCK), _PARTS)
+    return np.concatenate([_rendered(drawing.only(part), marks[part]) for part in parts]), labels
 
 
 def encoded(picture: np.ndarray) -> bytes:
@@ -71,71 +99,95 @@ def encoded(picture: np.ndarray) -> bytes:
 
 
 def _contours(random: np.random.Generator, side: int) -> _Drawing:
-    """Pictures with all their contours; those without enough space are left out."""
-    drawing = _Drawing(side, np.empty((_TOGETHER, 0, 2)), np.empty((_TOGETHER, 0)))
-    for length in (_CONTOUR, _CONTOUR, *(_CONTOUR // 3,) * _DISTRACTORS):
-        drawing = _with_contour(drawing, length, random)
+    """Pictures with both contours; those without enough space are left out."""
+    margins = random.choice(PARAMETERS[side].margins, _TOGETHER)
+    drawing = _Drawing(side, margins, np.empty((_TOGETHER, 0, 2)), np.empty((_TOGETHER, 0)))
+    for place in range(2 * CONTOUR):
+        drawing, _ = _grown(drawing, random, back=2 if place >= 2 else 0)
     return drawing.only(_marks_fit(drawing))
 
 
-def _with_contour(drawing: _Drawing, length: int, random: np.random.Generator) -> _Drawing:
-    """The pictures with one more contour, those left out in which it has failed several times."""
-    after = drawing.centres.shape[1] + length
-    done = [_Drawing(drawing.side, np.empty((0, after, 2)), np.empty((0, after)))]
+def _with_distractor(drawing: _Drawing, random: np.random.Generator) -> _Drawing:
+    """The pictures with one more distractor, which is outside of those where it has failed several times."""
+    count = len(drawing.margins)
+    centres, angles = np.full((count, DISTRACTOR, 2), _OUTSIDE), np.zeros((count, DISTRACTOR))
+    missing = np.arange(count)
     for _ in range(_ATTEMPTS):
-        grown, own = drawing, np.arange(len(drawing.centres))
-        for place in range(length):
-            if len(own):
-                grown, kept = _grown(grown, random, place, length)
-                own = own[kept]
-        if len(own):
-            done.append(grown)
-            drawing = drawing.only(np.setdiff1d(np.arange(len(drawing.centres)), own))
-    return _Drawing(
-        drawing.side, np.concatenate([each.centres for each in done]), np.concatenate([each.angles for each in done])
+        grown, own = drawing.only(missing), missing
+        for place in range(DISTRACTOR):
+            grown, kept = _grown(grown, random, back=1 if place else 0)
+            own = own[kept]
+        centres[own], angles[own] = grown.centres[:, -DISTRACTOR:], grown.angles[:, -DISTRACTOR:]
+        missing = np.setdiff1d(missing, own)
+    return _more(drawing, centres, angles)
+
+
+def _joined(drawings: list[_Drawing]) -> _Drawing:
+    margins, centres, angles = zip(*((each.margins, each.centres, each.angles) for each in drawings), strict=True)
+    return _Drawing(drawings[0].side, np.concatenate(margins), np.concatenate(centres), np.concatenate(angles))
+
+
+def _more(drawing: _Drawing, centres: np.ndarray, angles: np.ndarray) -> _Drawing:
+    """The pictures with more paddles."""
+    return replace(
+        drawing,
+        centres=np.concatenate([drawing.centres, centres], axis=1),
+        angles=np.concatenate([drawing.angles, angles], axis=1),
     )
 
 
-def _grown(drawing: _Drawing, random: np.random.Generator, place: int, length: int) -> tuple[_Drawing, np.ndarray]:
-    """The pictures with one more paddle, at a place of a contour of a length; those in which no try fits are left out.
-    Also the numbers of those that stay."""
+def _grown(drawing: _Drawing, random: np.random.Generator, back: int) -> tuple[_Drawing, np.ndarray]:
+    """The pictures with one more paddle: the first of a contour, or, if ``back`` is positive, the successor of the
+    paddle that many places before the end. Pictures in which no try fits are left out. Also the numbers of the others.
+    """
+    made = PARAMETERS[drawing.side]
+    centres, angles = _successors(drawing, random, back) if back else _starts(drawing, random)
+    points = _points(centres, angles, made.length)  # (pictures, tries, 3, 2)
+    step = (made.length + 2 * drawing.margins)[:, None, None] * _direction(angles)
+    ahead = np.stack([centres + step, centres + 2 * step], axis=2)  # of straight successors
+    points = np.concatenate([points, ahead], axis=2)
+    border = (_PADDING + drawing.margins)[:, None, None, None]
+    free = np.all((points >= border) & (points <= drawing.side - border), axis=3)
+    others = np.delete(np.arange(drawing.angles.shape[1]), slice(-back, 1 - back or None) if back else [])
+    if len(others):
+        known = _points(drawing.centres[:, others], drawing.angles[:, others], made.length)
+        free &= _nearest(points, known) >= np.square(2 * drawing.margins)[:, None, None]
+    fits = free[..., :3].all(-1)
+    chosen = (fits * (1 + free[..., 3] * (1 + free[..., 4]))).argmax(1)  # the first of those with most space ahead
+    kept = np.flatnonzero(fits.any(1))
+    place = kept[:, None], chosen[kept, None]
+    return _more(drawing.only(kept), centres[place], angles[place]), kept
+
+
+def _starts(drawing: _Drawing, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Tries of the first paddle of a contour: centres ``(pictures, tries, 2)`` and angles. The first contour starts at
+    least twice the distance of the seeds from each side, the second at that distance from it, others anywhere."""
+    made = PARAMETERS[drawing.side]
     count, paddles = drawing.angles.shape
-    if place == 0:
-        shape = (count, _STARTS)
-        angles, centres = random.uniform(0, 2 * np.pi, shape), random.uniform(0, drawing.side, (*shape, 2))
+    angles = random.uniform(0, 2 * np.pi, (count, _STARTS))
+    if paddles == 1:
+        first = drawing.centres - made.length / 2 * _direction(drawing.angles)
+        starts = first + made.seeds * _direction(random.uniform(0, 2 * np.pi, angles.shape))
     else:
-        angles = drawing.angles[:, -1:] + random.uniform(-_TURN, _TURN, (count, _TRIES))
-        step = (_LENGTH + _GAP) / 2
-        centres = drawing.centres[:, -1:] + step * (_direction(drawing.angles[:, -1:]) + _direction(angles))
-    points = _points(centres, angles)  # (pictures, tries, 3, 2)
-    fits = np.all((points >= _BORDER) & (points <= drawing.side - _BORDER), axis=(2, 3))
-    room = random.uniform(0, _WHIM, fits.shape)  # a contour turns towards free space
-    ahead = centres + _AHEAD * _direction(angles)
-    room += np.minimum(_ENOUGH, np.minimum(ahead, drawing.side - ahead).min(-1))
-    if paddles == _CONTOUR:
-        fits &= np.linalg.norm(centres - drawing.centres[:, :1], axis=-1) >= _SEEDS
-    others = paddles - (place > 0)  # all but the previous one
-    if others:
-        known = _points(drawing.centres[:, :others], drawing.angles[:, :others])
-        squared = _nearest(points, known)
-        fits &= (squared >= _APART**2).all(-1)
-        if length == _CONTOUR and place in (0, length - 1):  # a mark may be at its outer end
-            fits &= squared[:, :, 0 if place == 0 else 2] >= _ALONE**2
-        room += np.minimum(_ENOUGH, np.sqrt(np.maximum(0, _nearest(ahead[:, :, None], known)[:, :, 0])))
-    contours = min(2, (paddles - place) // _CONTOUR)  # that are whole
-    if contours:
-        fits &= (_nearest(points, _ends(drawing, contours)) >= _ALONE**2).all(-1)
-    chosen, kept = np.where(fits, room, -np.inf).argmax(1), np.flatnonzero(np.any(fits, axis=1))
-    found = drawing.only(kept)
-    found.centres = np.concatenate([found.centres, centres[kept, chosen[kept]][:, None]], axis=1)
-    found.angles = np.concatenate([found.angles, angles[kept, chosen[kept]][:, None]], axis=1)
-    return found, kept
+        border = 0 if paddles else 2 * made.seeds
+        starts = random.uniform(border, drawing.side - border, (*angles.shape, 2))
+    return starts + made.length / 2 * _direction(angles), angles
+
+
+def _successors(drawing: _Drawing, random: np.random.Generator, back: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tries of the paddle after the one ``back`` places before the end."""
+    made = PARAMETERS[drawing.side]
+    last = drawing.angles[:, -back, None]
+    sines = 2 * random.beta(1.5, 1.5, (len(last), _TRIES)) - 1  # the density of their angles is a squared cosine
+    angles = last + np.arcsin(sines) / made.continuity
+    step = (made.length / 2 + drawing.margins)[:, None, None]
+    return drawing.centres[:, -back, None] + step * (_direction(last) + _direction(angles)), angles
 
 
 def _nearest(points: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Squared distance of every point to the nearest of those known in its picture: ``(pictures, tries, k, 2)`` and
     ``(pictures, ..., 2)`` to ``(pictures, tries, k)``."""
-    one, other = points.reshape(len(points), -1, 2), known.reshape(len(known), -1, 2)
+    one, other = (each.reshape(len(each), np.prod(each.shape[1:-1]), 2) for each in (points, known))
     products = one @ other.transpose(0, 2, 1)
     squared = np.square(one).sum(-1) + (np.square(other).sum(-1)[:, None] - 2 * products).min(-1)
     return squared.reshape(points.shape[:3])
@@ -145,50 +197,37 @@ def _direction(angles: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1)
 
 
-def _points(centres: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def _points(centres: np.ndarray, angles: np.ndarray, length: float) -> np.ndarray:
     """Both ends and the middle of paddles, ``(..., 3, 2)``."""
-    half = _LENGTH / 2 * _direction(angles)
+    half = length / 2 * _direction(angles)
     return np.stack([centres - half, centres, centres + half], axis=-2)
 
 
-def _ends(drawing: _Drawing, contours: int = 2) -> np.ndarray:
-    """Where marks may be: the outer ends of the first contours, ``(pictures, contours, 2 ends, 2)``."""
-    paddles = contours * _CONTOUR
-    points = _points(drawing.centres[:, :paddles], drawing.angles[:, :paddles])
-    points = points.reshape(len(drawing.centres), contours, _CONTOUR, 3, 2)
-    return np.stack([points[:, :, 0, 0], points[:, :, -1, 2]], axis=2)
-
-
 def _marks_fit(drawing: _Drawing) -> np.ndarray:
-    """Pictures in which a mark at any end of a contour covers nothing but that end, nor meets a mark at another."""
-    ends = _ends(drawing).reshape(-1, 4, 2)
-    far = np.linalg.norm(_points(drawing.centres, drawing.angles)[:, None] - ends[:, :, None, None], axis=-1).min(-1)
-    own = np.array([0, _CONTOUR - 1, _CONTOUR, 2 * _CONTOUR - 1])  # the paddle that an end is of, and its neighbour
-    far[:, np.arange(4), own] = far[:, np.arange(4), own + np.array([1, -1, 1, -1])] = np.inf
+    """Pictures in which no mark would touch another at the start and the end of contours."""
+    ends = drawing.ends().reshape(-1, 4, 2)
     between = np.linalg.norm(ends[:, :, None] - ends[:, None], axis=-1) + 99 * np.eye(4)
-    return (far >= _ALONE).all((1, 2)) & (between >= 2 * _RADIUS + _GAP).all((1, 2))
+    return (between >= 2 * PARAMETERS[drawing.side].radius + 1).all((1, 2))
 
 
 def _marks(drawing: _Drawing, labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Two marks in each picture, ``(pictures, 2, 2)``: the ends of one contour, or an end of each."""
-    ends, rows = _ends(drawing), np.arange(len(labels))
-    one, other = random.integers(0, 2, (2, len(labels)))
-    joined = ends[rows, one]
-    apart = np.stack([ends[rows, 0, one], ends[rows, 1, other]], axis=1)
-    return np.where(labels[:, None, None] == 1, joined, apart)
+    """Two marks in each picture, ``(pictures, 2, 2)``: the start of a contour, and the end of the same or the other."""
+    ends, rows = drawing.ends(), np.arange(len(labels))
+    one = random.integers(0, 2, len(labels))
+    return np.stack([ends[rows, one, 0], ends[rows, np.where(labels, one, 1 - one), 1]], axis=1)
 
 
 def _rendered(drawing: _Drawing, marks: np.ndarray) -> np.ndarray:
     """Pictures of uint8: each pixel the mean of its points, each point the share of it that a shape covers."""
-    count, side = len(marks), drawing.side * _SCALE
+    made, count, side = PARAMETERS[drawing.side], len(marks), drawing.side * _SCALE
     points = np.zeros((count, side, side), dtype=np.float32)
-    half = _LENGTH / 2 * _direction(drawing.angles)
-    reach = int(np.ceil((_LENGTH / 2 + _RADIUS) * _SCALE)) + 1
-    window = np.arange(-reach, reach + 1)
-    for shapes, halves, width, brightness in (
-        (drawing.centres, half, _HALF_WIDTH, _BRIGHTNESS),
-        (marks, np.zeros_like(marks), _RADIUS, 1.0),
+    half = made.length / 2 * _direction(drawing.angles)
+    for shapes, halves, length, width, brightness in (
+        (drawing.centres, half, made.length, made.thickness / 2, made.brightness),
+        (marks, np.zeros_like(marks), 0.0, made.radius, 1.0),
     ):
+        reach = int(np.ceil((length / 2 + width) * _SCALE)) + 1
+        window = np.arange(-reach, reach + 1)
         nearest = np.floor(shapes * _SCALE).astype(np.int64)
         x, y = (nearest[..., axis, None] + window for axis in (0, 1))
         dx, dy = ((at + 0.5) / _SCALE - shapes[..., axis, None] for axis, at in ((0, x), (1, y)))
@@ -201,8 +240,9 @@ def _rendered(drawing: _Drawing, marks: np.ndarray) -> np.ndarray:
             dx[..., :, None] - along * halves[..., 0, None, None], dy[..., None, :] - along * halves[..., 1, None, None]
         )
         covered = brightness * np.clip(0.5 + (width - distance) * _SCALE, 0, 1)
+        covered *= (shapes[..., 0] != _OUTSIDE)[..., None, None]
         rows = np.arange(count)[:, None, None, None]
         places = np.broadcast_arrays(rows, np.clip(y, 0, side - 1)[..., None, :], np.clip(x, 0, side - 1)[..., :, None])
         np.maximum.at(points, tuple(places), covered.astype(np.float32))
     pixels = points.reshape(count, drawing.side, _SCALE, drawing.side, _SCALE).mean((2, 4))
-    return np.rint(255 * pixels).astype(np.uint8)
+    return np.rint(255 * np.minimum(pixels, 1)).astype(np.uint8)

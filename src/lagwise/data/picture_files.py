@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 DIGITS = "digits"
 _PATHFINDER_CLASSES = ("apart", "joined")
+_HARD = "curv_contour_length_14"  # the difficulty of Long Range Arena
 _TOGETHER = 500  # picture files that are copied at a time
 
 
@@ -158,7 +160,8 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
 
     A folder of picture files: their folders are the classes, which may be in folders of splits (train; valid, val or
     dev; test). A folder of Long Range Arena's Pathfinder, with ``imgs`` and ``metadata`` in it: the first 80 % are
-    train, the last 10 % test; ``lra-pathfinder`` and ``lra-path-x`` generate such folders. An .npz file of uint8
+    train, the last 10 % test. Of the three difficulties of the published folder ``curv_contour_length_14`` is read, as
+    in the benchmark. ``lra-pathfinder`` and ``lra-path-x`` generate such folders. An .npz file of uint8
     arrays, of one table or of several with a split in their names. A table as in `lagwise.data.open_rows`, also
     ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``: scikit-learn's 1,797 handwritten digits of
     8 x 8.
@@ -197,7 +200,17 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
 
 def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
     """The pictures that Pathfinder's metadata list, in the order of their numbers. ValueError for a line without a
-    picture and a label, FileNotFoundError for a picture that is not there."""
+    picture and a label, FileNotFoundError for a picture that is not there.
+
+    Of several folders with metadata `_HARD` is taken, with a warning; ValueError if it is not one of them."""
+    folders = sorted({table.parent.parent for table in tables})
+    if len(folders) > 1:
+        hard = [folder for folder in folders if folder.name == _HARD]
+        names = ", ".join(str(folder) for folder in folders)
+        if len(hard) != 1:
+            raise ValueError(f"{source.name!r} has several sets of Pathfinder pictures ({names}); name one of them")
+        warnings.warn(f"of several sets of Pathfinder pictures ({names}) only {_HARD} is read", stacklevel=3)
+        tables = [table for table in tables if table.parent.parent == hard[0]]
     labels: dict[Path, str] = {}
     for table in sorted(tables, key=lambda path: (path.parent, int(path.stem) if path.stem.isdecimal() else 0)):
         for number, line in enumerate(decoded(read_whole(table), table).splitlines(), 1):

@@ -56,15 +56,15 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     return tokenizer
 
 
-def with_pairs(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A copy of a tokenizer that encodes a pair as ``first <end of text> second`` with token_type_ids 0 and 1, as
-    `RowEncoder` does, for pipelines and for collators of transformers."""
+def with_pairs(tokenizer: PreTrainedTokenizerBase, *, separate: bool = False) -> PreTrainedTokenizerBase:
+    """A copy of a tokenizer that encodes a pair as ``first <end of text> second`` with token_type_ids 0 and 1, or if
+    separate without the end of text, as `RowEncoder` does, for pipelines and for collators of transformers."""
     from tokenizers.processors import TemplateProcessing
 
     paired: Any = copy.deepcopy(tokenizer)
     end = paired.eos_token
     paired.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A", pair=f"$A:0 {end}:0 $B:1", special_tokens=[(end, paired.eos_token_id)]
+        single="$A", pair="$A:0 $B:1" if separate else f"$A:0 {end}:0 $B:1", special_tokens=[(end, paired.eos_token_id)]
     )
     paired.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     paired.init_kwargs["model_input_names"] = paired.model_input_names  # or it would not be saved

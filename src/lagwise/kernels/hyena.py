@@ -14,13 +14,17 @@ from lagwise.tables import whole_number
 _FAST, _SLOW, _TARGET = 0.3, 1.5, 0.01  # shares of the span after which the windows have decayed to the target
 
 
+class _UndecayedLinear(KernelLinear):
+    undecayed = ("weight",)
+
+
 class HyenaKernel(LagKernel):
     """An implicit filter (Poli et al. 2023, "Hyena Hierarchy", §3.3 and app. D.3).
 
     Formula: ``k(l) = exp(-|t| rate_c) (W f(z(t)))_c`` with ``t = l / (span - 1)``. z is t with cosines and sines
     ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b at even distances from 1e-4 to bands - 1. f is a
-    linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(frequency * h)`` with learned
-    frequencies. The rates of the windows are distributed evenly over the channels, from a decay to 1 % within 1.5 spans
+    linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(w * h)`` with learned frequencies w.
+    The rates of the windows are distributed evenly over the channels, from a decay to 1 % within 1.5 spans
     to one within 0.3, and are not learned. A learned direct part is added at lag 0.
 
     Options:
@@ -28,12 +32,16 @@ class HyenaKernel(LagKernel):
             follow the same formula.
         hidden: width of the network.
         layers: its depth.
-        bands: number of frequencies in z.
+        bands: number of frequencies in z; the published language models have 16.
+        frequency: w at the start; the published language models have 14.
 
-    A two-sided kernel reads lags with their sign. ValueError for options out of range.
+    The published code can add a constant to the window (0 or 0.05); here it is 0, so that the kernel ends. As there,
+    weight decay applies to no parameter. A two-sided kernel reads lags with their sign. ValueError for options out of
+    range.
     """
 
     continuous = True
+    undecayed = ("last",)
 
     def __init__(
         self,
@@ -44,26 +52,29 @@ class HyenaKernel(LagKernel):
         hidden: int = 64,
         layers: int = 2,
         bands: int = 1,
+        frequency: float = 1.0,
     ):
         super().__init__(channels, causal)
         if whole_number("span", span) < 2:
             raise ValueError(f"span must be at least 2, got {span}")
-        self.span, self.bands = span, whole_number("bands", bands)
+        if not frequency > 0:
+            raise ValueError(f"frequency must be above 0, got {frequency}")
+        self.span, self.bands, self.start = span, whole_number("bands", bands), frequency
         whole_number("layers", layers, least=0)
-        self.first = KernelLinear(1 + 2 * bands, whole_number("hidden", hidden))
-        self.hidden = nn.ModuleList(KernelLinear(hidden, hidden) for _ in range(layers))
+        self.first = _UndecayedLinear(1 + 2 * bands, whole_number("hidden", hidden))
+        self.hidden = nn.ModuleList(_UndecayedLinear(hidden, hidden) for _ in range(layers))
         self.last = nn.Parameter(torch.empty(channels, hidden))
         self.frequency = nn.Parameter(torch.empty(hidden))
         self.direct = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Frequencies 1, the last layer uniform within the inverse root of its number of inputs, the direct part
+        """Frequencies as given, the last layer uniform within the inverse root of its number of inputs, the direct part
         normal."""
         with torch.no_grad():
             bound = self.last.shape[1] ** -0.5
             self.last.uniform_(-bound, bound)
-            self.frequency.fill_(1.0)
+            self.frequency.fill_(self.start)
             self.direct.normal_()
 
     def horizon(self) -> int:

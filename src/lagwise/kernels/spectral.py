@@ -28,7 +28,8 @@ class SpectralKernel(LagKernel):
         alternating: whether there is a v.
 
     Every channel has its own weights. The published layer also mixes channels, which a model does with the linear
-    layers around the mixer. ValueError for options out of range.
+    layers around the mixer, and adds terms in the last inputs and outputs, which are not part of a kernel. ValueError
+    for options out of range.
     """
 
     def __init__(

@@ -23,7 +23,9 @@ class GSSMixer(Mixer):
         kernel: spec of a lag kernel; by default ``dss``.
         engine: as in `ToeplitzMixer`.
 
-    ValueError for widths below 1. Streams as its kernel does.
+    The published layer simplifies DSS: steps of 1, a random start, and poles that all channels share. ``dss`` has a
+    step and poles for each channel, and the start of the DSS paper. ValueError for widths below 1. Streams as its
+    kernel does.
 
     Source: Mehta et al. 2022, "Long Range Language Modeling via Gated State Spaces", §3.2 and fig. 1.
     """

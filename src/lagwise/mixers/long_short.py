@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.mixers.attention import POSITIONS
 from lagwise.mixers.base import Mixer, check_heads, masked
 from lagwise.ops import Layout
+from lagwise.ops.attention.full import alibi_slopes
 from lagwise.ops.packing import from_first_token
-from lagwise.tables import whole_number
+from lagwise.tables import known, whole_number
 
 
 class LongShortMixer(Mixer):
@@ -26,18 +28,31 @@ class LongShortMixer(Mixer):
         heads: must divide the channels.
         window: in tokens.
         rank: number of keys per projection.
+        position: ``alibi`` adds ALiBi's bias to the scores of the window, ``none`` nothing.
 
-    Segments count from a row's first real token. ValueError if heads does not divide the channels, and for options out
-    of range. It does not stream: its state would be the rank keys of every segment.
+    The published language model has learned relative positions instead, for both kinds of keys, and its window is the
+    last ``window`` tokens of each query. Segments count from a row's first real token. ValueError if heads does not
+    divide the channels, and for options out of range. It does not stream: its state would be the rank keys of every
+    segment.
 
     Source: Zhu et al. 2021, "Long-Short Transformer", §3.2 to 3.4.
     """
 
     streams = False
 
-    def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, window: int = 128, rank: int = 8):
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        heads: int = 8,
+        window: int = 128,
+        rank: int = 8,
+        position: str = "alibi",
+    ):
         super().__init__(channels, causal)
         check_heads(channels, heads)
+        self.position = known(position, POSITIONS, "position")
         self.heads, self.window, self.rank = heads, whole_number("window", window), whole_number("rank", rank)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.project = nn.Linear(channels, heads * rank, bias=False)  # a bias would cancel in the softmax
@@ -73,10 +88,13 @@ class LongShortMixer(Mixer):
             segment = torch.arange(segments, device=x.device)
             far = (segment < segment[:, None]).repeat_interleave(self.rank, 1)[:, None, None]
         allowed = torch.cat([allowed, far.expand(batch, -1, 1, size, -1)], 4)
-        scores = torch.cat(
-            [query @ near_key.to(query.dtype), torch.einsum("bghid,bhdr->bghir", query, far_key.to(query.dtype))], 4
-        )
-        scores = (scores / math.sqrt(query.shape[4])).masked_fill(~allowed, float("-inf"))
+        scale = 1 / math.sqrt(query.shape[4])
+        near_scores = scale * (query @ near_key.to(query.dtype))
+        if self.position == "alibi":
+            slopes = alibi_slopes(self.heads).to(near_scores)[:, None, None]
+            near_scores = near_scores - slopes * (index - place).abs().to(slopes.dtype)
+        far_scores = scale * torch.einsum("bghid,bhdr->bghir", query, far_key.to(query.dtype))
+        scores = torch.cat([near_scores, far_scores], 4).masked_fill(~allowed, float("-inf"))
         weights = scores.softmax(4).to(near_value.dtype)
         near_weights, far_weights = weights.split([near_value.shape[4], far_value.shape[3]], 4)
         y = near_weights @ near_value.mT

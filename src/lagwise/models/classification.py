@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head, head_forward
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.models.pooling import pool, pool_pairs
+from lagwise.models.pooling import hidden_layers, pool, pool_pairs
 from lagwise.tables import whole_number
 
 
@@ -23,9 +23,9 @@ class LagwiseForSequenceClassification(Head):
     own logits and label, row by row in order: logits are ``(documents, num_labels)``. Padding on either side has no
     effect. ValueError for a row of only padding.
 
-    With ``config.pooling == "pair"`` a row holds two texts, with token_type_ids 0 and 1. Each is processed as if it
-    were alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows, or without these
-    ids.
+    With ``config.pooling`` ``pair`` or ``signed_pair`` a row holds two texts, with token_type_ids 0 and 1. Each is
+    processed as if it were alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows,
+    or without these ids.
     """
 
     accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these
@@ -34,17 +34,19 @@ class LagwiseForSequenceClassification(Head):
         super().__init__(config)
         self.num_labels = whole_number("num_labels", config.num_labels)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.reads_pairs = config.pooling == "pair"
-        self.classifier = nn.Linear(config.hidden_size * (4 if self.reads_pairs else 1), self.num_labels)
+        self.reads_pairs = config.pooling in PAIRS
+        self.hidden, features = hidden_layers(config)
+        self.classifier = nn.Linear(features, self.num_labels)
         self.post_init()
 
     def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not self.reads_pairs:
             return inputs
         if inputs.get("token_type_ids") is None:
-            raise ValueError("pooling 'pair' needs token_type_ids, 0 at the first text and 1 at the second")
+            wanted = "token_type_ids, 0 at the first text and 1 at the second"
+            raise ValueError(f"pooling {self.config.pooling!r} needs {wanted}")
         if inputs.get("seq_idx") is not None or inputs.get("cu_seqlens") is not None:
-            raise ValueError("pooling 'pair' does not apply to packed rows (seq_idx, cu_seqlens)")
+            raise ValueError(f"pooling {self.config.pooling!r} does not apply to packed rows (seq_idx, cu_seqlens)")
         types = inputs["token_type_ids"]
         mask = inputs.get("attention_mask")
         return {**inputs, "seq_idx": types if mask is None else types.masked_fill(mask == 0, -1)}
@@ -56,10 +58,10 @@ class LagwiseForSequenceClassification(Head):
         assert out.last_hidden_state is not None
         if self.reads_pairs:
             assert out.seq_idx is not None
-            pooled = pool_pairs(out.last_hidden_state, mask=attention_mask, seq_idx=out.seq_idx)
+            pooled = pool_pairs(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
         else:
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
-        logits = self.classifier(self.dropout(pooled).to(self.classifier.weight.dtype))
+        logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         if self.config.problem_type == "regression":
             logits = logits * self.config.label_std + self.config.label_mean
         loss = None

@@ -17,7 +17,8 @@ from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000
 HEAD_TRANSFORMS = ("none", "tanh", "gelu")
-POOLINGS = ("mean", "first", "last", "pair")
+PAIRS = ("pair", "signed_pair")
+POOLINGS = ("mean", "first", "last", *PAIRS)
 
 
 class LagwiseConfig(PreTrainedConfig):
@@ -43,8 +44,11 @@ class LagwiseConfig(PreTrainedConfig):
     their position (Huang et al. 2016).
     type_vocab_size: number of token_type_ids with an embedding, added to that of the token; with 0 they are accepted
     and ignored.
-    pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or the
-    ``pair`` of the means of two texts, which token_type_ids tell apart and which are processed separately.
+    pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or, by
+    ``pair`` and ``signed_pair``, the means of two texts, which token_type_ids tell apart and which are processed
+    separately, with their product and their difference; the difference is without its sign in ``pair``.
+    classifier_hidden_size: width of a layer with ReLU before the classifier's output layer; with pairs a second one of
+    half that width follows (Long Range Arena's classifiers). 0 for none.
     classifier_dropout: dropout rate of the pooled values in training.
     head_transform: layer between hidden states and a language model's output layer: ``none``; ``tanh`` of a linear
     layer (MEGA in transformers); ``gelu`` of one, then layer norm (BERT). By default none, and gelu for a masked
@@ -80,6 +84,7 @@ class LagwiseConfig(PreTrainedConfig):
     stochastic_depth: float = 0.0
     type_vocab_size: int = 0
     pooling: str = "mean"
+    classifier_hidden_size: int = 0
     classifier_dropout: float = 0.0
     head_transform: str | None = None
     head_bias: bool | None = None
@@ -99,7 +104,7 @@ class LagwiseConfig(PreTrainedConfig):
             whole_number("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
-            sizes = name in ("vocab_size", "hidden_size", "type_vocab_size")
+            sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size")
             most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
             setattr(self, name, typed(kind, getattr(self, name), name, most=most))
         for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
@@ -120,7 +125,8 @@ class LagwiseConfig(PreTrainedConfig):
         for name in ("embedding_dropout", "stochastic_depth", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
-        whole_number("type_vocab_size", self.type_vocab_size, least=0)
+        for name in ("type_vocab_size", "classifier_hidden_size"):
+            whole_number(name, getattr(self, name), least=0)
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         known(self.pooling, POOLINGS, "pooling")
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")

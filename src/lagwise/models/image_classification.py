@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head, head_forward
 from lagwise.models.modeling import LagwiseModelOutput
-from lagwise.models.pooling import pool
+from lagwise.models.pooling import hidden_layers, pool
 from lagwise.tables import whole_number
 
 
@@ -21,7 +21,7 @@ class LagwiseForImageClassification(Head):
     pictures may have other sizes than in training. There is no class token, because it would not fit into a grid:
     pooling is the mean over patches unless ``config.pooling`` says otherwise.
 
-    ValueError for a configuration whose inputs are not ``patches``.
+    ValueError for a configuration whose inputs are not ``patches``, or whose pooling is for pairs of texts.
     """
 
     main_input_name = "pixel_values"
@@ -31,9 +31,12 @@ class LagwiseForImageClassification(Head):
         super().__init__(config)
         if config.input_name != "patches":
             raise ValueError(f"a classifier of pictures reads patches, got inputs={config.inputs!r}")
+        if config.pooling in PAIRS:
+            raise ValueError(f"pooling {config.pooling!r} is for pairs of texts, not for pictures")
         self.num_labels = whole_number("num_labels", config.num_labels)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.hidden, features = hidden_layers(config)
+        self.classifier = nn.Linear(features, self.num_labels)
         self.post_init()
 
     @head_forward
@@ -42,7 +45,7 @@ class LagwiseForImageClassification(Head):
     ) -> ImageClassifierOutput:
         assert out.last_hidden_state is not None
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
-        logits = self.classifier(self.dropout(pooled))
+        logits = self.classifier(self.hidden(self.dropout(pooled)))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)

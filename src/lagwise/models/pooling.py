@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from itertools import pairwise
 
+import torch
+from torch import Tensor, nn
+
+from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.ops.packing import document_starts
 
 
@@ -39,9 +42,11 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
     return hidden[torch.arange(shape[0], device=hidden.device), place]
 
 
-def pool_pairs(hidden: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor) -> Tensor:
-    """Features of two texts in one row, from the means u and v of their hidden states: ``[u, v, |u - v|, u * v]`` (as
-    in sentence-BERT and in Long Range Arena's retrieval).
+def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor) -> Tensor:
+    """Features of two texts in one row, from the means u and v of their hidden states.
+
+    Formula: ``[u, v, |u - v|, u * v]`` for the pooling ``pair`` (sentence-BERT and other encoders of sentences), and
+    ``[u, v, u * v, u - v]`` for ``signed_pair`` (the "NLI" interaction of Long Range Arena's retrieval).
 
     Shapes as in `pool`; seq_idx is 0 at the first text and 1 at the second. Result ``(batch, 4 * channels)``.
 
@@ -52,10 +57,22 @@ def pool_pairs(hidden: Tensor, *, mask: Tensor | None = None, seq_idx: Tensor) -
     for number in (0, 1):
         own = real & (seq_idx == number)
         if not torch.compiler.is_compiling() and not own.any(dim=1).all():
-            raise ValueError(f"pooling 'pair' needs two texts in every row; one has no token of type {number}")
+            raise ValueError(f"pooling {pooling!r} needs two texts in every row; one has no token of type {number}")
         texts.append(pool(hidden, "mean", mask=own))
     u, v = texts
-    return torch.cat([u, v, (u - v).abs(), u * v], dim=-1)
+    joined = [(u - v).abs(), u * v] if pooling == "pair" else [u * v, u - v]
+    return torch.cat([u, v, *joined], dim=-1)
+
+
+def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
+    """The layers with ReLU between pooled features and a classifier's output layer, none by default, and the number of
+    features after them (``config.classifier_hidden_size``)."""
+    pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
+    sizes = [config.hidden_size * (4 if pairs else 1)]
+    if width:
+        sizes += [width, max(1, width // 2)] if pairs else [width]
+    layers = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), nn.ReLU())]
+    return nn.Sequential(*layers), sizes[-1]
 
 
 def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class StreamingClassifier:
         self._waiting = weight.new_zeros(0, self.features)  # samples of the incomplete step
         self._steps = 0
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
-        self._pooled = weight.new_zeros(1, weight.shape[1], dtype=wide)
+        self._pooled = weight.new_zeros(1, self.model.config.hidden_size, dtype=wide)
 
     @property
     def samples(self) -> int:
@@ -106,11 +106,11 @@ class StreamingClassifier:
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
         out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)
-        hidden = out.last_hidden_state[0]
+        hidden, dtype = out.last_hidden_state[0], self.model.classifier.weight.dtype
         if isinstance(self.model, LagwiseForSequenceClassification):
-            hidden = self._pool(hidden)
+            hidden = self.model.hidden(self._pool(hidden).to(dtype))
         self._steps += len(hidden)
-        return self.model.classifier(hidden.to(self.model.classifier.weight.dtype)).softmax(-1)
+        return self.model.classifier(hidden.to(dtype)).softmax(-1)
 
     def _pool(self, hidden: Tensor) -> Tensor:
         """The pooled signal, as in the model's head, up to each of these steps."""

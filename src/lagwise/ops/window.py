@@ -70,26 +70,32 @@ class Window:
         return self._buffer.storage.narrow(1, self._end - n, n)
 
     @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return self._buffer.storage.shape[0]
+
+    @property
     def size(self) -> int:
         """Number of tokens kept, at most reach."""
         return self._size
 
     def append(self, x: Tensor) -> Window:
         """The window after the tokens x ``(batch, n, channels)``, which are cast to its dtype."""
-        new = x.shape[1]
-        if x.dtype != self._buffer.storage.dtype:
-            x = x.to(self._buffer.storage.dtype)
+        new, buffer = x.shape[1], self._buffer
+        storage, end = buffer.storage, self._end
+        if x.dtype != storage.dtype:
+            x = x.to(storage.dtype)
         kept = self._size if self.reach is None else max(0, min(self._size, self.reach - new))
-        if not self._writable(x):
+        # The buffer must have space, no other window may have written there, and tensors of it may not be in use.
+        if buffer.written != end or end + new > storage.shape[1] or not may_write(storage):
             past = self.tokens[:, self._size - kept :]
             added = x if self.reach is None else x[:, max(0, new - self.reach) :]
             if torch.is_grad_enabled():
                 return Window(torch.cat([past, added], dim=1), self.reach)
             return self._moved(past, added)
-        buffer = self._buffer
-        buffer.storage.narrow(1, self._end, new).copy_(x)
-        buffer.written = self._end + new
-        return self._seen(buffer, buffer.written, kept + new)
+        storage.narrow(1, end, new).copy_(x)
+        buffer.written = end + new
+        return self._seen(buffer, end + new, kept + new)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> Window:
         """The window of other rows: ``change`` is applied to the tokens."""
@@ -107,12 +113,6 @@ class Window:
         if len(reaches) != 1:
             raise ValueError(f"windows to join must have the same reach, got {sorted(map(str, reaches))}")
         return Window(join_rows([window.tokens for window in windows]), reaches.pop())
-
-    def _writable(self, x: Tensor) -> bool:
-        """Whether x may be written after the window: the buffer has space, no other window has written there, and
-        `may_write`."""
-        storage = self._buffer.storage
-        return self._buffer.written == self._end and self._end + x.shape[1] <= storage.shape[1] and may_write(storage)
 
     def _moved(self, past: Tensor, added: Tensor) -> Window:
         size = past.shape[1] + added.shape[1]

@@ -66,6 +66,8 @@ class SequenceClassification(Task):
         rate: sampling rate of sound files in Hz; found in the data.
         class_weights: ``balanced`` weights each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
+        separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
+            the longer one first: for models that process them separately (``model.pooling``).
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy and
@@ -88,6 +90,7 @@ class SequenceClassification(Task):
         rate: int | None = None,
         class_weights: str = "none",
         label_smoothing: float = 0.0,
+        separate: bool = False,
         packing: bool = False,
     ):
         super().__init__(data)
@@ -103,7 +106,7 @@ class SequenceClassification(Task):
         self.inputs = known(inputs, INPUTS, "task.inputs")
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
-        self.label_smoothing, self.packing = label_smoothing, packing
+        self.label_smoothing, self.separate, self.packing = label_smoothing, separate, packing
         self.stride, self.rate = whole_number("task.stride", stride), rate
         if stride > 1 and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
@@ -218,7 +221,7 @@ class SequenceClassification(Task):
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = super().saved_tokenizer()
-        return with_pairs(tokenizer) if len(self.columns()) == 2 else tokenizer
+        return with_pairs(tokenizer, separate=self.separate) if len(self.columns()) == 2 else tokenizer
 
     def notes(self) -> Sequence[str]:
         return self.rows.describe().splitlines()
@@ -304,7 +307,8 @@ class SequenceClassification(Task):
         return class_columns(logits, class_names(model.config))
 
     def _encoder(self, features: int | None) -> RowEncoder:
-        return RowEncoder(self.columns(), self.data.length, self.tokenizer, self.data.tokenizer == "bytes", features)
+        is_bytes = self.data.tokenizer == "bytes"
+        return RowEncoder(self.columns(), self.data.length, self.tokenizer, is_bytes, features, self.separate)
 
     def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
         if self.label_names is None:
@@ -328,4 +332,5 @@ class SequenceClassification(Task):
             "tokenizer": options.tokenizer,
             "vocab_size": options.vocab_size,
             "length": options.length,
+            "separate": self.separate,
         }

@@ -232,12 +232,11 @@ def _keep_expansions(block: dict[str, Any], old: Any) -> None:
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dropout and pooling of a recipe's model, which belong to the training and the task: another model is trained with
-    them too."""
+    """Dropout, pooling and the layers of the classifier of a recipe's model, which belong to the training and the task:
+    another model is trained with them too."""
     model = values.get("model") or {}
-    kept = {
-        name: value for name, value in model.items() if name in ("embedding_dropout", "classifier_dropout", "pooling")
-    }
+    names = ("embedding_dropout", "classifier_dropout", "classifier_hidden_size", "pooling")
+    kept = {name: value for name, value in model.items() if name in names}
     if isinstance(model.get("block"), dict) and "dropout" in model["block"]:  # every block has a dropout
         kept["block"] = {"dropout": model["block"]["dropout"]}
     return kept

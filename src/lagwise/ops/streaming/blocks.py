@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,8 @@ from lagwise.ops.window import Window, may_write
 
 # Tokens of the smallest block, in which tokens meet directly (docs/log.md, "online convolution").
 ONLINE_BLOCK = 64
-GROWTH = 4  # blocks of one size in a block of the next
+FAR_BLOCK = 1024  # tokens of the smallest blocks whose contributions are spread over time
+GROWTH = 4  # such blocks of one size in a block of the next
 _FIRST_CAPACITY = 2048  # taps at the start of a stream, at most; doubled whenever it outgrows them
 # Real elements of the padded inputs of channels that are transformed together when there is no deadline.
 _GROUP_ELEMENTS = 1 << 19
@@ -56,6 +58,9 @@ class OnlineTaps:
         self._spectra: defaultdict[tuple[int, int], _ByChannel] = defaultdict(_ByChannel)
         near = self.upto(self._within_reach(ONLINE_BLOCK))
         self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
+        self.near_lags, self.channels = self.near.shape
+        #: tokens of a large block: fewer than usual if neighbours of fewer tokens hold all pairs in reach
+        self.large = FAR_BLOCK if reach is None else min(FAR_BLOCK, max(ONLINE_BLOCK, 1 << (reach - 1).bit_length()))
 
     def __deepcopy__(self, memo: dict) -> OnlineTaps:
         return self  # its cached values hold for every copy of a state
@@ -145,12 +150,26 @@ def _rfft_padded(source: Tensor) -> Tensor:
     return torch.fft.rfft(source.transpose(1, 2).contiguous(), 2 * source.shape[1])
 
 
+class Tile(NamedTuple):
+    """The contribution ``(batch, channels, size)`` of the ``size`` tokens before ``start`` to as many from there on."""
+
+    start: int
+    values: Tensor
+
+    @classmethod
+    def of(cls, taps: OnlineTaps, tokens: Tensor, start: int) -> Tile:
+        """From the tokens ``(batch, size, channels)`` before the start."""
+        size, channels = tokens.shape[1:]
+        points = _rfft_padded(tokens) * taps.spectrum(size, 1, slice(0, channels))
+        return cls(start, torch.fft.irfft(points, 2 * size)[..., size:])
+
+
 class Contribution:
     """The contribution of earlier blocks to a block: ``(batch, channels, size)``.
 
-    Blocks of the smallest size meet from the one before on, others from two before on, so that there is time: the
-    contribution depends only on inputs that have already arrived, and is computed a few channels at a time while the
-    block before is streamed. ``blocks`` maps the indices of the earlier blocks to their spectra.
+    Blocks meet from two before on, so that there is time: the contribution depends only on inputs that have already
+    arrived, and is computed a few channels at a time while the block before is streamed. ``blocks`` maps the indices of
+    the earlier blocks to their spectra.
     """
 
     def __init__(
@@ -172,12 +191,11 @@ class Contribution:
         dropped from the window are beyond the taps' reach."""
         # Blocks that are farther, whose parents are two apart, meet at their parents' size.
         first = max(0, (block // GROWTH - 1) * GROWTH)
-        last = block if size == ONLINE_BLOCK else block - 1
-        near = [i for i in range(first, last) if taps.meets(size, block - i)]
+        near = [i for i in range(first, block - 1) if taps.meets(size, block - i)]
         tokens, oldest = window.tokens, seen - window.size
         starts = {i: i * size - oldest for i in near}
         blocks = {
-            i: known.get(i) or BlockSpectrum.of(_between(tokens, start, start + size)) for i, start in starts.items()
+            i: known.get(i) or BlockSpectrum.of(between(tokens, start, start + size)) for i, start in starts.items()
         }
         return cls(taps, size, block, blocks, _ByChannel()) if blocks else None
 
@@ -224,7 +242,7 @@ class Contribution:
         return torch.fft.irfft(total, 2 * self.size)[..., self.size :]
 
 
-def _between(tokens: Tensor, start: int, stop: int) -> Tensor:
+def between(tokens: Tensor, start: int, stop: int) -> Tensor:
     """Tokens start..stop, zero before the first."""
     part = tokens[:, max(0, start) : max(0, stop)]
     return F.pad(part, (0, 0, stop - start - part.shape[1], 0)) if start < 0 else part

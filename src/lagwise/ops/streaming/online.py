@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.product import toeplitz_product
-from lagwise.ops.streaming.blocks import GROWTH, ONLINE_BLOCK, BlockSpectrum, Contribution, OnlineTaps
+from lagwise.ops.streaming.blocks import (
+    GROWTH,
+    ONLINE_BLOCK,
+    BlockSpectrum,
+    Contribution,
+    OnlineTaps,
+    Tile,
+    between,
+)
 from lagwise.ops.window import Window
+
+_LONG_CHUNK = 256  # tokens from which on a chunk is mixed by one product, up to the end of its large block
 
 
 class OnlineState(NamedTuple):
@@ -18,8 +28,9 @@ class OnlineState(NamedTuple):
     tokens.
 
     seen: tokens of the row that started first. behind: how much later each row started, ``(batch,)``, on the CPU. far:
-    for every block size, the contributions to the current block and to the next. due: ``(batch, block, channels)``, the
-    sum of these for the smallest current block, or None.
+    for every size of large blocks, the contributions to the current block and to the next. tiles: those of neighbours
+    to the current block, one a size, the smallest first. due: ``(batch, block, channels)``, the sum of all these for
+    the smallest current block, or None.
     """
 
     taps: OnlineTaps
@@ -27,6 +38,7 @@ class OnlineState(NamedTuple):
     seen: int
     behind: Tensor
     far: tuple[tuple[Contribution | None, ...], ...] = ()
+    tiles: tuple[Tile, ...] = ()
     due: Tensor | None = None
 
     @classmethod
@@ -42,7 +54,7 @@ class OnlineState(NamedTuple):
         channels)``: as many as the taps reach, or all."""
         longest = int(seen.max())
         window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.reach)
-        return _with_due(_with_far(cls(taps, window, longest, (longest - seen).cpu())))
+        return _at_block(cls(taps, window, longest, (longest - seen).cpu()))
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
         """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. Time before the
@@ -52,9 +64,11 @@ class OnlineState(NamedTuple):
         window = self.window.map_batch(change)
         if early:
             window = window.last(self.seen - early)
-            return _with_due(_with_far(OnlineState(self.taps, window, self.seen - early, behind - early)))
+            return _at_block(OnlineState(self.taps, window, self.seen - early, behind - early))
         far = tuple(_mapped(pair, change) for pair in self.far)
-        return OnlineState(self.taps, window, self.seen, behind, far, None if self.due is None else change(self.due))
+        tiles = tuple(Tile(tile.start, change(tile.values)) for tile in self.tiles)
+        due = None if self.due is None else change(self.due)
+        return OnlineState(self.taps, window, self.seen, behind, far, tiles, due)
 
     @staticmethod
     def join(states: Sequence[OnlineState]) -> OnlineState:
@@ -63,21 +77,23 @@ class OnlineState(NamedTuple):
         seen = max(state.seen for state in states)
         taps = max((state.taps for state in states), key=lambda taps: taps.made)
         behind = torch.cat([state.behind + (seen - state.seen) for state in states])
-        return _with_due(_with_far(OnlineState(taps, Window.join([state.window for state in states]), seen, behind)))
+        return _at_block(OnlineState(taps, Window.join([state.window for state in states]), seen, behind))
 
 
 def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     """The next tokens of a causal convolution, exactly as in a product with the whole signal.
 
     Formula: ``y_i = sum_j t_{i-j} x_j`` for the tokens x that follow those the state has seen. The signal is divided
-    into blocks of every size ``b, 4b, 16b, ...``. Two tokens in the same block of size b meet directly. Other pairs
-    meet at the one size at which their blocks are two or more apart and the blocks four times as large are the same or
-    neighbours, or at size b if they are still neighbours there. They meet by FFTs of twice the size: one of each block
-    of inputs, one of each block of outputs, and sums of products between them. A block larger than b is complete one
-    whole block before it is needed, and the work is spread over that time, a few channels at a time.
+    into blocks of 64 tokens, in which pairs of tokens meet directly, and large blocks of b = 1024. In a large block,
+    pairs meet in the two halves of the one tile of 128, 256, ..., b tokens that divides them: by an FFT when the first
+    half is complete. So do the pairs in neighbouring large blocks. Other pairs meet at the one size ``b, 4b, 16b, ...``
+    at which their blocks are two or more apart and the blocks four times as large are the same or neighbours: by FFTs
+    of twice the size, one of each block of inputs, one of each block of outputs, and sums of products between them.
+    Such a block of inputs is complete one whole block before it is needed, and the work is spread over that time, a few
+    channels at a time.
 
-    Cost: O(log² n) operations per token and channel, and no token takes more than about b times the average, except
-    where taps are computed for twice as many lags. Memory: O(n), or O(reach) for taps that end.
+    Cost: O(log² n) operations per token and channel. The slowest tokens take one FFT of 2 b points for every channel,
+    except where taps are computed for twice as many lags. Memory: O(n), or O(reach) for taps that end.
 
     Args:
         x: ``(batch, length >= 1, channels)``.
@@ -92,9 +108,9 @@ def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     Source: relaxed multiplication (van der Hoeven 2002), with the partition of multipole methods (Greengard and Rokhlin
     1987) in place of his, for deadlines; non-uniform partitioned convolution (Gardner 1995) has deadlines too.
     """
-    expected = (state.window.tokens.shape[0], state.taps.near.shape[1])
-    if x.dim() != 3 or (x.shape[0], x.shape[2]) != expected or x.shape[1] == 0:
-        raise ValueError(f"x must be (batch={expected[0]}, length >= 1, channels={expected[1]}), got {tuple(x.shape)}")
+    batch, channels, shape = state.window.batch, state.taps.channels, x.shape
+    if len(shape) != 3 or shape[0] != batch or shape[2] != channels or shape[1] == 0:
+        raise ValueError(f"x must be (batch={batch}, length >= 1, channels={channels}), got {tuple(shape)}")
     # A loop over blocks is not worth compiling.
     return _outside_graphs(x, state) if torch.compiler.is_compiling() else _pieces(x, state)
 
@@ -118,12 +134,14 @@ _outside_graphs = torch.compiler.disable(_pieces)
 
 def _piece(state: OnlineState, left: int) -> int:
     """How many of the remaining tokens to take at once: the whole start of a text, or up to the end of the smallest
-    block, or the largest block that starts here, or any number of blocks so large that the taps end within one."""
+    block or of the large one, or the largest block that starts here, or any number of blocks so large that the taps end
+    within one."""
     if state.seen == 0:
         return left
-    if left < ONLINE_BLOCK or state.seen % ONLINE_BLOCK:
-        return min(left, ONLINE_BLOCK - state.seen % ONLINE_BLOCK)
-    size = ONLINE_BLOCK
+    size = state.taps.large
+    rest = size - state.seen % size
+    if left < size or rest < size:
+        return min(left, rest if left >= _LONG_CHUNK else ONLINE_BLOCK - state.seen % ONLINE_BLOCK)
     while GROWTH * size <= left and state.seen % (GROWTH * size) == 0 and state.taps.meets(size):
         size *= GROWTH
     return size if state.taps.meets(size) else left // size * size
@@ -131,23 +149,26 @@ def _piece(state: OnlineState, left: int) -> int:
 
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     """One piece."""
-    taps, window, seen, behind, far, due = state
+    taps, window, seen, behind, far, tiles, due = state
     length, place = x.shape[1], seen % ONLINE_BLOCK
-    before = min(seen, length if length > ONLINE_BLOCK else place, (taps.reach or seen + 1) - 1)
+    small, large = place + length <= ONLINE_BLOCK, length >= taps.large
+    before = place if small else length if large else seen % taps.large
+    before = min(seen, before, (taps.reach or seen + 1) - 1)
     window = window.append(x)
     if length == 1:
-        near = taps.near.narrow(0, len(taps.near) - before - 1, before + 1)
+        near = taps.near.narrow(0, taps.near_lags - before - 1, before + 1)
         y = (window.latest(before + 1) * near).sum(1, keepdim=True)
     else:
         past = state.window.tokens[:, state.window.size - before :]
         lags = before + length if taps.reach is None else min(before + length, taps.reach)
         y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
-    if length > ONLINE_BLOCK:
-        ahead = _ahead(far, seen, length)
+    if small:
+        y = y if due is None else y + due.narrow(1, place, length)
+    else:
+        neighbour = () if large else [tile for tile in tiles if tile.values.shape[2] == taps.large]
+        ahead = _ahead(far, neighbour, seen, length)
         y = y if ahead is None else y + ahead
-    elif due is not None:
-        y = y + due.narrow(1, place, length)
-    return y, _followed(OnlineState(taps, window, seen + length, behind, far, due), length)
+    return y, _followed(OnlineState(taps, window, seen + length, behind, far, tiles, due), length)
 
 
 def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
@@ -164,32 +185,54 @@ def _followed(state: OnlineState, length: int) -> OnlineState:
     those to the next one, and before that a share of what later blocks need."""
     place = (state.seen - length) % ONLINE_BLOCK
     if (place + length) % ONLINE_BLOCK == 0 or length > ONLINE_BLOCK:
-        return _with_due(_with_far(state))
+        return _at_block(state)
     for level in range(place, min(place + length, len(state.far))):
         task = state.far[level][-1]
         if task is not None:
             blocks = state.seen % task.size // ONLINE_BLOCK + 1
-            task.advance(-(-state.taps.near.shape[1] * blocks * ONLINE_BLOCK // task.size))
+            task.advance(-(-state.taps.channels * blocks * ONLINE_BLOCK // task.size))
     return state
 
 
-def _with_far(state: OnlineState) -> OnlineState:
-    """The state with the known contributions to the current block of every size, and to the next of all but the
-    smallest."""
+def _at_block(state: OnlineState) -> OnlineState:
+    """The state with the contributions to the current blocks of every size, and to the next of those that are spread
+    over time."""
+    far = _far(state)
+    start = state.seen // ONLINE_BLOCK * ONLINE_BLOCK
+    tiles = _tiles(state, start)
+    return state._replace(far=far, tiles=tiles, due=_ahead(far, tiles, start, ONLINE_BLOCK))
+
+
+def _far(state: OnlineState) -> tuple[tuple[Contribution | None, ...], ...]:
+    """The known contributions to the current large block of every size, and to the next."""
     far: list[tuple[Contribution | None, ...]] = []
-    size = ONLINE_BLOCK
-    while size <= state.seen and state.taps.meets(size, 1 if size == ONLINE_BLOCK else 2):
+    size = state.taps.large
+    while size <= state.seen and state.taps.meets(size):
         block = state.seen // size
         known = {f.block: f for f in (state.far[len(far)] if len(far) < len(state.far) else ()) if f is not None}
         blocks = {i: b for task in known.values() for i, b in task.blocks.items()}
         pair = []
-        for index in (block,) if size == ONLINE_BLOCK else (block, block + 1):
+        for index in (block, block + 1):
             task = known.get(index) or Contribution.of(state.taps, size, index, state.window, state.seen, blocks)
             blocks.update(task.blocks if task else {})
             pair.append(task)
         far.append(tuple(pair))
         size *= GROWTH
-    return state._replace(far=tuple(far))
+    return tuple(far)
+
+
+def _tiles(state: OnlineState, start: int) -> tuple[Tile, ...]:
+    """The contributions to the block from ``start`` on of the halves before its own, and of the large block before."""
+    known = {(tile.start, tile.values.shape[2]): tile for tile in state.tiles}
+    tokens, oldest = state.window.tokens, state.seen - state.window.size
+    tiles, size = [], ONLINE_BLOCK
+    while size <= state.taps.large:
+        own = start // size * size
+        if own and (size == state.taps.large or own // size % 2) and state.taps.meets(size, 1):
+            half = between(tokens, own - size - oldest, own - oldest)
+            tiles.append(known.get((own, size)) or Tile.of(state.taps, half, own))
+        size *= 2
+    return tuple(tiles)
 
 
 def _mapped(pair: Sequence[Contribution | None], change: Callable[[Tensor], Tensor]) -> tuple[Contribution | None, ...]:
@@ -198,17 +241,18 @@ def _mapped(pair: Sequence[Contribution | None], change: Callable[[Tensor], Tens
     return tuple(None if task is None else task.map_batch(change, known) for task in pair)
 
 
-def _with_due(state: OnlineState) -> OnlineState:
-    start = state.seen // ONLINE_BLOCK * ONLINE_BLOCK
-    return state._replace(due=_ahead(state.far, start, ONLINE_BLOCK))
-
-
-def _ahead(far: Sequence[tuple[Contribution | None, ...]], start: int, length: int) -> Tensor | None:
+def _ahead(
+    far: Sequence[tuple[Contribution | None, ...]], tiles: Sequence[Tile], start: int, length: int
+) -> Tensor | None:
     """The contributions of blocks of at least ``length`` to the tokens start..start + length: ``(batch, length,
     channels)``."""
-    total: Tensor | None = None
+    parts = [tile.values[..., start - tile.start :][..., :length] for tile in tiles if tile.values.shape[2] >= length]
     for task, *_ in far:
         if task is not None and task.size >= length:
-            part = task.part(start - task.block * task.size, start - task.block * task.size + length)
-            total = part if total is None else total + part
-    return None if total is None else total.transpose(1, 2).contiguous()
+            parts.append(task.part(start - task.block * task.size, start - task.block * task.size + length))
+    if not parts:
+        return None
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total.transpose(1, 2).contiguous()

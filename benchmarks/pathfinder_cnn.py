@@ -1,0 +1,137 @@
+"""Check the generator of Pathfinder: `python benchmarks/pathfinder_cnn.py [--side 32] [--minutes 30] [--out FILE]`.
+
+A small two-dimensional CNN is trained on generated pictures for a time and tested on others. It should reach 95 % on
+32 x 32, while no statistic of single pixels or of the marks alone should (`tests/data/test_pathfinder.py`). Training
+pictures are turned and mirrored at random, which changes no label. The learning rate follows a cosine over the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lagwise.bench.harness import save_results
+from lagwise.data import pathfinder
+from lagwise.progress import progress_bar
+from lagwise.training.hardware import bfloat16_is_fast
+
+_BATCH, _HELD_OUT, _PEAK, _WARMUP = 64, 2048, 2e-3, 0.05
+
+
+class Residual(nn.Module):
+    """A residual block of two 3 x 3 convolutions; with a stride it halves the sides and widens the channels."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.skip = nn.Identity() if stride == 1 else nn.Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.skip(x) + self.body(x))
+
+
+def network(side: int, width: int) -> nn.Sequential:
+    """A residual network that halves the sides until they are 4: ``(batch, 1, side, side)`` to ``(batch, 2)``."""
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 3, 1, 1), Residual(width, width, 1)]
+    for _ in range(int(math.log2(side // 4))):
+        layers += [Residual(width, out := min(2 * width, 128), 2), Residual(out, out, 1)]
+        width = out
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * width, 2))
+
+
+def drawn(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """The first ``count`` pictures of seed 0, ``(count, 1, side, side)`` of uint8, and their labels."""
+    blocks = range(-(-count // pathfinder.BLOCK))
+    with (
+        ProcessPoolExecutor(os.cpu_count()) as pool,
+        progress_bar(desc="drawing", total=len(blocks), unit="block", show=True) as bar,
+    ):
+        found = []
+        for block in pool.map(partial(pathfinder.pictures, 0, side=side), blocks):
+            found.append(block)
+            bar.update()
+    pictures, labels = (np.concatenate(part)[:count] for part in zip(*found, strict=True))
+    return torch.from_numpy(pictures)[:, None], torch.from_numpy(labels)
+
+
+def logits(model: nn.Module, pictures: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
+        return model((pictures.float() / 255).contiguous(memory_format=torch.channels_last)).float()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
+    model.eval()
+    guesses = torch.cat([logits(model, part).argmax(1) for part in pictures.split(256)])
+    model.train()
+    return (guesses == labels).double().mean().item()
+
+
+def trained(model: nn.Module, pictures: Tensor, labels: Tensor, seconds: float, held: tuple[Tensor, Tensor]) -> list:
+    """Train for a time; return (picture number, accuracy on those held out) after each epoch."""
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
+    begun, curve, seen = time.perf_counter(), [], 0
+    while (done := (time.perf_counter() - begun) / seconds) < 1:
+        order = torch.randperm(len(labels))
+        for rows in order.split(_BATCH):
+            done = min(1.0, (time.perf_counter() - begun) / seconds)
+            rate = _PEAK * min(done / _WARMUP, (1 + math.cos(math.pi * done)) / 2)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            turned = torch.rot90(pictures[rows], int(torch.randint(4, ())), (2, 3))
+            turned = turned.flip(3) if torch.rand(()) < 0.5 else turned
+            loss = nn.functional.cross_entropy(logits(model, turned), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen += len(rows)
+            if done == 1:
+                break
+        curve.append((seen, accuracy(model, *held)))
+        print(f"{seen:,} pictures: loss {loss.item():.3f}, held-out accuracy {curve[-1][1]:.4f}", flush=True)
+    return curve
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=32, choices=tuple(pathfinder.PARAMETERS), help="of pictures (32)")
+    parser.add_argument("--pictures", type=int, default=50_000, help="for training (50,000); 2,048 more are for tests")
+    parser.add_argument("--minutes", type=float, default=30, help="of training (30)")
+    parser.add_argument("--width", type=int, default=32, help="channels at full resolution (32)")
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results/pathfinder-cnn-SIDE-cpu.json")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    pictures, labels = drawn(given.pictures + _HELD_OUT, given.side)
+    held = pictures[given.pictures :], labels[given.pictures :]
+    model = network(given.side, given.width).to(memory_format=torch.channels_last)
+    curve = trained(model, pictures[: given.pictures], labels[: given.pictures], 60 * given.minutes, held)
+    results = {
+        "side": given.side,
+        "pictures": given.pictures,
+        "minutes": given.minutes,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "accuracy": curve[-1][1],
+        "curve": curve,
+    }
+    out = given.out or Path(f"benchmarks/results/pathfinder-cnn-{given.side}-cpu.json")
+    save_results(out, f"python benchmarks/pathfinder_cnn.py {' '.join(sys.argv[1:])}".rstrip(), results)
+
+
+if __name__ == "__main__":
+    main()

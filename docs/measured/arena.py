@@ -1,0 +1,72 @@
+"""The section about trainings on Long Range Arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tables
+
+_NAME = "arena-cpu.json"
+_PUBLISHED_AS = {  # rows of the table of published figures, by the last part of a run's name
+    "tnn": "TNN",
+    "tnn-2d": "TNN",
+    "fd-tnn": "FD-TNN",
+    "ski-tnn": "SKI-TNN",
+    "tcn-mlp": "TCN-MLP (TCNCA, table 6)",
+    "transformer": "Transformer (TNN, table 4)",
+}
+_PATH_X = "path-x-tnn-2d"
+
+
+def trainings() -> str:
+    """Runs beside published figures, or nothing before there are results."""
+    if not (tables.RESULTS / _NAME).is_file():
+        return ""
+    found, published = tables.results(_NAME)["results"], _published()
+    rows = [_row(name, run, published) for name, run in found.items() if name != _PATH_X]
+    columns = ["run", "parameters", "layers x width", "minutes", "rows seen", "validation", "test", "published"]
+    parts = [_INTRODUCTION, tables.measured_table(_NAME, columns, rows)]
+    return "\n\n".join([*parts, *_path_x(found)])
+
+
+_INTRODUCTION = """## Long Range Arena
+
+The recipes lra-TASK-small for the same time each, on one thread, two at a time. Validation is the accuracy after a
+third and two thirds of the run and at its end; the test accuracy is that of the best validation checkpoint, in per
+cent. The published models are larger, or were trained for many more passes ([sizes](arena.md#published-accuracy))."""
+
+
+def _row(name: str, run: dict[str, Any], published: dict[str, dict[str, str]]) -> list[str]:
+    task, _, model = name.removesuffix(", continued").partition("-")
+    row = _PUBLISHED_AS.get(model)
+    figure = published[row][task] if row else "-"
+    test = f"{100 * run['scores']['test']['accuracy']:.2f}"
+    if "curve" not in run:  # a baseline
+        return [name, "-", "-", "-", f"{run['rows_seen']:,}", "-", test, figure]
+    curve = [100 * accuracy for _, _, accuracy in run["curve"]]
+    thirds = [curve[max(0, len(curve) * part // 3 - 1)] for part in (1, 2, 3)]
+    size = [f"{run['machine']['parameters']:,}", f"{run['layers']} x {run['width']}"]
+    cost = [f"{run['elapsed_seconds'] / 60:.0f}", f"{run['rows_seen']:,}"]
+    return [name, *size, *cost, ", ".join(f"{each:.1f}" for each in thirds), test, figure]
+
+
+def _path_x(found: dict[str, Any]) -> Iterator[str]:
+    if _PATH_X in found:
+        run = found[_PATH_X]
+        losses = [loss for _, loss in run["losses"]]
+        minutes = f"{run['elapsed_seconds'] / 60:.0f} minutes"
+        yield (
+            f"Path-X: {run['losses'][-1][0]} steps of the recipe {run['recipe']} with {run['rows_seen']:,} pictures "
+            f"took {minutes} and at most {tables.mebibytes(run['memory'])} MB. The training loss went from "
+            f"{losses[0]:.3f} to {losses[-1]:.3f}."
+        )
+
+
+def _published() -> dict[str, dict[str, str]]:
+    """The figures of the page on Long Range Arena, by model and task."""
+    text = (tables.ROOT / "docs" / "arena.md").read_text().partition("## Published accuracy")[2]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = lines
+    tasks = [task.lower() for task in head]
+    return {row[0]: dict(zip(tasks, row, strict=True)) for row in rows}

@@ -1,0 +1,118 @@
+"""The trainings on Long Range Arena compare models of about one size, and say what they leave out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
+from lagwise.training import load_recipe
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("arena")
+    monkeypatch.delitem(sys.modules, "arena")
+    return module
+
+
+def parameters(recipe: str, overrides: list[str]) -> tuple[int, LagwiseConfig]:
+    fields = {"vocab_size": 258, **load_recipe(recipe, overrides).model}
+    config = LagwiseConfig(**fields, causal=False, num_labels=2)
+    head = LagwiseForImageClassification if config.input_name == "patches" else LagwiseForSequenceClassification
+    with torch.device("meta"):
+        return sum(p.numel() for p in head(config).parameters()), config
+
+
+def test_models_of_a_task_have_about_one_size(script: ModuleType) -> None:
+    configs: dict[str, Any] = {}
+    for name, (recipe, overrides) in script.PLAN.items():
+        size, configs[name] = parameters(recipe, overrides)
+        assert size == pytest.approx(parameters(recipe, [])[0], rel=0.12), name
+    tnn, fd, ski = (configs[f"text-{word}tnn"].block for word in ("", "fd-", "ski-"))
+    kernel = tnn["token_mixer"]["kernel"]
+    for other in (fd, ski):  # nothing but the kernel and its product differ
+        mixer = {key: value for key, value in other["token_mixer"].items() if key != "engine"}
+        assert {**other, "token_mixer": {**mixer, "kernel": kernel}} == tnn
+    assert fd["token_mixer"]["kernel"].items() >= {"layers": kernel["layers"], "hidden": kernel["hidden"]}.items()
+    assert (ski["token_mixer"]["engine"]["rank"], ski["token_mixer"]["kernel"]["filter_size"]) == (64, 32)
+    assert configs["image-tnn"].block["token_mixer"]["kernel"]["decay"] == 1
+
+
+def test_runs_are_evaluated_seldom_where_validation_is_long(script: ModuleType, tmp_path: Path) -> None:
+    job = ("lra-text-small", ["model=tcn-mlp", "model.hidden_size=92", "data.source=x"])
+    arguments = script.arguments("text-tcn-mlp", job, 1000, None)
+    assert {"model=tcn-mlp", "training.steps=1000", "training.evaluate_every=84"} <= {*arguments}
+    assert "training.evaluate_every=334" in script.arguments(
+        "pathfinder-tnn-2d", script.PLAN["pathfinder-tnn-2d"], 1000, None
+    )
+    earlier = tmp_path / "text-tcn-mlp"
+    earlier.mkdir()
+    (earlier / "recipe.yaml").write_text(load_recipe(job[0], ["training.seed=4"]).to_yaml())
+    continued = script.arguments("text-tcn-mlp", job, 1000, tmp_path)
+    assert [each for each in continued if each.startswith("model")] == [f"model.init_from={earlier}"]
+    assert {"data.source=x", "training.seed=5"} <= {*continued}
+    load_recipe(continued[1], continued[2:])
+
+
+def test_runs_without_data_are_named(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    trained: list[str] = []
+    monkeypatch.setattr(script, "planned", lambda jobs, *rest: {name: {"steps": 3} for name in jobs})
+    monkeypatch.setattr(script, "run", lambda name, *rest: trained.append(name))
+    monkeypatch.setattr(script, "path_x", lambda given: trained.append("path-x"))
+    monkeypatch.setattr(sys, "argv", ["arena.py", str(tmp_path), "--text", "imdb"])
+    script.main()
+    assert sorted(trained) == sorted([n for n in script.PLAN if n[0] in "tlp"] + ["path-x"])
+    skipped = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in skipped] == ["image-tnn-2d", "image-tnn", "retrieval-tnn", "retrieval-bytes"]
+    assert skipped[-1].endswith("skipped, because its data are not given (--pairs)")
+
+
+def test_bytes_tell_texts_of_other_bytes_apart(script: ModuleType, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    books = ["".join(rng.choice(list(letters), 3000)) for letters in ("abcd", "cdef", "efgh")]
+
+    def row(number: int) -> str:
+        one, other = rng.integers(3, size=2)
+        texts = "\t".join("".join(rng.permutation(list(books[book]))[:2000]) for book in (one, other))
+        return f"{int(one == other)}\t{number}\t{number}\t{texts}\n"
+
+    for split in ("train", "eval", "test"):
+        (tmp_path / f"new_aan_pairs.{split}.tsv").write_text("".join(map(row, range(60))))
+    given = Namespace(pairs=str(tmp_path), results=tmp_path / "results.json")
+    script.bytes_baseline(given)
+    found: dict[str, Any] = json.loads(given.results.read_text())["results"]["retrieval-bytes"]
+    assert found["rows_seen"] == 60
+    assert found["scores"]["test"]["accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_path_x_reports_the_memory_of_its_steps(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
+    recipe, overrides = script._PATH_X
+    short = ["training.steps=2", "training.batch_size=2", "training.accumulate=2", "training.log_every=1"]
+    small = ["data.source=lra-path-x:10", "model.hidden_size=8", "model.num_hidden_layers=1"]
+    monkeypatch.setattr(script, "_PATH_X", (recipe, [*overrides, *short, *small]))
+    monkeypatch.setitem(sys.modules, "arena", script)
+    given = Namespace(folder=tmp_path, results=tmp_path / "results.json")
+    script.path_x(given)
+    found = json.loads(given.results.read_text())["results"]["path-x-tnn-2d"]
+    assert [step for step, _ in found["losses"]] == [1, 2]
+    assert found["rows_seen"] == 4
+    assert found["memory"] > 2**27

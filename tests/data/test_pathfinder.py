@@ -1,0 +1,148 @@
+"""Pathfinder and Path-X: what the generated pictures hold, what reveals their labels, and the published folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import ndimage
+from scipy.spatial.distance import cdist
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+
+from lagwise.data import pathfinder
+from lagwise.data.generated import generate
+from lagwise.data.labelled_pictures import prepare_pictures
+from lagwise.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS
+from lagwise.data.picture_files import open_pictures
+
+Drawn = dict[int, tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    """For each side: pictures, labels, their shapes and their marks."""
+    made: Drawn = {}
+    with pytest.MonkeyPatch.context() as patch:
+        place, placed = pathfinder._marks, []
+
+        def recorded(drawing: pathfinder._Drawing, *given: Any) -> np.ndarray:
+            placed.append((drawing, place(drawing, *given)))
+            return placed[-1][1]
+
+        patch.setattr(pathfinder, "_marks", recorded)
+        for side in (32, 128):
+            made[side] = (*pathfinder.pictures(0, 0, side=side), *placed.pop())
+    return made
+
+
+@pytest.mark.parametrize(("side", "bright"), [(32, 0.8), (128, 0.95)])
+def test_pictures_show_two_marks(drawn: Drawn, side: int, bright: float) -> None:
+    pictures, labels, _, marks = drawn[side]
+    assert pictures.shape == (256, side, side)
+    assert labels.sum() == 128
+    for picture, own in zip(pictures, marks, strict=True):
+        found, count = ndimage.label(picture > bright * 255)
+        sizes = np.bincount(found.ravel(), minlength=count + 1)[1:]
+        places = 1 + np.flatnonzero(sizes > 1)  # where paddles meet a pixel may be bright, too
+        assert len(places) == 2
+        centres = np.array(ndimage.center_of_mass(found > 0, found, places))[:, ::-1] + 0.5
+        assert cdist(own, centres).min(1).max() < 1
+
+
+def test_pictures_show_all_contours(drawn: Drawn) -> None:
+    paddles = 2 * CONTOUR + 8 * DISTRACTOR
+    counts = np.array([ndimage.label(picture > 100)[1] for picture in drawn[128][0]])
+    assert np.mean(counts == paddles) > 0.9
+    assert {*counts} <= {paddles, paddles - 1, paddles - 2}  # a mark may touch a paddle beside it
+    distractors = (drawn[32][2].centres[:, 2 * CONTOUR :: DISTRACTOR, 0] > 0).sum(1)
+    assert {*distractors} <= set(range(6))
+    assert distractors.mean() > 3.5  # not all of them fit
+    paddle = [picture.sum() / 255 for picture in drawn[32][0]]  # grey values in proportion to the shapes
+    shapes = 2 * CONTOUR + DISTRACTOR * distractors
+    assert np.corrcoef(paddle, shapes)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(("side", "turn"), [(32, 90), (128, 50)])
+def test_contours_have_the_published_geometry(drawn: Drawn, side: int, turn: float) -> None:
+    _, labels, shapes, marks = drawn[side]
+    made = PARAMETERS[side]
+    for number in range(32):
+        centres, angles, margin = shapes.centres[number], shapes.angles[number], shapes.margins[number]
+        reach = made.length / 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        contours = [slice(0, 2 * CONTOUR, 2), slice(1, 2 * CONTOUR, 2)]
+        starts, ends = ([at[c][i] for c in contours] for at, i in ((centres - reach, 0), (centres + reach, -1)))
+        assert np.linalg.norm(starts[0] - starts[1]) == pytest.approx(made.seeds)
+        first = [cdist(marks[number, :1], [start]).item() < 1e-9 for start in starts].index(True)
+        second = [cdist(marks[number, 1:], [end]).item() < 1e-9 for end in ends].index(True)
+        assert (first == second) == labels[number]
+        for contour in contours:
+            turns = np.angle(np.exp(1j * np.diff(angles[contour])))
+            assert np.abs(turns).max() <= np.radians(turn) + 1e-9
+            gap = (centres - reach)[contour][1:] - (centres + reach)[contour][:-1]
+            assert np.linalg.norm(gap, axis=1) == pytest.approx(2 * margin * np.cos(turns / 2))
+        whole = np.concatenate([centres - reach, centres, centres + reach])
+        owner = np.tile(np.arange(len(centres)), 3)
+        apart = owner[:, None] != owner  # and no neighbours in a contour
+        after = np.where(owner < 2 * CONTOUR, 2, 1)
+        apart &= np.abs(owner[:, None] - owner) > np.maximum(after[:, None], after)
+        inside = whole[:, 0] > -50
+        assert cdist(whole, whole)[apart & inside[:, None] & inside].min() >= 2 * margin - 1e-9
+
+
+def test_grey_values_do_not_reveal_the_label(drawn: Drawn) -> None:
+    for pictures, labels, *_ in drawn.values():
+        values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)[:, ::-1][:, :2048]
+        scores = cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5)
+        assert scores.mean() < 0.6  # three deviations of chance are 0.094
+
+
+def test_the_distance_of_the_marks_does_not_reveal_the_label(drawn: Drawn) -> None:
+    for _, labels, _, marks in drawn.values():
+        joined = labels[np.argsort(np.linalg.norm(marks[:, 0] - marks[:, 1], axis=-1))]
+        best = 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)  # accuracy of the best threshold
+        assert best < 0.6
+
+
+def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, drawn: Drawn) -> None:
+    generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
+    root = tmp_path / "data" / "curv_contour_length_14"
+    assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
+    data = prepare_pictures(open_pictures(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
+    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
+    assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
+    pictures, labels, *_ = drawn[32]  # a picture depends only on the seed and its index
+    assert data.splits["train"]["label"][:] == labels[:16].tolist()
+    assert data.splits["test"][1]["image"] == pathfinder.encoded(pictures[19])
+    (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"sample_5\.png is not a readable picture"):
+        prepare_pictures(open_pictures(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)
+    (root / "imgs" / "0" / "sample_5.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no picture"):
+        open_pictures(str(tmp_path / "data"))
+    (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
+    with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
+        open_pictures(str(tmp_path / "data"))
+
+
+def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> None:
+    picture = pathfinder.encoded(np.zeros((32, 32), np.uint8))
+    for number, name in enumerate(("curv_baseline", "curv_contour_length_9", "curv_contour_length_14")):
+        (tmp_path / name / "imgs" / "0").mkdir(parents=True)
+        (tmp_path / name / "metadata").mkdir()
+        for i in range(10):
+            (tmp_path / name / "imgs" / "0" / f"sample_{i}.png").write_bytes(picture)
+        lines = [f"imgs/0 sample_{i}.png {i} {number // 2}\n" for i in range(10)]
+        (tmp_path / name / "metadata" / "0.npy").write_text("".join(lines))
+    with pytest.warns(UserWarning, match=r"several sets .*curv_baseline.* only curv_contour_length_14 is read"):
+        source = open_pictures(str(tmp_path))
+    assert {file.parent.parent.parent.name for files in source.files.values() for file in files} == {
+        "curv_contour_length_14"
+    }
+    assert [len(files) for files in source.files.values()] == [8, 1, 1]
+    assert len(open_pictures(str(tmp_path / "curv_baseline")).files["train"]) == 8
+    (tmp_path / "curv_contour_length_14").rename(tmp_path / "curv_contour_length_20")
+    with pytest.raises(ValueError, match="several sets of Pathfinder pictures"):
+        open_pictures(str(tmp_path))
