@@ -5,7 +5,7 @@
 The recipe's model is compared with timm's at each image size, both with random weights, the same patches and no
 stochastic depth. The recipe's model is first checked against dense Toeplitz matrices in float64 on a small image.
 Models are timed in turn; results are medians with quartiles. A ratio above 1 means that the recipe's model is faster.
-Needs timm.
+Needs timm (the extra `peers`).
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.encoders,
     encoders.pretraining,
     encoders.images,
+    encoders.pictures,
     layers.padded,
     arena.trainings,
 )

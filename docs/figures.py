@@ -2,7 +2,7 @@
 
 Run it (`make docs`) after one of their benchmarks. results.png, at the top of the README: the layer's speed (`lagwise
 bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
-pretraining (`benchmarks/encoders.py`).
+pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from tables import ROOT, results
+from tables import RESULTS, ROOT, results
 
 FIGURES = ROOT / "docs" / "figures"
 _OURS, _PEER = "#0b6e4f", "#9aa0a6"
@@ -87,6 +87,20 @@ def draw_encoders() -> None:
     _save(figure, "encoders.png")
 
 
+def draw_pictures() -> None:
+    """Validation accuracies of CIFAR-10 over the time of each training."""
+    figure, axes = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
+    for name, run in results("pictures-cpu.json")["results"].items():
+        if run["data"] == "cifar":
+            seconds, _, _, accuracies = zip(*run["curve"], strict=True)
+            axes.plot([each / 60 for each in seconds], accuracies, label=f"{name} {accuracies[-1]:.3f}")
+    axes.set_xlabel("minutes on one thread")
+    axes.set_ylabel("validation accuracy")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    _save(figure, "pictures.png")
+
+
 def _save(figure: Figure, name: str) -> None:
     FIGURES.mkdir(exist_ok=True)
     figure.savefig(FIGURES / name, dpi=130, metadata={"Software": None})
@@ -96,3 +110,5 @@ if __name__ == "__main__":
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     draw_results()
     draw_encoders()
+    if (RESULTS / "pictures-cpu.json").is_file():
+        draw_pictures()

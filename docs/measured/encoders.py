@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tables import measured_table, ratio, results
+from tables import RESULTS, measured_table, ratio, results
+
+_DATA = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}
 
 
 def encoders() -> str:
@@ -69,3 +71,35 @@ Speed of {ours} ({found["parameters"][ours]:,} parameters) over timm {found["tim
 ({found["parameters"][theirs]:,}).
 
 {measured_table(name, ["side", "batch", "what", "ratio"], rows)}"""
+
+
+def pictures() -> str:
+    """Of the results file of `benchmarks/pictures.py`, once there is one."""
+    name = "pictures-cpu.json"
+    if not (RESULTS / name).is_file():
+        return ""
+    found = results(name)["results"].items()
+    rows = [
+        [
+            run,
+            _DATA[each["data"]],
+            f"{each['machine']['parameters'] / 1e6:.2f}M",
+            f"{each['steps']:,}",
+            f"{each['seconds'] / 60:.0f}",
+            f"{each['pictures_per_second']:.0f}",
+            *(f"{100 * score['accuracy']:.2f} %" for score in (each["scores"]["test"], *each["scores"]["sizes"][1:])),
+        ]
+        for run, each in sorted(found, key=lambda item: (item[1]["data"], -item[1]["scores"]["test"]["accuracy"]))
+    ]
+    columns = ["run", "data", "parameters", "steps", "minutes", "pictures/s", "test accuracy"]
+    columns += ["at 48 x 48", "at 64 x 64"]
+    rows = [row + [""] * (len(columns) - len(row)) for row in rows]
+    return f"""## Images: training
+
+The recipe tnn-cifar (tnn-2d), TNN over the sequence of patches (tnn), and a vision transformer (vit), all with the same
+augmentation. Each has the number of steps that fits into the same CPU time. Minutes and pictures a second are by the
+clock and include augmentation and validation. The last columns are for test pictures enlarged beyond the trained size.
+
+{measured_table(name, columns, rows)}
+
+![Validation accuracy over time](figures/pictures.png)"""

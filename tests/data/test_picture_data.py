@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from picture_folders import ROWS, arrays, folder_of
 from PIL import Image
 
 from lagwise.data.labelled_pictures import pictures_key, prepare_pictures
 from lagwise.data.picture_files import open_pictures
 from lagwise.data.pictures import (
-    CHANGES,
-    Mixing,
     PictureExamples,
     PictureReader,
     ShuffledPictures,
@@ -24,22 +22,6 @@ from lagwise.data.pictures import (
     decode,
     encode_array,
 )
-
-ROWS = 12
-
-
-def arrays(channels: int = 3, count: int = ROWS, side: int = 6) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    shape = (count, side, side + 2, channels) if channels > 1 else (count, side, side + 2)
-    return random.integers(0, 256, shape, dtype=np.uint8), np.arange(count) % 2
-
-
-def folder_of(root: Path, images: np.ndarray, labels: np.ndarray, suffix: str = "png") -> Path:
-    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-        place = root / ("cat", "dog")[label]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(place / f"{i:02}.{suffix}")
-    return root
 
 
 def prepared(name: Path | str, tmp_path: Path, **options):
@@ -142,6 +124,28 @@ def test_decoding_equals_the_saved_image_processor(tmp_path: Path) -> None:
             torch.testing.assert_close(reader(file.getvalue(), "it"), theirs.float(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("height", "width", "channels"), [(17, 40, 3), (33, 20, 3), (11, 11, 1)])
+def test_cropping_equals_the_saved_image_processor(tmp_path: Path, height: int, width: int, channels: int) -> None:
+    """Pictures that are not square keep their shape; smaller ones than the size are enlarged."""
+    from transformers import ViTImageProcessorPil
+
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    image = image.convert("RGB" if channels == 3 else "L")
+    reader = PictureReader((14, 14), (0.4,) * channels, (0.2,) * channels, crop=0.875)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    found = reader(file.getvalue(), "it")
+    reader.processor().save_pretrained(tmp_path)
+    theirs = ViTImageProcessorPil.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(found, theirs.float(), rtol=0, atol=1e-5)
+    resized = image.resize(
+        (16 * width // min(height, width), 16 * height // min(height, width)), Image.Resampling.BICUBIC
+    )
+    left, top = (resized.width - 14) // 2, (resized.height - 14) // 2
+    pixels = np.asarray(resized).reshape(resized.height, resized.width, channels)[top : top + 14, left : left + 14]
+    torch.testing.assert_close(found * 0.2 + 0.4, torch.tensor(pixels / 255).permute(2, 0, 1).float())
+
+
 def test_images_are_converted_between_grey_and_colour(tmp_path: Path) -> None:
     grey, _ = arrays(1)
     colour = PictureReader((6, 8), (0.0,) * 3, (1.0,) * 3)(encode_array(grey[0]), "it")
@@ -209,7 +213,12 @@ class TestWrongData:
         root.mkdir()
         for i, image in enumerate(arrays()[0]):
             Image.fromarray(image).save(root / f"{i}.png")
-        self.check(root, tmp_path, "class")
+        self.check(root, tmp_path, "train of .* has no labels; put the pictures of each class into a folder of its own")
+
+    def test_files_beside_the_classes(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        Image.fromarray(arrays()[0][0]).save(root / "1.png")
+        self.check(root, tmp_path, r"1 of 13 rows have no label, the first is .*data/1\.png")
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -243,52 +252,3 @@ def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:
     assert pictures_key(open_pictures(str(root)), (8, 8), 3) != before
     (root / "dog").rename(root / "fox")
     assert pictures_key(open_pictures(str(root)), None, 3) != before
-
-
-def torchvision() -> None:
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError):  # RuntimeError where it was built for another torch
-        pytest.skip("torchvision is not there")
-
-
-def test_images_are_resized_before_they_are_cropped(tmp_path: Path) -> None:
-    torchvision()
-    rows = prepared(folder_of(tmp_path / "data", *arrays(side=10)), tmp_path).splits["train"]
-    for side in (4, 64):
-        reader = PictureReader((side, side), (0.0,) * 3, (1.0,) * 3)
-        for names in (["crop", "flip"], ["resized_crop"]):
-            assert PictureExamples(rows, reader, names)[0]["pixel_values"].shape == (3, side, side)
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_augmentation_depends_only_on_the_seed_and_the_index(tmp_path: Path, name: str) -> None:
-    torchvision()
-    data = prepared(folder_of(tmp_path / "data", *arrays(side=16)), tmp_path)
-    rows = data.splits["train"]
-    plain = PictureExamples(rows, data.reader)
-    one, other = (PictureExamples(rows, data.reader, [name], seed=5) for _ in range(2))
-    state = torch.random.get_rng_state()
-    found = [one.example(0, place)["pixel_values"] for place in range(12)]
-    assert torch.equal(torch.random.get_rng_state(), state)
-    for place in (11, 3):
-        assert torch.equal(other.example(0, place)["pixel_values"], found[place])
-    assert any(not torch.equal(each, plain[0]["pixel_values"]) for each in found)
-    assert all(each.shape == plain[0]["pixel_values"].shape for each in found)
-
-
-def test_mixed_images_have_mixed_labels(tmp_path: Path) -> None:
-    torchvision()
-    data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
-    examples = PictureExamples(data.splits["train"], data.reader)
-    batch = Mixing(2, mixup=0.8, cutmix=1.0)([examples[i] for i in range(8)])
-    assert batch["labels"].shape == (8, 2)
-    torch.testing.assert_close(batch["labels"].sum(1), torch.ones(8))
-    again = Mixing(2, mixup=0.8, cutmix=1.0)([examples[i] for i in range(8)])
-    assert torch.equal(again["pixel_values"], batch["pixel_values"])
-
-
-def test_the_error_without_torchvision_gives_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torchvision.transforms", None)
-    with pytest.raises(ImportError, match=r"lagwise\[vision\]"):
-        PictureExamples([], PictureReader((6, 8), (0.0,), (1.0,)), ["flip"])  # type: ignore[arg-type]

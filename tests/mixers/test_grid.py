@@ -204,7 +204,7 @@ def test_wrong_input_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{kind.__name__} has no causal form: build it with causal=False"):
         kind(CHANNELS, causal=True)
     mixer, x = kind(8, causal=False), torch.randn(1, 6, 8)
-    with pytest.raises(ValueError, match=f"{kind.__name__} mixes over a grid.* give pictures"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} needs a grid.* give pictures"):
         mixer(x)
     with pytest.raises(ValueError, match=r"give pictures .*one in each row"):
         mixer(x, layout=Layout(seq_idx=torch.tensor([[0, 0, 0, 1, 1, 1]]), grid=(2, 3)))

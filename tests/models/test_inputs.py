@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification, LagwiseModel
+from lagwise.ops import Layout
 
 INPUTS: dict[str, tuple[Any, str, torch.Size]] = {
     "tokens": ("tokens", "input_ids", torch.Size((2, 12))),
@@ -64,6 +65,11 @@ def test_images_that_patches_do_not_divide_are_refused() -> None:
         make("patches")(pixel_values=torch.zeros(1, 1, 10, 12))
 
 
+def test_colour_for_a_model_of_grey_pictures_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match=r"channels=1, .*got \(1, 3, 8, 8\); this model reads grey .*task\.channels=3"):
+        make("patches")(pixel_values=torch.zeros(1, 3, 8, 8))
+
+
 def test_patches_are_read_row_by_row() -> None:
     model = make("patches").model
     pixels = torch.zeros(1, 1, 8, 12)
@@ -75,7 +81,7 @@ def test_patches_are_read_row_by_row() -> None:
 def test_sinusoids_equal_their_formula() -> None:
     model = make("values", position_embedding="sinusoidal").model
     x = torch.zeros(1, 5, 3)
-    added = model._with_positions(model.embed_tokens(x), None, None, None) - model.embed_tokens(x)
+    added = model._with_positions(model.embed_tokens(x), Layout(), None) - model.embed_tokens(x)
     angle = 3 * 10000 ** (-2 / 8)
     torch.testing.assert_close(added[0, 3, 2].item(), float(torch.tensor(angle).sin()))
     torch.testing.assert_close(added[0, 3, 10].item(), float(torch.tensor(angle).cos()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from transformers import ViTImageProcessorPil
 
 from lagwise.data.options import DataOptions
-from lagwise.data.pictures import decode
+from lagwise.data.pictures import decode, encode_array
 from lagwise.models import LagwiseForImageClassification
-from lagwise.runs import evaluate_run
+from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
 from lagwise.training import load_recipe, load_run, train
 from lagwise.training.run import make_task
@@ -42,6 +45,24 @@ def test_masked_metrics_have_a_row_for_each_sequence() -> None:
     assert abs(found["perplexity"] - float(loss.exp())) < 1e-5 * float(loss.exp())
 
 
+def test_pictures_in_a_folder_are_predicted(tmp_path: Path) -> None:
+    """Those directly in it have no label, whatever the folder is called."""
+    recipe = load_recipe("tnn-digits", ["training.steps=1", "model.inputs.size=4", "model.hidden_size=8"])
+    run, new = train(recipe, tmp_path / "run", progress=False), tmp_path / "new"
+    new.mkdir()
+    for name in "ab":
+        (new / f"{name}.png").write_bytes(encode_array(np.zeros((8, 8), dtype=np.uint8)))
+    rows = predict_run(run, source=str(new), progress=False)
+    assert [row["file"] for row in rows] == [str(new / "a.png"), str(new / "b.png")]
+    assert not any("label" in row for row in rows)
+    (new / "3").mkdir()
+    (new / "b.png").rename(new / "3" / "b.png")
+    rows = predict_run(run, source=str(new), progress=False)
+    assert {Path(row["file"]).name: row["label"] for row in rows} == {"a.png": None, "b.png": "3"}
+    with pytest.raises(ValueError, match=r"a\.png has no label"):
+        evaluate_run(run, source=str(new), progress=False)
+
+
 def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
     recipe = load_recipe("tnn-digits", ["training.steps=3", "model.inputs.size=2", "model.hidden_size=16"])
     run = train(recipe, tmp_path / "run", progress=False)
@@ -63,3 +84,46 @@ def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"--lengths are longer sides of pictures .* 9 gives 9 x 9, .* patches of 2"):
         evaluate_run(run, [8, 9], progress=False)
+
+
+@pytest.mark.parametrize("changes", [{"augment": ["flip"]}, {"mixup": 0.8}, {"cutmix": 1.0}], ids=str)
+def test_torchvision_is_needed_for_training_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """The error comes before the pictures are read; a finished run is evaluated without torchvision."""
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_text("damaged")
+    with pytest.raises(ImportError, match="need a torchvision"):
+        ImageClassification(DataOptions(source=str(tmp_path)), **changes).open(progress=False)
+    ImageClassification(DataOptions(source="digits"), **changes).open(run=tmp_path, progress=False)
+
+
+def test_a_run_crops_new_pictures(tmp_path: Path) -> None:
+    """As its saved image processor does."""
+    options = ["task.size=8", "task.crop=0.5", "model.hidden_size=8", "model.initializer_range=0.5"]
+    recipe = load_recipe("tnn-digits", ["training.steps=1", *options])
+    run = train(recipe, tmp_path / "run", progress=False)
+    picture = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
+    [found] = predict_run(run, [{"image": encode_array(picture)}], progress=False)
+    processor = ViTImageProcessorPil.from_pretrained(run)
+    assert (processor.size.shortest_edge, processor.crop_size.height) == (16, 8)
+    pixels = processor(Image.fromarray(picture), return_tensors="pt").pixel_values
+    model = LagwiseForImageClassification.from_pretrained(run).eval()
+    with torch.inference_mode():
+        shares = model(pixel_values=pixels).logits.softmax(-1)[0]
+    assert [found[f"p({i})"] for i in range(10)] == pytest.approx(shares.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 8, "crop": 0.0}, r"task\.crop must be greater than 0 and at most 1, got 0\.0"),
+        ({"size": 8, "crop": 1.5}, r"task\.crop must be .* at most 1, got 1\.5"),
+        ({"crop": 0.9}, r"task\.crop needs a task\.size, the side of a square, got None"),
+        ({"size": [8, 4], "crop": 0.9}, r"the side of a square, got \[8, 4\]"),
+    ],
+)
+def test_wrong_crops(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageClassification(DataOptions(source="digits"), **options)

@@ -36,6 +36,15 @@ def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "kept"),
+    [("tnn", (3, 1)), ("ski-tnn", (3, 1)), ("transformer", (None, 1)), ("mega", (None, 1)), ("tcn-mlp", (None, 1))],
+)
+def test_models_of_pictures_by_a_word_keep_expansions(word: str, kept: tuple[int | None, int]) -> None:
+    block = load_recipe("tnn-deit-tiny", [f"model={word}"]).model["block"]
+    assert (block.get("token_mixer", {}).get("expansion"), block["channel_mixer"]["expansion"]) == kept
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("training.step=7", r"did you mean 'steps'"),

@@ -18,7 +18,10 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
     data: Annotated[
         str | None,
-        typer.Option(callback=not_empty, help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), or `hub:NAME`."),
+        typer.Option(
+            callback=not_empty,
+            help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), a folder of pictures, or `hub:NAME`.",
+        ),
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="One row's text; may be given several times.")] = None,
     out: Annotated[
@@ -34,6 +37,8 @@ def predict(
     lagwise predict runs/classify --data new.csv --out predicted.csv
 
     lagwise predict runs/forecast-tnn --data my.csv --out next.csv
+
+    lagwise predict runs/tnn-cifar --data pictures/ --out predicted.csv
 
     lagwise predict runs/classify --text "I would see it again."
 

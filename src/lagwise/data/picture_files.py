@@ -74,8 +74,11 @@ class PictureSource:
             for split, paths in self.files.items()
         }
 
-    def _class(self, path: Path) -> str:
-        return path.parent.name if self.labels is None else self.labels[path]
+    def _class(self, path: Path) -> str | None:
+        """The class of a file: its folder, or none for a file directly in the source's own folder."""
+        if self.labels is not None:
+            return self.labels[path]
+        return None if path.parent == expanded(self.name) else path.parent.name
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
         """Arrays of one table, or of several with the split in their names, such as train_images and y_test."""
@@ -133,8 +136,9 @@ class PictureSource:
         return chosen.add_column("file", names)
 
 
-def _of_files(paths: list[Path], class_of: Callable[[Path], str], copy: Path | None) -> Dataset:
-    """Picture files as rows with their classes, in memory, or in an Arrow file ``copy`` to be read from."""
+def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: Path | None) -> Dataset:
+    """Picture files as rows with their classes, if any has one, in memory, or in an Arrow file ``copy`` to be read
+    from."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -147,7 +151,8 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str], copy: Path | N
             writer.write_batch(
                 pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
             )
-    return Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
+    rows: Any = Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
+    return rows if any(map(class_of, paths)) or not paths else rows.remove_columns("label")
 
 
 def open_pictures(name: str, *, image: str = "image", label: str = "label") -> PictureSource:
@@ -160,6 +165,8 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     arrays, of one table or of several with a split in their names. A table as in `lagwise.data.open_rows`, also
     ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``: scikit-learn's 1,797 handwritten digits of
     8 x 8.
+
+    Picture files directly in a folder, in no class folder, have no label.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}  # of PIL, by channels
-_ERASED = 0.25  # share of the pictures that have a rectangle erased, as in DeiT
+_ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise, as in DeiT
 
 
 def decode(data: bytes, channels: int, where: str) -> Image:
@@ -63,12 +63,14 @@ class PictureReader:
     """Converts picture files to pixel values.
 
     Formula: ``(x / 255 - mean) / std`` for each channel, after resizing to ``size`` (height, width) with bilinear
-    interpolation. The image processor that a run saves does the same.
+    interpolation. With a ``crop``, for square sizes: after resizing the shorter side to ``size / crop`` with bicubic
+    interpolation, and cutting out the centre (as in DeiT). The image processor that a run saves does the same.
     """
 
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    crop: float | None = None
 
     @property
     def channels(self) -> int:
@@ -82,19 +84,35 @@ class PictureReader:
         from PIL import Image
 
         image = decode(data, self.channels, where)
-        if resize and image.size != self.size[::-1]:
+        if resize and self.crop is not None:
+            image = self._centre(image, self.crop)
+        elif resize and image.size != self.size[::-1]:
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         image = image if change is None else change(image)
         pixels = torch.from_numpy(np.array(image, dtype=np.float32)).reshape(*self.size, self.channels)
         return ((pixels / 255 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
 
+    def _centre(self, image: Image, crop: float) -> Image:
+        from PIL import Image
+
+        side, shorter = self.size[0], int(self.size[0] / crop)
+        width, height = (int(shorter * n / min(image.size)) for n in image.size)
+        left, top = (width - side) // 2, (height - side) // 2
+        resized = image.resize((width, height), Image.Resampling.BICUBIC)
+        return resized.crop((left, top, left + side, top + side))
+
     def processor(self) -> Any:
         """The same as an image processor of transformers."""
+        from PIL import Image
         from transformers import ViTImageProcessorPil
 
-        height, width = self.size
+        size: dict[str, int] = dict(zip(("height", "width"), self.size, strict=True))
+        resizing: dict[str, Any] = {"size": size}
+        if self.crop is not None:
+            resizing = {"size": {"shortest_edge": int(self.size[0] / self.crop)}, "crop_size": size}
+            resizing |= {"do_center_crop": True, "resample": Image.Resampling.BICUBIC}
         return ViTImageProcessorPil(
-            size={"height": height, "width": width},
+            **resizing,
             image_mean=list(self.mean),
             image_std=list(self.std),
             do_convert_rgb=self.channels == 3,
@@ -109,21 +127,39 @@ def check_changes(names: Sequence[str]) -> None:
         raise ValueError(f"resized_crop must be the first of task.augment, got {list(names)}")
 
 
+def check_crop(crop: float | None, size: tuple[int, int] | None) -> None:
+    """ValueError for a crop that is not a share, or has no square (height, width) to cut out."""
+    if crop is not None and not 0 < crop <= 1:
+        raise ValueError(f"task.crop must be greater than 0 and at most 1, got {crop!r}")
+    if crop is not None and (size is None or size[0] != size[1]):
+        raise ValueError(f"task.crop needs a task.size, the side of a square, got {None if size is None else [*size]}")
+
+
 def _seed(*numbers: int) -> int:
     """A seed of 63 bits for some numbers of at least 0."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _transforms() -> Any:
-    """torchvision's transforms. ImportError with advice if torchvision is missing."""
+def torchvision_transforms() -> Any:
+    """torchvision's transforms. ImportError with advice if torchvision is missing or was built for another torch."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
     except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
+        build = torch.__version__.partition("+")[2]  # its own index has the torchvision for it, such as cpu or cu130
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise ImportError(
-            f"random changes of pictures need torchvision (pip install 'lagwise[vision]'): {one_line(error)}; or train "
-            "without them (task.augment=[] task.mixup=0 task.cutmix=0)"
+            f"random changes of pictures need a torchvision built for torch {torch.__version__} (pip install "
+            f"torchvision{index}): {one_line(error)}; or train without them (task.augment=[] task.mixup=0 "
+            "task.cutmix=0)"
         ) from error
     return v2
+
+
+def _randaugment_deit(v2: Any, size: tuple[int, int]) -> Any:
+    """RandAugment as DeiT has it (rand-m9-mstd0.5-inc1 of timm): two operations, each with a probability of a half, at
+    .9 of their ranges. Here magnitudes do not vary, and torchvision has no Invert and no SolarizeAdd."""
+    one = v2.RandAugment(num_ops=1, magnitude=27, interpolation=v2.InterpolationMode.BICUBIC, fill=127)  # of 0 to 30
+    return v2.Compose([v2.RandomApply([one], p=0.5), v2.RandomApply([one], p=0.5)])
 
 
 #: Random changes by name, as transforms of torchvision for a size (height, width). `erase` is one of pixel values.
@@ -132,7 +168,8 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
     "resized_crop": lambda v2, size: v2.RandomResizedCrop(size, interpolation=v2.InterpolationMode.BICUBIC),
     "flip": lambda v2, size: v2.RandomHorizontalFlip(),
     "randaugment": lambda v2, size: v2.RandAugment(num_ops=2, magnitude=9),
-    "erase": lambda v2, size: v2.RandomErasing(p=_ERASED),
+    "randaugment_deit": _randaugment_deit,
+    "erase": lambda v2, size: v2.RandomErasing(p=_ERASED, value="random"),
 }
 
 
@@ -144,7 +181,7 @@ class PictureExamples(Dataset):
 
     def __init__(self, rows: Rows, reader: PictureReader, changes: Sequence[str] = (), seed: int = 0):
         self.rows, self.reader, self.seed = rows, reader, seed
-        v2 = _transforms() if changes else None
+        v2 = torchvision_transforms() if changes else None
         made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
         self.change = v2.Compose(made) if v2 is not None and made else None
         self.erase = CHANGES["erase"](v2, reader.size) if v2 is not None and "erase" in changes else None
@@ -205,7 +242,7 @@ class Mixing:
     """
 
     def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):
-        v2, self.seed = _transforms(), seed
+        v2, self.seed = torchvision_transforms(), seed
         made = [v2.MixUp(alpha=mixup, num_classes=classes)] if mixup else []
         made += [v2.CutMix(alpha=cutmix, num_classes=classes)] if cutmix else []
         self.mix = v2.RandomChoice(made)

@@ -14,7 +14,7 @@ from lagwise import __version__
 from lagwise.models.remote_code import AUTO_MAP, write_code
 from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 
-POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal")
+POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000
 HEAD_TRANSFORMS = ("none", "tanh", "gelu")
 PAIRS = ("pair", "signed_pair")
@@ -34,7 +34,8 @@ class LagwiseConfig(PreTrainedConfig):
     ``features``) or ``patches`` of pictures (pixel_values, with ``channels`` and ``size``).
     norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch`` or
     ``none``.
-    position_embedding: added to the embeddings: ``none``, ``sinusoidal``, or ``learned`` (a table).
+    position_embedding: added to the embeddings: ``none``, ``sinusoidal``, ``learned`` (a table), or, for patches,
+    ``sinusoidal_2d`` (of the row and of the column).
     max_position_embeddings: longest sequence accepted. None for any; the configuration then has no such attribute,
     because other programs compare it with numbers (see `length_limit`). Required for learned positions.
     scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as in fairseq's models.
@@ -129,6 +130,8 @@ class LagwiseConfig(PreTrainedConfig):
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         known(self.pooling, POOLINGS, "pooling")
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
+        if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
+            raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
         if self.position_embedding == "learned" and self.length_limit is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
 

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
+from lagwise.ops import Layout
 from lagwise.ops.bilinear import transformed
 from lagwise.tables import whole_number
+
+_SIDE = 16.0  # radians of the fastest wave along a side of a picture
 
 
 class TokenInput(nn.Embedding):
@@ -117,9 +120,11 @@ class PatchInput(nn.Conv2d):
         """ValueError for pictures of a wrong shape, and for NaN or infinity."""
         side = embedding.stride[0]
         if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
+            colour = pixel_values.dim() == 4 and (embedding.in_channels, pixel_values.shape[1]) == (1, 3)
+            advice = "; this model reads grey pictures, and pipelines give colour: train with task.channels=3 for them"
             raise ValueError(
                 f"pixel_values must be (batch >= 1, channels={embedding.in_channels}, height, width), "
-                f"got {tuple(pixel_values.shape)}"
+                f"got {tuple(pixel_values.shape)}{advice if colour else ''}"
             )
         if pixel_values.shape[2] % side or pixel_values.shape[3] % side:
             raise ValueError(
@@ -156,3 +161,34 @@ def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     angles = positions[..., None].float() * rates
     waves = torch.cat([angles.sin(), angles.cos()], dim=-1)
     return nn.functional.pad(waves, (0, channels - 2 * half)).to(dtype)
+
+
+def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
+    """Sinusoidal positions of the patches of pictures: half the channels for the row, the others for the column.
+
+    Formula: ``sinusoids(16 (i + 1/2) / height)`` beside ``sinusoids(16 (j + 1/2) / width)`` for the patch in row i and
+    column j, scaled to a root mean square of ``rms``. A model passes the standard deviation that its embeddings of
+    white noise have at initialisation, so that neither hides the other. Positions are relative to a picture's sides, so
+    those of a larger picture interpolate between those of a smaller one. A mask may be true at a part of the grid, as
+    for smaller pictures in a batch.
+
+    Shapes: like ``(batch, length, channels)``; result ``(batch or 1, length, channels)``. ValueError for tokens without
+    a grid, and for packed rows.
+
+    Source: positions by row and column as in Chen et al. 2021 (MoCo v3, §5); ours are relative to the sides.
+    """
+    height, width = layout.require_grid("position_embedding 'sinusoidal_2d'")
+    if layout.seq_idx is not None:
+        raise ValueError("position_embedding 'sinusoidal_2d' needs one picture in each row, got packed rows (seq_idx)")
+    real = like.new_ones(1, height * width, dtype=torch.bool) if layout.mask is None else layout.mask
+    rows, columns = (_shares(real.unflatten(1, (height, width)).any(axis)) for axis in (2, 1))
+    half = like.shape[2] // 2
+    by_row = sinusoids(_SIDE * rows, half, like.dtype)[:, :, None].expand(-1, -1, width, -1)
+    by_column = sinusoids(_SIDE * columns, like.shape[2] - half, like.dtype)[:, None].expand(-1, height, -1, -1)
+    return math.sqrt(2) * rms * torch.cat([by_row, by_column], dim=-1).flatten(1, 2)
+
+
+def _shares(real: Tensor) -> Tensor:
+    """The middle of each row (or column) of a grid, from 0 to 1 over the real ones: ``(batch, rows)``, like the
+    mask."""
+    return (real.cumsum(1) - 0.5) / real.sum(1, keepdim=True).clamp(min=1)

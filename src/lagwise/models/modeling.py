@@ -20,7 +20,7 @@ from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.embeddings import INPUTS, check_finite, sinusoids
+from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.offload import OffloadProbe, offloaded_weights
 from lagwise.ops import Layout
@@ -242,11 +242,12 @@ class LagwiseModel(LagwisePreTrainedModel):
             self._check_cache(past_key_values, batch, seq_idx)
             past_key_values.record()
             past_key_values.note_padding(mask)
-        h = self._with_positions(h, mask, past_key_values, seq_idx)
+        layout = Layout(mask, seq_idx, grid=grid)
+        h = self._with_positions(h, layout, past_key_values)
         if self.embed_types is not None:  # type 0 by default, as in BERT
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
-        layout, kept = Layout(mask, seq_idx, grid=grid), None
+        kept = None
         merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
         if past_key_values is None and merges and not _traced() and layout.compact is not None:
             kept, layout = layout.compact
@@ -285,12 +286,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             h = h * self.config.hidden_size**0.5
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
 
-    def _with_positions(
-        self, h: Tensor, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
-    ) -> Tensor:
+    def _with_positions(self, h: Tensor, layout: Layout, cache: StreamingCache | None) -> Tensor:
         if self.config.position_embedding == "none":
             return h
-        positions = token_positions(h.shape[0], h.shape[1], mask, cache, seq_idx, h.device)
+        if self.config.position_embedding == "sinusoidal_2d":
+            inputs = self.embed_tokens.weight[0].numel()
+            return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
+        positions = token_positions(h.shape[0], h.shape[1], layout.mask, cache, layout.seq_idx, h.device)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)

@@ -53,7 +53,7 @@ class Layout:
         """The grid. If there is none, a ValueError names ``who`` needs it."""
         if self.grid is None:
             raise ValueError(
-                f"{who} mixes over a grid, and these tokens have none: give pictures (inputs 'patches'), one in each "
+                f"{who} needs a grid, and these tokens have none: give pictures (inputs 'patches'), one in each "
                 "row, or a Layout with a grid"
             )
         return self.grid

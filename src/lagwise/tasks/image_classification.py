@@ -24,8 +24,10 @@ from lagwise.data.pictures import (
     PictureReader,
     ShuffledPictures,
     check_changes,
+    check_crop,
     collate_pictures,
     thumbnail,
+    torchvision_transforms,
 )
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
@@ -52,8 +54,10 @@ class ImageClassification(Task):
         label: the column of the labels.
         size: the side, or [height, width], to which pictures are resized; by default that of the first picture.
         channels: 3 for colour, 1 for grey.
-        augment: random augmentations of training pictures: crop, resized_crop, flip, randaugment, erase; needs
-            torchvision.
+        crop: share of the shorter side that is kept, between 0 and 1: pictures are resized to task.size / crop on the
+            shorter side, and the centre is cut out. By default they are resized to task.size, whatever their shape.
+        augment: random augmentations of training pictures: crop, resized_crop, flip, randaugment, randaugment_deit,
+            erase; needs torchvision.
         mixup, cutmix: parameters of the Beta distributions by which pictures of a batch are mixed; 0 for none.
         label_smoothing: share of the true class's probability that is spread over all classes.
         mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training pictures.
@@ -74,6 +78,7 @@ class ImageClassification(Task):
         image: str = "image",
         label: str = "label",
         size: int | list[int] | None = None,
+        crop: float | None = None,
         channels: int = 3,
         augment: list[str] | None = None,
         mixup: float = 0.0,
@@ -96,7 +101,8 @@ class ImageClassification(Task):
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else (size, size) if isinstance(size, int) else _two(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
-        self.label_smoothing, self.mean, self.std = label_smoothing, mean, std
+        self.label_smoothing, self.mean, self.std, self.crop = label_smoothing, mean, std, crop
+        check_crop(crop, self.size)
         self.pictures: PictureData
         self.label_names: tuple[str, ...]
         self.scored: dict[str, Any]  # pictures to evaluate on, by split
@@ -137,6 +143,8 @@ class ImageClassification(Task):
             assert run is not None
             self._open_other(run, source)
             return
+        if run is None and (self.changes or self.mixup or self.cutmix):
+            torchvision_transforms()  # before the pictures are checked, which takes long
         self.pictures = prepare_pictures(self._source(), size=self.size, channels=self.channels, progress=progress)
         self.label_names = self.pictures.label_names
         self.scored = {split: self.pictures.splits[split] for split in ("valid", "test")}
@@ -308,8 +316,8 @@ class ImageClassification(Task):
 
     def _reader(self) -> PictureReader:
         if self.mean is not None and self.std is not None and self.size is not None:  # of a trained run
-            return PictureReader(self.size, tuple(self.mean), tuple(self.std))
-        return self.pictures.reader
+            return PictureReader(self.size, tuple(self.mean), tuple(self.std), self.crop)
+        return replace(self.pictures.reader, crop=self.crop)
 
     def _source(self) -> PictureSource:
         assert self.data.source is not None

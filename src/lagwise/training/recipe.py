@@ -109,8 +109,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
     Two overrides replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
-    `lagwise.models.presets`, for pictures in two dimensions; and ``model.init_from=RUN``, all of it by the model of
-    another run. They are applied first.
+    `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions; and
+    ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
 
     Keys below ``model.block`` are checked when the model is built.
 
@@ -195,6 +195,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         kept = {k: v for k, v in old.items() if k not in ("block", "norm")}
         values["model"] = {**kept, **copy.deepcopy(preset)}
         values["model"]["block"] |= _kept(values | {"model": old}).get("block", {})
+        if of_pictures:
+            _keep_expansions(values["model"]["block"], old.get("block"))
         return
     if key == "model.init_from" and separator:
         values["model"] = _kept(values)
@@ -218,6 +220,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
     values[last] = _parsed(text, f"in override {shown(override)}, the value")
+
+
+def _keep_expansions(block: dict[str, Any], old: Any) -> None:
+    """Set the expansion of a block's mixers to that of the recipe's mixers of the same name, so that models of pictures
+    by other words keep its widths."""
+    for part in ("token_mixer", "channel_mixer"):
+        mixer, before = block.get(part), old.get(part) if isinstance(old, dict) else None
+        if isinstance(mixer, dict) and isinstance(before, dict) and mixer["name"] == before.get("name"):
+            mixer |= {name: before[name] for name in ("expansion",) if name in before}
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
