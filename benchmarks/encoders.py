@@ -4,7 +4,7 @@
 
 Models are the recipes NAME-mlm on the text DATA, each in a run folder below RUNS, with one thread. The number of steps
 is what fits into the minutes. It is estimated from the mean time of some steps that the models take in turn and kept in
-RUNS/steps.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
+RUNS/costs.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
 A finished run is evaluated at 512, 2048 and 8192 tokens, and its losses and curve are written to the results file.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
     given.runs.mkdir(parents=True, exist_ok=True)
     data = [f"data.source={json.dumps(str(given.data))}", f"training.batch_size={_BATCH}"]
     jobs = {name: (f"{name}-mlm", data) for name in given.models.split(",")}
-    plan = planned(jobs, given.minutes, given.runs / "steps.json")
+    plan = planned(jobs, given.minutes, given.runs / "costs.json")
     print(json.dumps(plan), flush=True)
     with ThreadPoolExecutor(given.workers) as pool:
         runs = [pool.submit(pretrain, name, job, plan[name], given.runs, given.results) for name, job in jobs.items()]

@@ -7,7 +7,7 @@ On CIFAR-10 in colour: the recipe tnn-cifar (which mixes along rows and columns)
 a vision transformer, which have as many parameters within 2 %. They are also tested on pictures of 1.5 and 2 times the
 trained side. On Fashion-MNIST: tnn-cifar for grey pictures. Two hours on one thread stand for an hour on two cores. The
 number of steps is what fits into the minutes; it is estimated once from the mean CPU time of some steps on the data,
-and kept in RUNS/steps.json. Seconds and pictures a second in the results are by the clock. Finished runs are skipped
+and kept in RUNS/costs.json. Seconds and pictures a second in the results are by the clock. Finished runs are skipped
 and interrupted runs are resumed, so the command may be stopped and repeated.
 """
 
@@ -85,7 +85,7 @@ def main() -> None:
         if sources[PLAN[name][0]]
     }
     given.folder.mkdir(parents=True, exist_ok=True)
-    plan = planned(jobs, given.minutes, given.folder / "steps.json")
+    plan = planned(jobs, given.minutes, given.folder / "costs.json")
     with ThreadPoolExecutor(given.workers) as pool:
         runs = [pool.submit(train, name, job[1], plan[name], given.folder, given.results) for name, job in jobs.items()]
         for run in runs:

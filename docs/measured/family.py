@@ -70,7 +70,7 @@ def comparison() -> str:
     found = results(name)["results"]
     common = min(run["curve"][-1][0] for run in found.values())
     lengths = sorted({n for run in found.values() for n in _perplexities(run)})
-    rows = []
+    rows: list[list[Any]] = []
     for model in dict.fromkeys(key.partition("-seed")[0] for key in found):
         runs = _runs_of(found, model)
         scores = [_perplexities(run) for run in runs]
