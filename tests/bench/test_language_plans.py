@@ -12,6 +12,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+from best_lm import BASELINES, CANDIDATES
+from best_lm import recipe as best_recipe
 from language import FAMILY, LENGTH, PLANS, Model, best_rates, fields, fitted, recipe
 from run_queue import costs, planned
 
@@ -90,3 +92,12 @@ def test_costs_are_measured_with_micro_batches() -> None:
     small = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.batch_size=4"]
     found = costs([("tnn-digits", small), ("tnn-digits", [*small, "training.accumulate=2"])])
     assert all(each["seconds"] > 0 and each["evaluation_seconds"] > 0 for each in found)
+
+
+def test_candidates_for_the_best_language_model_can_be_built(tmp_path: Path) -> None:
+    for name in (*BASELINES, *CANDIDATES):
+        found = load_recipe(str(best_recipe(name, 0.004, "stdlib", tmp_path)))
+        with torch.device("meta"):
+            made = LagwiseForCausalLM(LagwiseConfig(vocab_size=8, **found.model))
+        assert 4e5 < sum(parameter.numel() for parameter in made.parameters()) < 4e6, name
+        assert made.model.has_state, name

@@ -1,0 +1,128 @@
+"""Search for the byte-level language model that learns most in some minutes on one thread.
+
+    python benchmarks/best_lm.py RUNS --data novels=FOLDER,enwik8=FILE,stdlib=stdlib --minutes 5 --rates 0.002,0.004
+        [--models fd-tnn-lm,fd-local,...] [--workers 2] [--results FILE]
+
+Models are recipes of the package, as a baseline, and those of `CANDIDATES`: stacks of layers with different mixers. All
+read bytes in sequences of 512, in batches of 16, with warm-up, a cosine schedule and AdamW. The number of steps is what
+fits into the minutes, by the measured cost of a step and of a validation (RUNS/costs.json). Each run is tested at 512,
+2,048 and 14,336 bytes, and added to the results file under DATA/MINUTES/MODEL/RATE. Finished runs are skipped and
+interrupted ones resumed. A search is several calls: short runs of all models on one text, then longer ones of the best
+on all three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+from run_queue import finish, keep, planned, scores
+
+from lagwise.training import load_recipe
+
+Fields = dict[str, Any]
+BASELINES = ("transformer-alibi-lm", "fd-tnn-lm", "tnn-lm", "mega-lm", "tcnca-lm")
+_LENGTHS, _TOKENS, _EVALUATIONS = "512,2048,14336", 131_072, 5
+_GLU: Fields = {"name": "glu", "expansion": 1}
+_FREQUENCY: Fields = {"name": "frequency", "layers": 3, "hidden": 32, "inputs": "omega"}
+
+
+def _layer(mixer: Fields, channel: Fields | None = None) -> Fields:
+    return {"name": "prenorm", "token_mixer": mixer, "channel_mixer": channel or _GLU}
+
+
+def _model(*layers: Fields, width: int = 256, repeated: int = 1) -> Fields:
+    block = layers[0] if len(layers) == 1 else {"name": "chain", "blocks": list(layers)}
+    return {"hidden_size": width, "num_hidden_layers": repeated, "block": block}
+
+
+_FAR = _layer({"name": "gtu", "expansion": 1, "kernel": _FREQUENCY})  # a kernel as long as the text
+_MODAL = _layer({"name": "gtu", "expansion": 1, "kernel": {"name": "s4d"}})
+_NEAR = _layer({"name": "chunked_attention", "heads": 4, "chunk": 128, "position": "rope"})
+_NEXT = _layer({"name": "short_conv", "kernel_size": 4})
+_SCAN = _layer({"name": "lru"})
+
+CANDIDATES: dict[str, Fields] = {
+    "fd-local": _model(_FAR, _NEAR, repeated=2),  # far and near in turn
+    "fd-local-last": _model(_FAR, _FAR, _FAR, _NEAR),
+    "conv-fd-local": _model(_NEXT, _FAR, _NEXT, _NEAR),  # neighbours first
+    "conv-local": _model(_NEXT, _NEXT, _NEAR, repeated=2),  # without a long kernel
+    "conv-fd": _model(_NEXT, _FAR, repeated=2),
+    "conv-s4d-local": _model(_NEXT, _MODAL, _NEXT, _NEAR),
+    "lru-local": _model(_SCAN, _NEAR, repeated=2),
+    "fd-wide": _model(_FAR, width=384, repeated=3),
+    "fd-deep": _model(_FAR, width=192, repeated=6),
+    "conv-fd-local-wide": _model(_NEXT, _FAR, _NEAR, width=320),
+}
+
+
+def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
+    """Write the recipe of a run."""
+    fields = CANDIDATES[model] if model in CANDIDATES else load_recipe(model).model
+    text = {
+        "description": f"{model} on bytes",
+        "model": fields,
+        "data": {"source": source, "tokenizer": "bytes", "length": 512},
+        "training": {"batch_size": 16, "learning_rate": rate},
+    }
+    path = folder / f"{model}-{rate}.yaml"
+    path.write_text(yaml.safe_dump(text, sort_keys=False))
+    return path
+
+
+def train(run: Path, key: str, path: Path, plan: dict[str, Any], results: Path) -> None:
+    count = plan["steps"]
+    every = max(1, count // _EVALUATIONS)
+    new = [
+        *("--recipe", str(path), f"training.steps={count}", f"training.warmup_steps={max(1, count // 20)}"),
+        *(f"training.evaluate_every={every}", f"training.save_every={every}"),
+    ]
+    done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
+    found = scores(run)
+    curve = [(m["step"], m["eval_loss"]) for m in done["evaluations"]]
+    kept = {**plan, "machine": done["machine"], "model": load_recipe(str(path)).model, "curve": curve}
+    keep(results, key, {**kept, "scores": {split: found[split] for split in ("valid", "test")}})
+    by_length = " ".join(f"{score['bits_per_byte']:.4f}" for score in found["test"])
+    print(f"{key}: {count} steps, test bits per byte at {_LENGTHS}: {by_length}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", type=Path, help="folder for the runs")
+    parser.add_argument("--data", required=True, help="NAME=SOURCE, separated by commas")
+    parser.add_argument("--models", default=",".join([*BASELINES[:2], *CANDIDATES]), help="separated by commas")
+    parser.add_argument("--rates", default="0.002,0.004", help="learning rates, separated by commas")
+    parser.add_argument("--minutes", type=float, default=5, help="minutes per run (5)")
+    parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/best-lm-cpu.json"))
+    given = parser.parse_args()
+    models = given.models.split(",")
+    if unknown := set(models) - {*BASELINES, *CANDIDATES}:
+        parser.error(f"unknown models {', '.join(sorted(unknown))}; known: {', '.join([*BASELINES, *CANDIDATES])}")
+    made = {}
+    for part in given.data.split(","):
+        name, _, source = part.partition("=")
+        folder = given.runs / f"{name}-{given.minutes:g}"
+        folder.mkdir(parents=True, exist_ok=True)
+        source = source if source == "stdlib" else str(Path(source).resolve())
+        for model in models:
+            for rate in map(float, given.rates.split(",")):
+                path = recipe(model, rate, source, folder)
+                made[f"{name}/{given.minutes:g}/{model}/{rate}"] = folder / f"{model}-{rate}", path
+    jobs = {key: (str(path), list[str]()) for key, (_, path) in made.items()}
+    plan = planned(jobs, given.minutes, given.runs / "costs.json", _EVALUATIONS)
+    with ThreadPoolExecutor(given.workers) as pool:
+        started = [pool.submit(train, run, key, path, plan[key], given.results) for key, (run, path) in made.items()]
+        for job in started:
+            job.result()
+    found = json.loads(given.results.read_text())["results"]
+    for key in sorted(made, key=lambda key: found[key]["scores"]["valid"]["bits_per_byte"]):
+        print(f"{found[key]['scores']['valid']['bits_per_byte']:.4f}  {key}")
+
+
+if __name__ == "__main__":
+    main()
