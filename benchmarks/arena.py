@@ -23,11 +23,11 @@ import json
 import multiprocessing
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from run_queue import finish, keep, planned, scores
+from run_queue import finish, keep, planned, scores, together
 
 from lagwise.bench.harness import process_bytes
 from lagwise.bench.text_baselines import bag_of_bytes
@@ -195,10 +195,8 @@ def main() -> None:
             others.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
     given.folder.mkdir(parents=True, exist_ok=True)
     plan = planned(jobs, given.minutes, given.folder / "costs.json", {name: evaluations(name) for name in jobs})
-    with ThreadPoolExecutor(given.workers) as pool:
-        runs = [pool.submit(run, name, job, plan[name], given) for name, job in jobs.items()]
-        for each in [*runs, *(pool.submit(other, given) for other in others)]:
-            each.result()
+    runs = [partial(run, name, job, plan[name], given) for name, job in jobs.items()]
+    together(given.workers, [*runs, *(partial(other, given) for other in others)])
 
 
 if __name__ == "__main__":

@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from run_queue import finish, keep, planned, scores
+from run_queue import cadence, finish, keep, planned, scores, together
 
 from lagwise.training import load_recipe
 
 Fields = dict[str, Any]
 BASELINES = ("transformer-alibi-lm", "fd-tnn-lm", "tnn-lm", "mega-lm", "tcnca-lm")
 _LENGTHS, _TOKENS, _EVALUATIONS = "512,2048,14336", 131_072, 5
-_GLU: Fields = {"name": "glu", "expansion": 1}
 _FREQUENCY: Fields = {"name": "frequency", "layers": 3, "hidden": 32, "inputs": "omega"}
 
 
-def _layer(mixer: Fields, channel: Fields | None = None) -> Fields:
-    return {"name": "prenorm", "token_mixer": mixer, "channel_mixer": channel or _GLU}
+def _layer(mixer: Fields) -> Fields:
+    return {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
 
 
 def _model(*layers: Fields, width: int = 256, repeated: int = 1) -> Fields:
@@ -76,11 +75,7 @@ def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
 
 def train(run: Path, key: str, path: Path, plan: dict[str, Any], results: Path) -> None:
     count = plan["steps"]
-    every = max(1, count // _EVALUATIONS)
-    new = [
-        *("--recipe", str(path), f"training.steps={count}", f"training.warmup_steps={max(1, count // 20)}"),
-        *(f"training.evaluate_every={every}", f"training.save_every={every}"),
-    ]
+    new = ["--recipe", str(path), *cadence(count, _EVALUATIONS)]
     done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
     found = scores(run)
     curve = [(m["step"], m["eval_loss"]) for m in done["evaluations"]]
@@ -115,10 +110,8 @@ def main() -> None:
                 made[f"{name}/{given.minutes:g}/{model}/{rate}"] = folder / f"{model}-{rate}", path
     jobs = {key: (str(path), list[str]()) for key, (_, path) in made.items()}
     plan = planned(jobs, given.minutes, given.runs / "costs.json", _EVALUATIONS)
-    with ThreadPoolExecutor(given.workers) as pool:
-        started = [pool.submit(train, run, key, path, plan[key], given.results) for key, (run, path) in made.items()]
-        for job in started:
-            job.result()
+    runs = (partial(train, run, key, path, plan[key], given.results) for key, (run, path) in made.items())
+    together(given.workers, runs)
     found = json.loads(given.results.read_text())["results"]
     for key in sorted(made, key=lambda key: found[key]["scores"]["valid"]["bits_per_byte"]):
         print(f"{found[key]['scores']['valid']['bits_per_byte']:.4f}  {key}")

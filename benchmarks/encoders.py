@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from run_queue import finish, keep, planned, scores
+from run_queue import finish, keep, planned, scores, together
 
 MODELS = ("tnn", "transformer", "fd-tnn", "ski-tnn", "tcn")
 _BATCH, _RATE, _LENGTHS = 16, 0.001, "512,2048,8192"
@@ -59,10 +59,8 @@ def main() -> None:
     jobs = {name: (f"{name}-mlm", data) for name in given.models.split(",")}
     plan = planned(jobs, given.minutes, given.runs / "costs.json")
     print(json.dumps(plan), flush=True)
-    with ThreadPoolExecutor(given.workers) as pool:
-        runs = [pool.submit(pretrain, name, job, plan[name], given.runs, given.results) for name, job in jobs.items()]
-        for run in runs:
-            run.result()
+    runs, results = given.runs, given.results
+    together(given.workers, (partial(pretrain, name, job, plan[name], runs, results) for name, job in jobs.items()))
 
 
 if __name__ == "__main__":

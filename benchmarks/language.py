@@ -22,13 +22,13 @@ from __future__ import annotations
 import argparse
 import bisect
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from run_queue import finish, keep, planned, scores
+from run_queue import cadence, finish, keep, planned, scores, together
 
 from lagwise.models.presets import PRESETS
 
@@ -181,11 +181,7 @@ def recipe(name: str, model: Model, rate: float, data: Path, folder: Path) -> tu
 def train(run: Path, seed: int, path: Path, about: Fields, results: Path, evaluations: int, test: list[str]) -> None:
     """Train a run, test it with the arguments ``test``, and keep its results."""
     count = about["steps"]
-    every = max(1, count // evaluations)
-    new = [
-        *("--recipe", str(path), f"training.steps={count}", f"training.warmup_steps={max(1, count // 20)}"),
-        *(f"training.evaluate_every={every}", f"training.save_every={every}", f"training.seed={seed}"),
-    ]
+    new = ["--recipe", str(path), *cadence(count, evaluations), f"training.seed={seed}"]
     done = finish(run, new, test)
     found = scores(run)
     keep(
@@ -250,14 +246,12 @@ def main() -> None:
     results = _RESULTS / f"language-{given.plan}{'-rates' if given.tune else ''}-cpu.json"
     lengths, tokens = (str(LENGTH), LENGTH) if given.tune else (_LENGTHS, _TOKENS)
     test = ["--lengths", lengths, "--tokens", str(tokens)]
-    with ThreadPoolExecutor(given.workers) as pool:
-        started = []
-        for seed in range(given.seeds):
-            for name, (path, about) in made.items():
-                run, about = runs / (name if seed == 0 else f"{name}-seed{seed}"), {**about, **plan[name]}
-                started.append(pool.submit(train, run, seed, path, about, results, evaluations, test))
-        for job in started:
-            job.result()
+    calls = []
+    for seed in range(given.seeds):
+        for name, (path, about) in made.items():
+            run, about = runs / (name if seed == 0 else f"{name}-seed{seed}"), {**about, **plan[name]}
+            calls.append(partial(train, run, seed, path, about, results, evaluations, test))
+    together(given.workers, calls)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from run_queue import finish, keep, planned, scores
+from run_queue import cadence, finish, keep, planned, scores, together
 
 from lagwise.training import load_recipe
 
@@ -41,12 +41,7 @@ _EVALUATIONS = 12  # per run
 
 def train(name: str, overrides: list[str], plan: dict[str, Any], runs: Path, results: Path) -> None:
     steps = plan["steps"]
-    every = max(1, steps // _EVALUATIONS)
-    new = [
-        *("--recipe", RECIPE, *overrides),
-        *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
-        *(f"training.evaluate_every={every}", f"training.save_every={every}"),
-    ]
+    new = ["--recipe", RECIPE, *overrides, *cadence(steps, _EVALUATIONS)]
     done = finish(runs / name, new, ["--lengths", ",".join(map(str, PLAN[name][2]))])
     found, evaluations = scores(runs / name), done["evaluations"]
     seconds = evaluations[-1]["seconds"]
@@ -86,10 +81,8 @@ def main() -> None:
     }
     given.folder.mkdir(parents=True, exist_ok=True)
     plan = planned(jobs, given.minutes, given.folder / "costs.json")
-    with ThreadPoolExecutor(given.workers) as pool:
-        runs = [pool.submit(train, name, job[1], plan[name], given.folder, given.results) for name, job in jobs.items()]
-        for run in runs:
-            run.result()
+    runs, results = given.folder, given.results
+    together(given.workers, (partial(train, name, job[1], plan[name], runs, results) for name, job in jobs.items()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,14 @@ def lagwise(log: Path, *arguments: str) -> None:
         subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, check=True)
 
 
+def cadence(steps: int, evaluations: int) -> list[str]:
+    """Overrides for a training of so many steps: a twentieth to warm up, and evaluations and checkpoints at even
+    distances."""
+    every = max(1, steps // evaluations)
+    lengths = [f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"]
+    return [*lengths, f"training.evaluate_every={every}", f"training.save_every={every}"]
+
+
 def finish(run: Path, new: Sequence[str], evaluation: Sequence[str] = ()) -> dict[str, Any]:
     """Train a run by ``lagwise train`` with the arguments ``new``, or resume it, and then evaluate it. Finished parts
     are skipped. The log is written next to the run's folder.
@@ -169,6 +178,13 @@ def keep(results: Path, name: str, found: dict[str, Any]) -> None:
     with _WRITING:
         kept = json.loads(results.read_text())["results"] if results.is_file() else {}
         save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
+
+
+def together(workers: int, calls: Iterable[Callable[[], object]]) -> None:
+    """Make calls in so many threads, begun in their order. The first error is raised when the others have ended."""
+    with ThreadPoolExecutor(workers) as pool:
+        for each in [pool.submit(call) for call in calls]:
+            each.result()
 
 
 if __name__ == "__main__":

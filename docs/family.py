@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tables import RESULTS, made_by, paragraph, results, table
+from tables import has_results, made_by, paragraph, results, table
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.base import LagKernel
@@ -140,7 +140,7 @@ def page() -> str:
     columns = ("name", "class", "source", "directions", "streams", "converts", "packs", "longest text", "test")
     parts = [_HEAD, _MIXERS, table(columns, mixers), "", _KERNELS]
     parts.append(table(("name", "class", "source", "streams as", "between tokens", "test"), kernels))
-    sections = [_MATRICES, *(_speed(name) for name in SPEED if (RESULTS / name).is_file()), _conversion()]
+    sections = [_MATRICES, *(_speed(name) for name in SPEED if has_results(name)), _conversion()]
     return "\n".join(parts) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT
 
 

@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from tables import RESULTS, ROOT, results
+from tables import ROOT, has_results, results
 
 FIGURES = ROOT / "docs" / "figures"
 _OURS, _PEER = "#0b6e4f", "#9aa0a6"
@@ -110,5 +110,5 @@ if __name__ == "__main__":
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     draw_results()
     draw_encoders()
-    if (RESULTS / "pictures-cpu.json").is_file():
+    if has_results("pictures-cpu.json"):
         draw_pictures()

@@ -12,6 +12,11 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+def has_results(name: str) -> bool:
+    """Whether a results file exists; sections of trainings that are still to be run are left out."""
+    return (RESULTS / name).is_file()
+
+
 def results(name: str) -> dict[str, Any]:
     """A results file."""
     return json.loads((RESULTS / name).read_text())

@@ -21,7 +21,7 @@ _PATH_X = "path-x-tnn-2d"
 
 def trainings() -> str:
     """Runs beside published figures, or nothing before there are results."""
-    if not (tables.RESULTS / _NAME).is_file():
+    if not tables.has_results(_NAME):
         return ""
     found, published = tables.results(_NAME)["results"], _published()
     rows = [_row(name, run, published) for name, run in found.items() if name != _PATH_X]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tables import RESULTS, measured_table, ratio, results
+from tables import has_results, measured_table, ratio, results
 
 _DATA = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}
 
@@ -76,7 +76,7 @@ Speed of {ours} ({found["parameters"][ours]:,} parameters) over timm {found["tim
 def pictures() -> str:
     """Of the results file of `benchmarks/pictures.py`, once there is one."""
     name = "pictures-cpu.json"
-    if not (RESULTS / name).is_file():
+    if not has_results(name):
         return ""
     found = results(name)["results"].items()
     rows = [

@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import tables
-from tables import measured_table, results
+from tables import has_results, measured_table, results
 
 #: Test perplexities of TNN's table 2, 45 million parameters on WikiText-103.
 PUBLISHED = {
@@ -65,7 +64,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def comparison() -> str:
     name = "language-family-cpu.json"
-    if not (tables.RESULTS / name).is_file():
+    if not has_results(name):
         return ""
     found = results(name)["results"]
     common = min(run["curve"][-1][0] for run in found.values())
@@ -100,10 +99,10 @@ WikiText-103.
 
 def ablations() -> str:
     name = "language-ablations-cpu.json"
-    if not (tables.RESULTS / name).is_file():
+    if not has_results(name):
         return ""
-    family = tables.RESULTS / "language-family-cpu.json"
-    base = {"tnn": results(family.name)["results"]["tnn"]} if family.is_file() else {}
+    family = "language-family-cpu.json"
+    base = {"tnn": results(family)["results"]["tnn"]} if has_results(family) else {}
     rows = []
     for model, run in {**base, **results(name)["results"]}.items():
         scores = _perplexities(run)
@@ -121,7 +120,7 @@ variants that have all lengths.
 
 def other_code() -> str:
     name = "peer-speed-cpu.json"
-    if not (tables.RESULTS / name).is_file():
+    if not has_results(name):
         return ""
     found = results(name)["results"]["rows"]
     lengths = sorted({row["length"] for row in found})

@@ -48,8 +48,7 @@ def finished(run: Path, accuracy: float, sizes: list[int]) -> None:
 def test_results_become_a_section_and_a_figure(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     tables, encoders, figures = map(importlib.import_module, ("tables", "measured.encoders", "figures"))
-    for module in (tables, encoders):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(figures, "FIGURES", tmp_path)
     assert encoders.pictures() == ""
     for name, accuracy in (("vit", 0.7), ("tnn-2d", 0.8), ("fashion-tnn-2d", 0.9)):
