@@ -165,6 +165,10 @@ def test_splits_share_no_passages(tmp_path: Path) -> None:
             assert not {*row["text1"].split()[1:-1]} & {*row["text2"].split()[1:-1]}
     with pytest.raises(ValueError, match="needs a folder of texts"):
         generate("lra-retrieval", tmp_path / "other", rows=20, seed=0, texts=None, progress=False)
+    (tmp_path / "books" / "test-1.txt").unlink()
+    with pytest.raises(ValueError, match=r"test of .* has 1 text\(s\) of 8000 characters; two are needed"):
+        generate("lra-retrieval", tmp_path / "few", rows=20, seed=0, texts=tmp_path / "books", progress=False)
+    assert not list(tmp_path.glob("few*/*.tsv"))
 
 
 @pytest.mark.slow

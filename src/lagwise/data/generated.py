@@ -104,17 +104,18 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
     source = open_source(str(texts))
     sizes = {"train": rows or _PAIRS, "valid": max(2, (rows or _PAIRS) // 10), "test": max(2, (rows or _PAIRS) // 10)}
     names = dict(zip(SPLITS, ARENA["aan"].parts[0], strict=True))
+    books = {}
+    for split in SPLITS:
+        cleaned = (" ".join(text.split()) for text in source.documents(split))
+        books[split] = [text for text in cleaned if len(text) >= 2 * _PASSAGE]
+        if len(books[split]) < 2:
+            found = f"{split} of {str(texts)!r} has {len(books[split])} text(s)"
+            raise ValueError(f"{found} of {2 * _PASSAGE} characters; two are needed")
     with progress_bar(desc="drawing passages", total=sum(sizes.values()), unit="pair", show=progress) as bar:
         for part, split in enumerate(SPLITS):
-            books = [" ".join(text.split()) for text in source.documents(split)]
-            books = [book for book in books if len(book) >= 2 * _PASSAGE]
-            if len(books) < 2:
-                raise ValueError(
-                    f"{split} of {str(texts)!r} has {len(books)} text(s) of {2 * _PASSAGE} characters; two are needed"
-                )
             with open(out / f"{names[split]}.tsv", "w") as file:
                 for i in range(sizes[split]):
-                    file.write(_pair(books, np.random.default_rng((seed, part, i)), i))
+                    file.write(_pair(books[split], np.random.default_rng((seed, part, i)), i))
                     bar.update()
     return {"pairs": sizes, "seed": seed}
 
