@@ -73,7 +73,7 @@ def prepare(records: Path, out: Path) -> None:
 def train_run(rows: Path, run: Path, overrides: list[str]) -> None:
     """Train RUN-first, and then RUN from its weights. Interrupted trainings are resumed."""
     first = first_of(run)
-    for folder, changes in ((first, overrides), (run, [f"model.init_from={first}", *overrides, *FINE])):
+    for folder, changes in ((first, overrides), (run, [f"model.init_from={first}", *FINE, *overrides])):
         if (folder / "recipe.yaml").is_file():
             resume(folder)
             continue

@@ -44,6 +44,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     streaming.spectral_filters,
     encoders.encoders,
     encoders.pretraining,
+    encoders.glue,
     encoders.images,
     encoders.pictures,
     layers.padded,

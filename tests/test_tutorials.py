@@ -1,11 +1,10 @@
 """The code of the README and of the documentation runs, on small data and with few steps.
 
-Left out are commands that read benchmark data (`benchmarks/ecg.py`, docs/arena.md) or an electrocardiogram's run.
+Left out are CONTRIBUTING, whose blocks are targets of the Makefile, a web server's configuration, and a download.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -20,116 +19,108 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from scipy.io import wavfile
-from test_docs import ROOT, blocks, command_lines
+import reader_files
+from test_docs import PAGES, ROOT, blocks
 
 pytestmark = pytest.mark.slow
+CODE = [page for page in PAGES if page.stem != "CONTRIBUTING" and blocks(page, "sh", "python")]
+# Overrides of every training, and of recipes with a word in their names.
 FEW = {"training.steps": 4, "training.evaluate_every": 4, "model.hidden_size": 32, "model.num_hidden_layers": 1}
-TUTORIALS = tuple(f"docs/tutorials/{name}" for name in ("classify", "forecast", "language-model", "stream"))
-SHELL = (
-    "README",
-    "docs/index",
-    "docs/tasks",
-    "docs/encoders",
-    "docs/glue",
-    "docs/pictures",
-    "docs/signals",
-    "docs/export",
-)
-PYTHON = (
-    "README",
-    "docs/index",
-    "docs/concepts",
-    "docs/clients",
-    "docs/encoders",
-    "docs/forecasting",
-    "docs/pictures",
-    *TUTORIALS,
-    "docs/tutorials/kernel",
-    "docs/tutorials/mixer",
-)
-# What a page takes as given, and packages that it needs beyond those of the tests.
-GIVEN: dict[str, tuple[str, tuple[str, ...]]] = {
-    "docs/clients": (
-        "from transformers import AutoModelForCausalLM\n"
-        "draft = AutoModelForCausalLM.from_pretrained('runs/tnn-lm', trust_remote_code=True)",
-        ("onnxscript", "onnxruntime"),
-    ),
-    "docs/encoders": ("", ("sentence_transformers",)),
-    "docs/pictures": ("", ("torchvision",)),
-    "docs/forecasting": ("import numpy as np\nX = np.random.default_rng(0).normal(size=(2000, 2))\nrow = X[:1]", ()),
+FEWER = {"mlm": {"data.vocab_size": 300}, "lra": {"training.batch_size": 4}}
+# What makes commands short, and arguments that stand for others or for many rows.
+SHORT = {
+    "bench glue": "--tasks sst2 --seeds 1 --set training.steps=4 --set training.evaluate_every=4",
+    "bench forecast": "--data illness",
+    "bench serve": "--clients 2 --repeats 2",
+    "data": "--rows 40",
+}
+INSTEAD = {"100000": "100", "FOLDER": "series", "lra-pathfinder:20000": "lra-pathfinder:40"}
+# What the Python of a page takes as given, and the packages of a page beyond those of the tests.
+LOADED = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = draft = AutoModelForCausalLM.from_pretrained("runs/tnn-lm", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("runs/tnn-lm", trust_remote_code=True)
+"""
+SERIES = """
+import numpy as np
+X = np.random.default_rng(0).normal(size=(2000, 2))
+row = X[:1]
+"""
+DEVICE = """
+import torch
+class device:
+    parts = [torch.randn(n, 2) for n in (0, 7, 1000)]
+    def read():
+        return device.parts.pop() if device.parts else None
+"""
+GIVEN = {"clients": LOADED, "export": LOADED, "forecasting": SERIES, "signals": DEVICE}
+PACKAGES = {
+    "README": ["fastapi", "uvicorn", "onnxscript", "onnxruntime"],
+    "clients": ["onnxscript", "onnxruntime"],
+    "encoders": ["sentence_transformers"],
+    "export": ["onnxscript", "onnxruntime"],
+    "pictures": ["torchvision"],
+    "serving": ["fastapi", "uvicorn", "openai"],
+    "signals": ["wfdb"],
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with the names used by the pages, and runs of the recipes that they continue from."""
+    """Files with the names used by the pages, runs of the recipes that they continue from, and an installed package."""
     folder = tmp_path_factory.mktemp("reader")
-    text = "\n".join(f"def name_{i}(x):\n    return x + {i * i}" for i in range(4000))
-    (folder / "my.txt").write_text(text)
-    (folder / "book.txt").write_text(text[:3000])
-    reviews = [f"{'good' if i % 2 else 'bad'} film number {i},{i % 2}" for i in range(120)]
-    rows = "".join(f"{row},{row}\n" for row in reviews)
-    (folder / "reviews.csv").write_text("text,label,review,stars\n" + rows)
-    (folder / "new.csv").write_text("review\n" + "\n".join(f"film {i}" for i in range(5)) + "\n")
-    hours = "".join(f"2024-01-{1 + i // 24:02d} {i % 24:02d}:00,{i % 24},{i % 7}\n" for i in range(31 * 24))
-    (folder / "my.csv").write_text("date,a,b\n" + hours)
-    write_glue(folder / "glue" / "SST-2")
-    write_pictures(folder)
-    for name in ("sounds", "recordings", "new-sounds"):
-        write_sounds(folder / name)
-    lagwise(folder, ["train", "--data", "my.txt"])
-    lagwise(folder, ["train", "--recipe", "tnn-mlm", "--data", "my.txt"])
-    lagwise(folder, ["train", "--recipe", "classify", "--data", "reviews.csv", "task.text=review", "task.label=stars"])
-    lagwise(folder, ["convert", "runs/tnn-lm", "--tolerance", "1e-3"])
+    reader_files.write_files(folder)
+    install_my_package(folder)
+    for command in (
+        "train --data my.txt",
+        "train --data my.txt --recipe mega-lm",
+        "train --data my.txt --recipe tnn-mlm",
+        "train --data my.txt --recipe transformer-mlm",
+        "train --data reviews.csv --recipe classify task.text=review task.label=stars",
+        "convert runs/tnn-lm --tolerance 1e-3",
+    ):
+        lagwise(folder, command.split())
     return folder
 
 
-def write_glue(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    rows = [f"a {'good' if i % 2 else 'bad'} film, number {i}\t{i % 2}" for i in range(200)]
-    (folder / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows[:160]]) + "\n")
-    (folder / "dev.tsv").write_text("\n".join(["sentence\tlabel", *rows[160:]]) + "\n")
-    (folder / "test.tsv").write_text("index\tsentence\n0\ta film\n1\tanother film\n")
-
-
-def write_pictures(folder: Path) -> None:
-    """Bright and dark noise, in a folder for each."""
-    rng = np.random.default_rng(0)
-    for name, low in (("bright", 128), ("dark", 0)):
-        (folder / "pictures" / name).mkdir(parents=True)
-        for i in range(40):
-            noise = rng.integers(low, low + 128, (40, 40, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(folder / "pictures" / name / f"{i}.png")
-    (folder / "new").mkdir()
-    for path in (folder / "new" / "a.png", folder / "cat.png"):
-        shutil.copy(folder / "pictures" / "dark" / "0.png", path)
-
-
-def write_sounds(folder: Path) -> None:
-    """Two tones, in a folder for each."""
-    for name, tone in (("yes", 440.0), ("no", 880.0)):
-        (folder / name).mkdir(parents=True)
-        for i in range(20):
-            wave = np.sin(2 * np.pi * tone * np.arange(800 + 10 * i) / 8000)
-            wavfile.write(folder / name / f"{i}.wav", 8000, (wave * 20000).astype(np.int16))
+def install_my_package(folder: Path) -> None:
+    """The first classes of the tutorials of kernels and mixers, in a package with the entry points of these."""
+    info = folder / "my_package-1.0.dist-info"
+    for directory in (info, folder / "my_package"):
+        directory.mkdir()
+    points = ""
+    for name in ("kernel", "mixer"):
+        page = ROOT / "docs" / "tutorials" / f"{name}.md"
+        code = blocks(page, "python")[0].partition(f"register_{name}(")[0].replace(f", register_{name}", "")
+        (folder / "my_package" / f"{name}s.py").write_text(code)
+        for group, each in tomllib.loads(blocks(page, "toml")[0])["project"]["entry-points"].items():
+            points += f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items())
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
 
 
 def lagwise(folder: Path, words: list[str]) -> None:
-    """Run a command with few steps and a narrow model."""
+    run([sys.executable, "-m", "lagwise", *shortened(folder, words)], folder)
+
+
+def shortened(folder: Path, words: list[str]) -> list[str]:
+    """The command with few steps and a narrow model, or with less data."""
+    words = [INSTEAD.get(word, word) for word in words]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[0] == "train" and "--resume" not in words:
-        value = dict(itertools.pairwise(words))
-        shutil.rmtree(folder / value.get("--out", f"runs/{value.get('--recipe', 'tnn-lm')}"), ignore_errors=True)
-        given = " ".join(words)
-        few = {**FEW, **({"data.vocab_size": 300} if "data.tokenizer=bpe" in words or "-mlm" in given else {})}
-        if "init_from" in given:  # the sizes are those of the run
-            few = {key: few[key] for key in few if key.startswith("training.")}
+        recipe = options.get("--recipe", "tnn-lm")
+        shutil.rmtree(folder / options.get("--out", f"runs/{recipe}"), ignore_errors=True)
+        if "--data" not in words and recipe.startswith("lra-"):  # else generated, with all rows
+            words += ["--data", recipe.removesuffix("-small") + ":40"]
+        few = {**FEW, **({"data.vocab_size": 300} if "data.tokenizer=bpe" in words else {})}
+        for part, more in FEWER.items():
+            few |= more if part in recipe else {}
+        if any("init_from" in word for word in words):  # the sizes are those of the run
+            few = {key: value for key, value in few.items() if key.startswith("training.")}
         words = [word for word in words if word.partition("=")[0] not in few]
-        words += [f"{key}={value}" for key, value in few.items()]
-    run([sys.executable, "-m", "lagwise", *words], folder)
+        return [*words, *(f"{key}={value}" for key, value in few.items())]
+    return words + next((more.split() for start, more in SHORT.items() if " ".join(words).startswith(start)), [])
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -161,56 +152,64 @@ def served(folder: Path, words: list[str]) -> Iterator[int]:
         server.wait()
 
 
-@pytest.mark.parametrize("page", [*SHELL, *TUTORIALS])
-def test_the_commands_run(folder: Path, page: str) -> None:
-    """All commands of a page run in their order; a server answers the page's `curl`."""
-    code = "\n".join(blocks(ROOT / f"{page}.md", "sh"))
-    if page == "docs/pictures":
-        pytest.importorskip("torchvision")
-    for words in command_lines(code):
-        if words[0] == "export":
-            pytest.importorskip("onnxscript")
-            pytest.importorskip("onnxruntime")
-        if words[0] == "serve":
-            with served(folder, words) as port:
-                for line in re.findall(r"^curl (?:.*\\\n)*.*$", code, re.MULTILINE):
-                    answer = run(shlex.split(line.replace("8000", str(port)).replace("\\\n", " ")), folder)
-                    assert json.loads(answer)["choices"][0]["text"]
-        elif "runs/ecg" not in words and words[0] != "bench":
-            lagwise(folder, [re.sub(r"^100000$", "100", word) for word in words])
+def python(folder: Path, page: Path, port: int = 8000) -> None:
+    """Run the Python of a page, one block after another, in one program."""
+    code = "\n".join([GIVEN.get(page.stem, ""), *blocks(page, "python")])
+    run([sys.executable, "-c", code.replace("8000", str(port))], folder)
 
 
-@pytest.mark.parametrize("page", PYTHON)
-def test_the_python_runs(folder: Path, page: str) -> None:
-    """All blocks of a page run one after another in one program, and their imports are installed or skip the test."""
-    given, modules = GIVEN.get(page, ("", ()))
-    for module in modules:
+def requests(folder: Path, page: Path, model: str, port: int) -> None:
+    """Send a page's requests for a model to its server, and those of its Python."""
+    code = "\n".join(blocks(page, "sh"))
+    if f'"{model}"' not in code:
+        return
+    for line in re.findall(r"^curl (?:.*\\\n)*.*$", code, re.MULTILINE):
+        answer = run(shlex.split(line.replace("8000", str(port)).replace("\\\n", " ")), folder)
+        assert json.loads(answer)["choices"][0]["text"]
+    if "openai" in PACKAGES.get(page.stem, ()):
+        python(folder, page, port)
+
+
+def command(folder: Path, page: Path, words: list[str]) -> None:
+    """Run one command of a page."""
+    match words:
+        case ["pip", "install", what]:
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert set(what.partition("[")[2].rstrip("]").split(",")) <= {"", *extras}
+        case ["lagwise", "serve", *_]:
+            with served(folder, words[1:]) as port:
+                requests(folder, page, Path(words[2]).name, port)
+        case ["lagwise", "import", *_]:  # a download
+            pass
+        case ["lagwise", *rest]:
+            lagwise(folder, rest)
+        case ["python", script, *rest]:
+            few = [f"{key}=4" for key in FEW if key.startswith("training.")] if rest[0] == "train" else []
+            run([sys.executable, str(ROOT / script), *rest, *few], folder)
+        case ["curl" | "make", *_]:  # see requests; other tests know the Makefile
+            pass
+        case _:
+            raise AssertionError(f"{page.name}: {words} is not run")
+
+
+@pytest.mark.parametrize("page", CODE, ids=lambda page: page.stem)
+@pytest.mark.timeout(3600)
+def test_the_code_of_a_page_runs(folder: Path, page: Path) -> None:
+    """All commands in their order, and then all Python, unless it needs a server."""
+    for module in PACKAGES.get(page.stem, ()):
         pytest.importorskip(module)
-    run([sys.executable, "-c", "\n".join([given, *blocks(ROOT / f"{page}.md", "python")])], folder)
+    code = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
+    for line in code.splitlines():
+        words = shlex.split(line.partition(" > ")[0], comments=True)
+        if words:
+            command(folder, page, words)
+    if "openai" not in PACKAGES.get(page.stem, ()):
+        python(folder, page)
 
 
-def test_openais_client_reads_from_the_server(folder: Path) -> None:
-    pytest.importorskip("openai")
-    (code,) = blocks(ROOT / "docs/serving.md", "python")
-    with served(folder, ["serve", "runs/tnn-lm"]) as port:
-        assert run([sys.executable, "-c", code.replace("8000", str(port))], folder)
-
-
-def test_the_command_line_finds_the_kernel_of_a_package(folder: Path) -> None:
-    """The kernel tutorial's class, in a package with the tutorial's entry point."""
-    page = ROOT / "docs" / "tutorials" / "kernel.md"
-    kernel = blocks(page, "python")[0].partition("register_kernel(")[0].replace(", register_kernel", "")
-    groups = tomllib.loads(blocks(page, "toml")[0])["project"]["entry-points"]
-    points = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in each.items()) for group, each in groups.items()]
-    files = {
-        "my_package/__init__.py": "",
-        "my_package/kernels.py": kernel,
-        "my_package-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n",
-        "my_package-1.0.dist-info/entry_points.txt": "\n".join(points),
-    }
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    for code in blocks(page, "sh"):
-        for words in command_lines(code):
-            lagwise(folder, words)
+def test_every_block_of_code_is_run() -> None:
+    """Blocks without a language hold no commands, and there is no other language than those that are run."""
+    for page in PAGES:
+        for fence, inside in re.findall(r"^ *```(\w*)\n(.*?)^ *```", page.read_text(), re.S | re.M):
+            assert fence in ("sh", "python", "toml", "nginx", "bibtex", ""), f"{page.name}: {fence}"
+            assert fence or not re.search(r"^(lagwise|python|pip|curl|import) ", inside, re.M), f"{page.name}: {inside}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tables import has_results, measured_table, ratio, results
 
+from lagwise.bench.glue import table_head, table_rows
+
 _DATA = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}
 
 
@@ -55,6 +57,20 @@ nodes at every length here, as published; with `spacing` it extrapolates ([log](
 {measured_table(name, columns, rows)}
 
 ![Validation loss over time](figures/encoders.png)"""
+
+
+def glue() -> str:
+    name = "glue-cpu.json"
+    if not has_results(name):
+        return ""
+    found = results(name)["results"]
+    return f"""## Encoders: GLUE
+
+The models pretrained above, fine-tuned by the recipes glue-TASK with three seeds ([GLUE](glue.md)): mean and standard
+deviation on the dev sets, in percent. The last row trains TNN without its pretraining. TF-IDF is a linear model of
+words and pairs of words.
+
+{measured_table(name, table_head(found), table_rows(found))}"""
 
 
 def images() -> str:

@@ -1,0 +1,103 @@
+"""Small files with the names that the documentation's examples use."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+from glue_files import FILES, write_task
+from PIL import Image
+from scipy.io import wavfile
+
+
+def write_files(folder: Path) -> None:
+    """Write the texts, tables, sounds and pictures that a reader of the documentation is assumed to have."""
+    text = "\n".join(f"def name_{i}(x):\n    return x + {i * i}" for i in range(4000))
+    (folder / "my.txt").write_text(text)
+    (folder / "book.txt").write_text(text[:3000])
+    write_tables(folder)
+    for task in FILES:
+        write_task(folder / "glue", task, count=200)
+    (folder / "glue" / "SST-2").mkdir()
+    for file in (folder / "glue" / "sst2").iterdir():
+        file.rename(folder / "glue" / "SST-2" / file.name)
+    (folder / "glue" / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta film\n1\tanother film\n")
+    write_pictures(folder)
+    for name in ("sounds", "recordings", "new-sounds"):
+        write_sounds(folder / name)
+    write_books(folder / "books")
+    write_heartbeats(folder / "mit-bih")
+
+
+def write_tables(folder: Path) -> None:
+    """Reviews, an hourly series, and a series with the name and columns of a benchmark."""
+    reviews = [f"{'good' if i % 2 else 'bad'} film number {i},{i % 2}" for i in range(120)]
+    rows = "".join(f"{row},{row}\n" for row in reviews)
+    (folder / "reviews.csv").write_text("text,label,review,stars\n" + rows)
+    (folder / "new.csv").write_text("review\n" + "\n".join(f"film {i}" for i in range(5)) + "\n")
+    (folder / "imdb").mkdir()
+    for split, part in (("train", reviews[:80]), ("test", reviews[80:])):
+        (folder / "imdb" / f"{split}.csv").write_text("\n".join(["text,label", *part]) + "\n")
+    start = datetime(2024, 1, 1)
+    hours = "".join(f"{start + timedelta(hours=i)},{i % 24},{i % 7}\n" for i in range(60 * 24))
+    (folder / "my.csv").write_text("date,a,b\n" + hours)
+    (folder / "series").mkdir()
+    weeks = "".join(f"{i},{i % 52},{i % 7}\n" for i in range(966))
+    (folder / "series" / "national_illness.csv").write_text("date,a,b\n" + weeks)
+
+
+def write_pictures(folder: Path) -> None:
+    """Bright and dark noise: in a folder for each, and as the arrays of a .npz file."""
+    rng = np.random.default_rng(0)
+    for name, low in (("bright", 128), ("dark", 0)):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for i in range(40):
+            noise = rng.integers(low, low + 128, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(folder / "pictures" / name / f"{i}.png")
+    (folder / "new").mkdir()
+    for path in (folder / "new" / "a.png", folder / "cat.png"):
+        shutil.copy(folder / "pictures" / "dark" / "0.png", path)
+    labels = np.arange(40) % 2
+    images = rng.integers(0, 128, (40, 32, 32, 3), dtype=np.uint8) + 128 * labels[:, None, None, None].astype(np.uint8)
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images[:20], "test_labels": labels[:20]}
+    np.savez(folder / "cifar10.npz", **arrays)
+
+
+def write_sounds(folder: Path) -> None:
+    """Two tones, in a folder for each."""
+    for name, tone in (("yes", 440.0), ("no", 880.0)):
+        (folder / name).mkdir(parents=True)
+        for i in range(20):
+            wave = np.sin(2 * np.pi * tone * np.arange(800 + 10 * i) / 8000)
+            wavfile.write(folder / name / f"{i}.wav", 8000, (wave * 20000).astype(np.int16))
+
+
+def write_books(folder: Path) -> None:
+    """Texts of random words, each with words of its own."""
+    folder.mkdir()
+    for number in range(40):
+        draw = random.Random(number)
+        words = [f"{draw.choice('bcdfg')}{draw.choice('aeiou')}{number}{i}" for i in range(30)]
+        (folder / f"{number}.txt").write_text(" ".join(draw.choices(words, k=20_000)))
+
+
+def write_heartbeats(folder: Path) -> None:
+    """MIT-BIH's records and annotations in their own format, of noise, one minute each. Nothing without wfdb."""
+    try:
+        import wfdb
+    except ImportError:
+        return
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    beats = np.arange(200, 21_000, 300)
+    symbols = [("N", "A", "V", "F")[i % 4] for i in range(len(beats))]
+    form = {"fs": 360, "units": ["mV"] * 2, "sig_name": ["MLII", "V1"], "fmt": ["212"] * 2}
+    for number in range(100, 235):
+        samples = rng.normal(0, 0.3, (21_600, 2)).round(2)
+        wfdb.wrsamp(
+            str(number), p_signal=samples, adc_gain=[200.0] * 2, baseline=[0] * 2, write_dir=str(folder), **form
+        )
+        wfdb.wrann(str(number), "atr", beats, symbol=symbols, write_dir=str(folder))
