@@ -32,7 +32,7 @@ FEWER = {"mlm": {"data.vocab_size": 300}, "lra": {"training.batch_size": 4}}
 SHORT = {
     "bench glue": "--tasks sst2 --seeds 1 --set training.steps=4 --set training.evaluate_every=4",
     "bench forecast": "--data illness",
-    "bench serve": "--clients 2 --repeats 2",
+    "bench serve": "--clients 2 --repeats 2 --no-batched",
     "data": "--rows 40",
 }
 INSTEAD = {"100000": "100", "FOLDER": "series", "lra-pathfinder:20000": "lra-pathfinder:40"}

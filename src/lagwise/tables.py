@@ -45,7 +45,7 @@ def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what:
         raise ValueError(f"{what} must be a mapping with a 'name', got {shown(spec)}")
     part = table.get(known(spec["name"], table, what))
     assert part is not None
-    accepted = [p.name for p in inspect.signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    accepted = option_names(part)
     hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
     options = {key: value for key, value in spec.items() if key != "name"}
     for key, value in options.items():
@@ -55,6 +55,11 @@ def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what:
         return part(*args, **{key: value for key, value in context.items() if key in accepted}, **options)
     except (TypeError, OverflowError, RuntimeError) as error:  # from products of sizes that exceed numbers or tensors
         raise ValueError(f"{what} {spec['name']!r} cannot be built from {shown(options)}: {one_line(error)}") from error
+
+
+def option_names(part: Callable[..., Any]) -> list[str]:
+    """The options of a part: the keyword-only parameters of its constructor."""
+    return [p.name for p in inspect.signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def typed(kind: Any, value: Any, where: str, *, most: int = 2**63 - 1) -> Any:

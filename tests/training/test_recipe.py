@@ -44,6 +44,19 @@ def test_models_of_pictures_by_a_word_keep_expansions(word: str, kept: tuple[int
     assert (block.get("token_mixer", {}).get("expansion"), block["channel_mixer"]["expansion"]) == kept
 
 
+def test_another_part_keeps_the_options_that_it_has() -> None:
+    mixer = "model.block.token_mixer"
+    own = load_recipe("tnn-lm").model["block"]["token_mixer"]
+    assert own["kernel"].keys() == {"name", "layers", "hidden"}
+    changed = load_recipe("tnn-lm", [f"{mixer}.kernel.modes=4", f"{mixer}.kernel.name=s4d"])
+    assert changed.model["block"]["token_mixer"] == {**own, "kernel": {"name": "s4d", "modes": 4}}
+    frequency = load_recipe("tnn-lm", [f"{mixer}.kernel.name=frequency"]).model["block"]["token_mixer"]["kernel"]
+    assert {k: v for k, v in frequency.items() if k != "name"}.items() <= own["kernel"].items()
+    assert load_recipe("tnn-lm", [f"{mixer}.kernel.name=rpe"]) == load_recipe("tnn-lm")
+    tcn = load_recipe("tnn-lm", [f"{mixer}.name=tcn", f"{mixer}.depth=3"]).model["block"]["token_mixer"]
+    assert (tcn["name"], tcn["depth"], "kernel" in tcn) == ("tcn", 3, False)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -16,7 +16,7 @@ from lagwise.data.options import DataOptions, upgraded
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
-from lagwise.tables import known, shown
+from lagwise.tables import known, option_names, shown
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -112,7 +112,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions; and
     ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
 
-    Keys below ``model.block`` are checked when the model is built.
+    ``NAME`` in ``model. ... .kernel.name=NAME``, and of another mixer or block, takes the place of the recipe's part,
+    whose options stay where the new part has them too. Keys below ``model.block`` are checked when the model is built.
 
     Args:
         name: Name of a recipe or path of a YAML file.
@@ -137,7 +138,13 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
     values = upgraded(values)
     _check_overrides(overrides)
-    for override in sorted(overrides, key=lambda each: not each.startswith(("model=", "model.init_from="))):
+    whole = [each for each in overrides if each.startswith(("model=", "model.init_from="))]
+    rest = [each for each in overrides if each not in whole]
+    for override in whole:
+        _apply(values, override)
+    for override in rest:
+        _drop_options(values, override)
+    for override in rest:
         _apply(values, override)
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
@@ -220,6 +227,26 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
     values[last] = _parsed(text, f"in override {shown(override)}, the value")
+
+
+def _drop_options(values: Any, override: str) -> None:
+    """Where an override gives a part of the model another name, remove the options that the new part does not have."""
+    *path, last = override.partition("=")[0].split(".")
+    if last != "name" or path[:1] != ["model"]:
+        return
+    from lagwise.blocks import BLOCKS
+    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.kernels import KERNELS
+    from lagwise.mixers import MIXERS
+
+    mixers = dict.fromkeys(("token_mixer", "memory"), MIXERS)
+    parts = {"block": BLOCKS, "channel_mixer": CHANNEL_MIXERS, "kernel": KERNELS, **mixers}
+    new = parts.get(path[-1], {}).get(override.partition("=")[2])
+    for step in path:
+        values = values.get(step) if isinstance(values, dict) else None
+    if new is not None and isinstance(values, dict):
+        for option in values.keys() - {"name", *option_names(new)}:
+            del values[option]
 
 
 def _keep_expansions(block: dict[str, Any], old: Any) -> None:
