@@ -105,6 +105,10 @@ def test_whole_streams_are_checked_and_timed_beside_a_peer(tmp_path: Path, monke
     rows = json.loads(out.read_text())["results"]["streams"]["batch 2"]
     assert [row["method"] for row in rows] == [LAGWISE, *PEERS, "theirs:exact"]
     assert all(0 < row["token"]["median"] <= row["slowest"] for row in rows)
+    few = ["--lengths", "60,150", "--most-tokens", "200", "--no-baselines", "--out", str(out)]
+    assert CliRunner().invoke(app, [*arguments, *few]).exit_code == 0
+    rows = json.loads(out.read_text())["results"]["streams"]["batch 2"]
+    assert [(row["method"], row["length"]) for row in rows] == [(LAGWISE, 60)]
     wrong = CliRunner().invoke(app, [*arguments, "--peer", "theirs:wrong"])
     assert "theirs:wrong differs from the product of the whole text" in str(wrong.exception)
     other = CliRunner().invoke(app, ["bench", "generate", "--peer", "theirs:exact"])

@@ -69,6 +69,7 @@ def time_streams(
     batch: int = 1,
     repeats: int = 3,
     threads: int | None = None,
+    baselines: bool = True,
     peers: Mapping[str, StreamFactory] | None = None,
     progress: bool = True,
 ) -> list[Row]:
@@ -83,6 +84,7 @@ def time_streams(
         batch: Texts streamed together.
         repeats: Timed texts of each method.
         threads: CPU threads; by default those of torch.
+        baselines: Whether to time FutureFill.
         peers: Further methods by name.
         progress: Whether to show a progress bar.
 
@@ -93,7 +95,7 @@ def time_streams(
         raise ValueError(f"repeats must be at least 2, got {repeats}")
     if threads:
         torch.set_num_threads(threads)
-    methods: dict[str, StreamFactory] = {LAGWISE: OnlineStream, **PEERS, **(peers or {})}
+    methods: dict[str, StreamFactory] = {LAGWISE: OnlineStream, **(PEERS if baselines else {}), **(peers or {})}
     rows = []
     with torch.inference_mode():
         for length in progress_bar(lengths, desc="streams", show=progress):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -212,7 +212,9 @@ def generate(
     most_tokens: Annotated[
         int, typer.Option(callback=at_least(1), help="Skip contexts with more tokens over all sequences.")
     ] = 1 << 18,
-    baselines: Annotated[bool, typer.Option(help="Also time ring buffers, n states and recomputation.")] = True,
+    baselines: Annotated[
+        bool, typer.Option(help="Also time ring buffers, n states and recomputation; for streams, FutureFill.")
+    ] = True,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -231,8 +233,9 @@ def generate(
     if peer and what != "streams":
         raise ValueError("--peer is an online convolution and needs --what streams")
     if what == "streams":
+        methods = {"channels": channels, "repeats": repeats, "threads": threads, "baselines": baselines}
         counts = (whole_numbers(lengths, "--lengths"), whole_numbers(batches, "--batches"))
-        _generate_streams(*counts, channels, repeats, threads, peer or [], out)
+        _generate_streams(*counts, most_tokens, peer or [], out, **methods)
         return
     from lagwise.bench import generate as run
     from lagwise.bench.harness import save_results
@@ -263,13 +266,7 @@ def generate(
 
 
 def _generate_streams(
-    lengths: list[int],
-    batches: list[int],
-    channels: int,
-    repeats: int,
-    threads: int | None,
-    peers: list[str],
-    out: Path | None,
+    lengths: list[int], batches: list[int], most_tokens: int, peers: list[str], out: Path | None, **methods: Any
 ) -> None:
     from lagwise.bench.harness import save_results
     from lagwise.bench.peers import load_peer
@@ -279,7 +276,8 @@ def _generate_streams(
     loaded: dict[str, StreamFactory] = {name: load_peer(name) for name in peers}
     results = {}
     for batch in batches:
-        rows = time_streams(lengths, channels=channels, batch=batch, repeats=repeats, threads=threads, peers=loaded)
+        short = [length for length in lengths if length * batch <= most_tokens]
+        rows = time_streams(short, batch=batch, peers=loaded, **methods)
         head = ("tokens", "method", "tokens/s", "time / ours", "slowest ms", "memory")
         print_table(f"Whole texts token by token, batch {batch}", head, table_rows(rows))
         results[f"batch {batch}"] = rows
