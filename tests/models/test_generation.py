@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import LIMIT, RECIPES, VARIANTS, tiny
 from torch import Tensor
-from transformers import TextStreamer, pipeline
+from transformers import TextStreamer
 
 from lagwise.data import load_tokenizer
-from lagwise.data.tokenizers import word_tokenizer
-from lagwise.models import LagwiseForCausalLM, StreamingCache, generate_text, generation, load_model
+from lagwise.models import LagwiseForCausalLM, StreamingCache
 
 every_recipe = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 NEW = 8
@@ -139,182 +135,6 @@ def test_caches_of_other_kinds_are_refused() -> None:
             tiny("tnn-lm").generate(prompt(1), cache_implementation=name, **GREEDY)
 
 
-class TestText:
-    """The functions behind `lagwise generate`."""
-
-    @pytest.fixture
-    def model(self) -> LagwiseForCausalLM:
-        return tiny("tnn-lm", sharp=True)
-
-    def test_pipeline_and_streamed_text(self, tmp_path: Path) -> None:
-        model, tokenizer = tiny("tnn-lm", sharp=True).float(), load_tokenizer("bytes")
-        model.save_pretrained(tmp_path)
-        tokenizer.save_pretrained(tmp_path)
-        writer = pipeline("text-generation", model=str(tmp_path), device="cpu")
-        texts = writer(["one", "a longer prompt"], max_new_tokens=6, do_sample=False, batch_size=2)
-        assert texts[0][0]["generated_text"].startswith("one")
-        assert texts[1][0]["generated_text"].startswith("a longer prompt")
-        loaded, same_tokenizer = load_model(tmp_path)
-        pieces: list[str] = []
-        text = generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3, write=pieces.append)
-        assert "".join(pieces) == text
-        assert text.startswith("def ")
-        assert text == generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3)
-        greedy = [generate_text(loaded, same_tokenizer, "", max_new_tokens=5, temperature=0) for _ in range(2)]
-        assert greedy[0] == greedy[1]
-        with pytest.raises(ValueError, match="top_p"):
-            generate_text(loaded, same_tokenizer, "x", top_p=0)
-
-    @pytest.mark.parametrize("prompt", ["héé \N{SNOWMAN}", "a", ""])
-    def test_pieces_add_up_to_the_text_of_all_tokens(self, model: LagwiseForCausalLM, prompt: str) -> None:
-        """Also for random bytes, which are rarely whole characters."""
-        tokenizer = load_tokenizer("bytes")
-        text = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1)
-        ids = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt")["input_ids"]
-        torch.manual_seed(1)
-        options = {"do_sample": True, "temperature": 5.0, "top_p": 0.95, "top_k": 0, "pad_token_id": 257}
-        out = model.generate(ids, max_new_tokens=60, **options)
-        assert text == tokenizer.decode(out[0], skip_special_tokens=True)
-        added = generate_text(model, tokenizer, prompt, max_new_tokens=60, temperature=5, seed=1, echo=False)
-        assert prompt + added == text
-
-    def test_long_prompts_are_processed_in_chunks(
-        self, model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tokenizer, seen = load_tokenizer("bytes"), []
-        whole = generate_text(model, tokenizer, "abc" * 20, max_new_tokens=5, temperature=0)
-        monkeypatch.setattr(generation, "PREFILL", 25)
-        model.model.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-        )
-        assert generate_text(model, tokenizer, "abc" * 20, max_new_tokens=5, temperature=0) == whole
-        assert seen == [25, 25, 10, 1, 1, 1, 1]
-
-    @pytest.mark.parametrize("words", [True, False])
-    def test_long_prompts_are_encoded_in_pieces(
-        self, model: LagwiseForCausalLM, monkeypatch: pytest.MonkeyPatch, words: bool
-    ) -> None:
-        tokenizer = word_tokenizer(["one", "two"]) if words else load_tokenizer("bytes")
-        prompt = "one two two " * 20 if words else "où est la \N{SNOWMAN} ? " * 20
-        options: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0}
-        model.generation_config.suppress_tokens = list(range(4, 258)) if words else None
-        whole = [generate_text(model, tokenizer, prompt, echo=echo, **options) for echo in (True, False)]
-        monkeypatch.setattr(generation, "_PIECE", 30)
-        cut: list[str] = []
-        text = generate_text(model, tokenizer, prompt, write=cut.append, **options)
-        assert [text, generate_text(model, tokenizer, prompt, echo=False, **options)] == whole
-        assert len(cut) > 4
-        assert "".join(cut) == text
-
-    def test_the_tokenizer_gets_only_short_pieces(self, model: LagwiseForCausalLM) -> None:
-        """An encoding takes hundreds of bytes of memory per token."""
-        seen: list[int] = []
-
-        class Spy:
-            def __init__(self) -> None:
-                self.tokenizer = load_tokenizer("bytes")
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.tokenizer, name)
-
-            def __call__(self, text: str, **options: Any) -> Any:
-                seen.append(len(text))
-                return self.tokenizer(text[:10], **options)
-
-        spy: Any = Spy()
-        generate_text(model, spy, "a word " * 100_000, max_new_tokens=1)
-        assert sum(seen) == 700_000
-        assert max(seen) <= 1 << 17
-
-    @pytest.mark.parametrize("options", [{"temperature": float("nan")}, {"temperature": float("inf")}])
-    @pytest.mark.parametrize("more", [{}, {"top_p": float("nan")}, {"max_new_tokens": 0}, {"max_new_tokens": 2.5}])
-    def test_options_out_of_range(self, model: LagwiseForCausalLM, options: dict, more: dict) -> None:
-        with pytest.raises(ValueError, match=r"temperature|max_new_tokens"):
-            generate_text(model, load_tokenizer("bytes"), "a", **{**options, **more})
-
-    def test_it_stops_before_a_stop_text(self, model: LagwiseForCausalLM) -> None:
-        """The stop text may begin anywhere in the continuation, but not in the prompt, and may contain non-ASCII
-        characters."""
-        said = Fixed(load_tokenizer("bytes"), "one twö two three")
-        for stops, end in (
-            (["two"], "one twö "),
-            (["ö t"], "one tw"),
-            (["three", "e t"], "on"),
-            (["threes"], "one twö two three"),
-            (["said"], "one twö two three"),
-            (["d o", "one"], ""),
-        ):
-            pieces: list[str] = []
-            text = generate_text(
-                said.model(model),
-                said.tokenizer,
-                "said ",
-                max_new_tokens=18,
-                temperature=0,
-                stop=stops,
-                write=pieces.append,
-            )
-            assert text == "".join(pieces) == "said " + end, stops
-
-    def test_invalid_bytes_do_not_block_the_output(self, model: LagwiseForCausalLM) -> None:
-        said = Fixed(load_tokenizer("bytes"), "")
-        said.ids = [0xFF] * 90
-        pieces: list[str] = []
-        generate_text(said.model(model), said.tokenizer, "a", max_new_tokens=90, temperature=0, write=pieces.append)
-        assert len(pieces) >= 10
-
-    def test_an_interruption_keeps_the_text_so_far(self, model: LagwiseForCausalLM) -> None:
-        """Including text held back because it could be the beginning of a stop text."""
-        said = Fixed(load_tokenizer("bytes"), "one tw", last=KeyboardInterrupt)
-        pieces: list[str] = []
-        lines: list[str] = []
-        with pytest.raises(KeyboardInterrupt):
-            generate_text(
-                said.model(model),
-                said.tokenizer,
-                "abc",
-                temperature=0,
-                stop=["two"],
-                write=pieces.append,
-                report=lines.append,
-            )
-        assert pieces == ["abc", *"one ", "tw"]
-        assert lines[0].startswith("prompt: 3 tokens in 0.")
-        assert "added: 6" in lines[0]
-        assert "tokens/s" in lines[0]
-
-    def test_an_empty_prompt_starts_a_document(self, model: LagwiseForCausalLM) -> None:
-        tokenizer = word_tokenizer(["one", "two"])
-        texts = {generate_text(model, tokenizer, blank, max_new_tokens=5, temperature=0) for blank in ("", " ", "\n\n")}
-        assert len(texts) == 1
-
-    @pytest.mark.parametrize("answer", ["y", "yes"])
-    def test_a_tokenizers_own_code_is_never_run(
-        self, model: LagwiseForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
-    ) -> None:
-        """The confirmation that transformers asks for on standard input must not be possible."""
-        model.save_pretrained(tmp_path)
-        load_tokenizer("bytes").save_pretrained(tmp_path)
-        path = tmp_path / "tokenizer_config.json"
-        own = {"auto_map": {"AutoTokenizer": ["planted.Planted", "planted.Planted"]}, "tokenizer_class": "Planted"}
-        path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
-        (tmp_path / "planted.py").write_text(
-            f"open({str(tmp_path / 'run')!r}, 'w').close()\n"
-            "from transformers import PreTrainedTokenizerFast\nclass Planted(PreTrainedTokenizerFast): pass\n"
-        )
-        monkeypatch.setattr("builtins.input", lambda *_: answer)
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-        for load in (load_model, lambda folder: load_tokenizer(str(folder))):
-            with contextlib.suppress(ValueError):
-                load(tmp_path)
-        assert not (tmp_path / "run").exists()
-
-    def test_stop_must_be_a_list_of_texts(self, model: LagwiseForCausalLM) -> None:
-        for stop in ("text", [""]):
-            with pytest.raises(ValueError, match="stop must be a list of non-empty texts"):
-                generate_text(model, load_tokenizer("bytes"), "a", stop=stop)
-
-
 class TestBadInput:
     """Errors that are raised before the first forward pass."""
 
@@ -384,24 +204,3 @@ class TestBadInput:
         for given in (ids, ids[:, :3]):
             with pytest.raises(ValueError, match="past_key_values holds 8 tokens already"):
                 model.generate(given, past_key_values=cache, **GREEDY)
-
-
-class Fixed:
-    """Makes a model generate a given text for any prompt, and then end it or raise an error."""
-
-    def __init__(self, tokenizer: Any, text: str, last: type[BaseException] | None = None):
-        self.tokenizer, self.ids, self.last = tokenizer, tokenizer(text)["input_ids"], last
-
-    def model(self, model: LagwiseForCausalLM) -> LagwiseForCausalLM:
-        said = iter([*self.ids, self.tokenizer.eos_token_id])
-
-        def say(module: Any, args: Any, logits: Tensor) -> Tensor:
-            token = next(said)
-            if token == self.tokenizer.eos_token_id and self.last is not None:
-                raise self.last
-            return torch.nn.functional.one_hot(torch.tensor([[token]]), 258).double()
-
-        model.lm_head._forward_hooks.clear()
-        model.lm_head.register_forward_hook(say)
-        model.generation_config.eos_token_id = self.tokenizer.eos_token_id
-        return model
