@@ -68,7 +68,7 @@ def glue() -> str:
 
 The models pretrained above, fine-tuned by the recipes glue-TASK with three seeds ([GLUE](glue.md)): mean and standard
 deviation on the dev sets, in percent. The last row trains TNN without its pretraining. TF-IDF is a linear model of
-words and pairs of words.
+words and pairs of words; the [log](log.md#encoders) says where it is better.
 
 {measured_table(name, table_head(found), table_rows(found))}"""
 

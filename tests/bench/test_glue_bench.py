@@ -117,6 +117,12 @@ def test_finished_fine_tunings_are_not_repeated(
     assert one["scores"]["encoder"] == {"stsb": whole["scores"]["encoder"]["stsb"][:1]}
     with pytest.raises(ValueError, match=r"with training\.learning_rate = 0\.0003, not 0\.1; choose another"):
         compare(folder, folder / "out", overrides=[*SMALL, "training.learning_rate=0.1"])
+    recipe = next((folder / "out" / "encoder").glob("*-0")) / "recipe.yaml"
+    content = recipe.read_text()
+    assert "  classifier_hidden_size: 0\n" in content
+    recipe.write_text(content.replace("  classifier_hidden_size: 0\n", ""))  # as versions without this option wrote
+    compare(folder, folder / "out")
+    recipe.write_text(content)
     encoder = folder / "encoder" / "model.safetensors"
     content = encoder.read_bytes()
     encoder.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

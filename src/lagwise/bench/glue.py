@@ -18,6 +18,7 @@ import yaml
 from lagwise.bench.text_baselines import majority, tf_idf
 from lagwise.data import LAYOUTS, read_labelled
 from lagwise.files import expanded, read_json, write_whole
+from lagwise.models import LagwiseConfig
 from lagwise.progress import progress_bar
 from lagwise.runs import evaluate_run
 from lagwise.tables import known, shown
@@ -170,6 +171,7 @@ def _check_same(recipe: Recipe, folder: Path) -> None:
     if not (folder / RECIPE_FILE).is_file():
         return
     saved, wanted = (yaml.safe_load(each.to_yaml()) for each in (load_recipe(str(folder / RECIPE_FILE)), recipe))
+    saved["model"] = LagwiseConfig().to_dict() | saved["model"]  # options that an earlier version did not have
     for section in ("task", "model", "data", "training"):
         for key, value in wanted[section].items():
             decided = section == "training" and key in ("steps", "warmup_steps") and recipe.training.epochs is not None

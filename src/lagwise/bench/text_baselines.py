@@ -39,7 +39,7 @@ def tf_idf(rows: LabelledRows) -> dict[str, float]:
     if rows.label_names is None:
         ridge = Ridge(alpha=1.0).fit(_features(x), labels)
         return regression_scores(ridge.predict(_features(unseen)), true)[0]
-    logistic = LogisticRegression(C=4.0, max_iter=1000).fit(_features(x), labels)
+    logistic = LogisticRegression(C=4.0, tol=1e-6, max_iter=1000).fit(_features(x), labels)
     return classification_scores(logistic.predict(_features(unseen)), true, rows.label_names)[0]
 
 
