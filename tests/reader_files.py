@@ -21,9 +21,7 @@ def write_files(folder: Path) -> None:
     write_tables(folder)
     for task in FILES:
         write_task(folder / "glue", task, count=200)
-    (folder / "glue" / "SST-2").mkdir()
-    for file in (folder / "glue" / "sst2").iterdir():
-        file.rename(folder / "glue" / "SST-2" / file.name)
+    (folder / "glue" / "sst2").rename(folder / "glue" / "SST-2")
     (folder / "glue" / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta film\n1\tanother film\n")
     write_pictures(folder)
     for name in ("sounds", "recordings", "new-sounds"):

@@ -138,11 +138,16 @@ def blocks(path: Path, *languages: str) -> list[str]:
     return [textwrap.dedent(code) for language, code in found if language in languages]
 
 
-def command_lines(code: str) -> list[list[str]]:
-    """The words of each lagwise command in a shell block, without comments and redirections."""
+def commands(code: str) -> list[list[str]]:
+    """The words of each command in a shell block, without comments and redirections."""
     lines = [shlex.split(line, comments=True) for line in code.replace("\\\n", " ").splitlines()]
-    words = [line[line.index("lagwise") + 1 :] for line in lines if "lagwise" in line[:4]]
-    return [list(itertools.takewhile(lambda word: word not in (">", "|", "<", "&"), line)) for line in words]
+    words = [list(itertools.takewhile(lambda word: word not in (">", "|", "<", "&"), line)) for line in lines]
+    return [line for line in words if line]
+
+
+def command_lines(code: str) -> list[list[str]]:
+    """The words of each lagwise command in a shell block, after its name."""
+    return [line[line.index("lagwise") + 1 :] for line in commands(code) if "lagwise" in line[:4]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

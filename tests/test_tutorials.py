@@ -15,18 +15,19 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import reader_files
-from test_docs import PAGES, ROOT, blocks
+from test_docs import PAGES, ROOT, blocks, commands
 
 pytestmark = pytest.mark.slow
 CODE = [page for page in PAGES if page.stem != "CONTRIBUTING" and blocks(page, "sh", "python")]
 # Overrides of every training, and of recipes with a word in their names.
-FEW = {"training.steps": 4, "training.evaluate_every": 4, "model.hidden_size": 32, "model.num_hidden_layers": 1}
+STEPS = {"training.steps": 4, "training.evaluate_every": 4}
+FEW = {**STEPS, "model.hidden_size": 32, "model.num_hidden_layers": 1}
 FEWER = {"mlm": {"data.vocab_size": 300}, "lra": {"training.batch_size": 4}}
 # What makes commands short, and arguments that stand for others or for many rows.
 SHORT = {
@@ -119,8 +120,12 @@ def shortened(folder: Path, words: list[str]) -> list[str]:
         if any("init_from" in word for word in words):  # the sizes are those of the run
             few = {key: value for key, value in few.items() if key.startswith("training.")}
         words = [word for word in words if word.partition("=")[0] not in few]
-        return [*words, *(f"{key}={value}" for key, value in few.items())]
+        return [*words, *written(few)]
     return words + next((more.split() for start, more in SHORT.items() if " ".join(words).startswith(start)), [])
+
+
+def written(overrides: Mapping[str, int]) -> list[str]:
+    return [f"{key}={value}" for key, value in overrides.items()]
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -152,10 +157,10 @@ def served(folder: Path, words: list[str]) -> Iterator[int]:
         server.wait()
 
 
-def python(folder: Path, page: Path, port: int = 8000) -> None:
-    """Run the Python of a page, one block after another, in one program."""
+def python(folder: Path, page: Path, port: int = 8000) -> str:
+    """What the Python of a page prints, one block after another, in one program."""
     code = "\n".join([GIVEN.get(page.stem, ""), *blocks(page, "python")])
-    run([sys.executable, "-c", code.replace("8000", str(port))], folder)
+    return run([sys.executable, "-c", code.replace("8000", str(port))], folder)
 
 
 def requests(folder: Path, page: Path, model: str, port: int) -> None:
@@ -167,7 +172,7 @@ def requests(folder: Path, page: Path, model: str, port: int) -> None:
         answer = run(shlex.split(line.replace("8000", str(port)).replace("\\\n", " ")), folder)
         assert json.loads(answer)["choices"][0]["text"]
     if "openai" in PACKAGES.get(page.stem, ()):
-        python(folder, page, port)
+        assert python(folder, page, port)
 
 
 def command(folder: Path, page: Path, words: list[str]) -> None:
@@ -184,7 +189,7 @@ def command(folder: Path, page: Path, words: list[str]) -> None:
         case ["lagwise", *rest]:
             lagwise(folder, rest)
         case ["python", script, *rest]:
-            few = [f"{key}=4" for key in FEW if key.startswith("training.")] if rest[0] == "train" else []
+            few = written(STEPS) if rest[0] == "train" else []
             run([sys.executable, str(ROOT / script), *rest, *few], folder)
         case ["curl" | "make", *_]:  # see requests; other tests know the Makefile
             pass
@@ -198,11 +203,8 @@ def test_the_code_of_a_page_runs(folder: Path, page: Path) -> None:
     """All commands in their order, and then all Python, unless it needs a server."""
     for module in PACKAGES.get(page.stem, ()):
         pytest.importorskip(module)
-    code = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
-    for line in code.splitlines():
-        words = shlex.split(line.partition(" > ")[0], comments=True)
-        if words:
-            command(folder, page, words)
+    for words in commands("\n".join(blocks(page, "sh"))):
+        command(folder, page, words)
     if "openai" not in PACKAGES.get(page.stem, ()):
         python(folder, page)
 

@@ -231,7 +231,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 def _drop_options(values: Any, override: str) -> None:
     """Where an override gives a part of the model another name, remove the options that the new part does not have."""
-    *path, last = override.partition("=")[0].split(".")
+    key, _, name = override.partition("=")
+    *path, last = key.split(".")
     if last != "name" or path[:1] != ["model"]:
         return
     from lagwise.blocks import BLOCKS
@@ -241,7 +242,7 @@ def _drop_options(values: Any, override: str) -> None:
 
     mixers = dict.fromkeys(("token_mixer", "memory"), MIXERS)
     parts = {"block": BLOCKS, "channel_mixer": CHANNEL_MIXERS, "kernel": KERNELS, **mixers}
-    new = parts.get(path[-1], {}).get(override.partition("=")[2])
+    new = parts.get(path[-1], {}).get(name)
     for step in path:
         values = values.get(step) if isinstance(values, dict) else None
     if new is not None and isinstance(values, dict):
