@@ -55,7 +55,7 @@ class TrainingOptions:
     clip: Annotated[Number, Field(ge=0)] = 1.0
     """Largest gradient norm; 0 for none."""
     precision: str = "auto"
-    """`auto` (bfloat16 where the hardware has it), `float32` or `bfloat16`."""
+    """`auto` (bfloat16 where products in it are faster), `float32` or `bfloat16`."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
     average: Share = 0.0

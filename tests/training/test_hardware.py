@@ -1,0 +1,48 @@
+"""The choice of bfloat16 by the speed of this machine's products."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lagwise.training import hardware
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    hardware.bfloat16_is_fast.cache_clear()
+    yield
+    hardware.bfloat16_is_fast.cache_clear()
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], bfloat16: float, float32: float) -> bool:
+    seconds = {torch.bfloat16: bfloat16, torch.float32: float32}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(hardware, "_product_seconds", seconds.__getitem__)
+    return hardware.bfloat16_is_fast()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "bfloat16", "fast"),
+    [
+        ({"amx_bf16": True, "avx512_bf16": True}, 0.2, True),
+        ({"amx_bf16": False, "avx512_bf16": True}, 2.0, False),  # as measured on a Xeon whose AMX was switched off
+        ({"amx_bf16": False, "avx512_bf16": False}, 0.2, False),
+        ({}, 0.2, False),
+    ],
+)
+def test_bfloat16_needs_instructions_and_speed(
+    capabilities: dict[str, bool], bfloat16: float, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _with(monkeypatch, capabilities, bfloat16, float32=1.0) is fast
+
+
+def test_products_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _with(monkeypatch, {"amx_bf16": True}, 0.2, 1.0)
+    assert _with(monkeypatch, {"amx_bf16": True}, 2.0, 1.0)  # cached
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_takes_time(dtype: torch.dtype) -> None:
+    assert 0 < hardware._product_seconds(dtype) < 60
