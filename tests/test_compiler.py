@@ -62,7 +62,7 @@ def record(library: Path) -> None:
 def answer(source: Path) -> int:
     found = find_compiler()
     assert found is not None
-    return load_compiled(source, found, FLAGS, lambda library: library.answer())
+    return load_compiled([source], found, FLAGS, lambda library: library.answer())
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -153,7 +153,7 @@ def test_a_result_that_does_not_load_is_not_kept(
     source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", str(script(tmp_path / "mycc", 'for last; do :; done; echo rubbish > "$last"')))
-    with pytest.raises(OSError, match=r"answer\.so"):
+    with pytest.raises(OSError, match=r"library\.so"):
         answer(source)
     assert list((cache / "native").iterdir()) == []
 
@@ -236,6 +236,17 @@ def test_another_compiler_makes_another_library(source: Path, cache: Path, monke
     assert len(list((cache / "native").glob("*.so"))) == 2
 
 
+def test_a_changed_header_makes_another_library(source: Path, cache: Path) -> None:
+    header = source.with_name("answer.h")
+    source.write_text('#include "answer.h"\nint answer(void) { return ANSWER; }\n')
+    found = find_compiler()
+    assert found is not None
+    for number in (42, 13):
+        header.write_text(f"enum {{ ANSWER = {number} }};\n")
+        assert load_compiled([header, source], found, FLAGS, lambda library: library.answer()) == number
+    assert len(list((cache / "native").glob("*.so"))) == 2
+
+
 class TestCacheFolder:
     def test_an_empty_variable_counts_as_unset(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -270,4 +281,4 @@ class TestCacheFolder:
 def test_bind_gets_the_library(source: Path) -> None:
     found = find_compiler()
     assert found is not None
-    assert isinstance(load_compiled(source, found, FLAGS, lambda library: library), ctypes.CDLL)
+    assert isinstance(load_compiled([source], found, FLAGS, lambda library: library), ctypes.CDLL)

@@ -44,10 +44,12 @@ def find_compiler() -> list[str] | None:
     return None if path is None else [path, *arguments]
 
 
-def load_compiled(source: Path, compiler: Sequence[str], flags: Sequence[str], bind: Callable[[ctypes.CDLL], T]) -> T:
-    """Compile a C source to a shared library, and return ``bind`` of it.
+def load_compiled(
+    sources: Sequence[Path], compiler: Sequence[str], flags: Sequence[str], bind: Callable[[ctypes.CDLL], T]
+) -> T:
+    """Compile C files, given with the headers that they include, to a shared library, and return ``bind`` of it.
 
-    The library is kept in the cache, under a name made of source, command, compiler and processor (machines may share
+    The library is kept in the cache, under a name made of sources, command, compiler and processor (machines may share
     caches), next to the SHA-256 digest of its content. It is loaded from there if the digest is correct and both files,
     and the folders above them up to the cache, pass `require_private`. If it does not load, or ``bind`` raises
     AttributeError because a function is missing, it is compiled again. If the cache cannot be used or is not private, a
@@ -55,10 +57,10 @@ def load_compiled(source: Path, compiler: Sequence[str], flags: Sequence[str], b
 
     RuntimeError with the compiler's message if it fails; OSError if its result does not load.
     """
-    command = [*compiler, *flags, str(source)]
+    command = [*compiler, *flags, *(str(source) for source in sources if source.suffix == ".c")]
     library, problem = None, None
     try:
-        library = _cache() / f"{_name(source, command)}.so"
+        library = _cache() / f"{_name(sources, command)}.so"
         if _as_recorded(library):
             with suppress(OSError, AttributeError):
                 return bind(ctypes.CDLL(str(library)))
@@ -66,7 +68,7 @@ def load_compiled(source: Path, compiler: Sequence[str], flags: Sequence[str], b
     except (OSError, RuntimeError, ValueError) as error:
         problem, place = error, tempfile.TemporaryDirectory()
     with place as made:
-        result = Path(made, source.stem).with_suffix(".so")
+        result = Path(made, "library.so")
         _run([*command, "-o", str(result)], Path(made))
         digest = hashlib.sha256(result.read_bytes()).hexdigest()
         bound = bind(ctypes.CDLL(str(result)))
@@ -74,7 +76,7 @@ def load_compiled(source: Path, compiler: Sequence[str], flags: Sequence[str], b
             with suppress(OSError):  # on a full disk, the next process compiles it again
                 _publish(result, digest, library)
     if problem is not None:
-        warnings.warn(f"{source.name} was compiled for this process alone: {problem}", stacklevel=2)
+        warnings.warn(f"C code was compiled for this process alone: {problem}", stacklevel=2)
     return bound
 
 
@@ -119,9 +121,10 @@ def _run(command: Sequence[str], folder: Path) -> None:
         raise RuntimeError(f"{shlex.join(command)} failed with status {done.returncode}: {said[:_LONGEST_MESSAGE]}")
 
 
-def _name(source: Path, command: Sequence[str]) -> str:
+def _name(sources: Sequence[Path], command: Sequence[str]) -> str:
     compiler = os.stat(command[0])
-    made_of = [source.read_text(), *command, f"{compiler.st_size} {compiler.st_mtime_ns}", *processor()]
+    texts = [source.read_text() for source in sources]
+    made_of = [*texts, *command, f"{compiler.st_size} {compiler.st_mtime_ns}", *processor()]
     return hashlib.sha256("\n".join(made_of).encode(errors="surrogateescape")).hexdigest()[:32]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lagwise.ops import dilated_convolution, native, ski_product, toeplitz_product
+from lagwise.ops.native import library
 from lagwise.ops.toeplitz import direct as local
 from lagwise.ops.toeplitz import direct_product
 
@@ -26,7 +27,7 @@ def _compiled() -> None:
 def fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Reset the module as if nothing had been compiled, with an empty cache; gives the cache folder."""
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "_loops", native._loops.__wrapped__)
+    monkeypatch.setattr(library, "_loops", library._loops.__wrapped__)
     return tmp_path
 
 
@@ -110,14 +111,14 @@ def test_metadata_for_compilers_is_correct(
     monkeypatch: pytest.MonkeyPatch, has_native: bool, last: int, dilation: int
 ) -> None:
     """Shape, strides and dtype of the result in a captured graph."""
-    monkeypatch.setattr(native, "available", lambda: has_native and native._loops() is not None)
+    monkeypatch.setattr(native, "available", lambda: has_native and library._loops() is not None)
     y, x = torch.randn(2, 150, 20), torch.randn(2, 150, 20)
     torch.library.opcheck(torch.ops.lagwise.tap_gradient, (y, x, 0, last, dilation))
 
 
 @pytest.mark.parametrize("has_native", [True, False])
 def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch, has_native: bool) -> None:
-    monkeypatch.setattr(native, "available", lambda: has_native and native._loops() is not None)
+    monkeypatch.setattr(native, "available", lambda: has_native and library._loops() is not None)
     y, x = whole_numbers(2, 20, 5), whole_numbers(2, 20, 5)
     got = local.tap_gradient(y, x, -9, 9, 7)
     assert torch.equal(got[:, 7:12], local.tap_gradient(y, x, -2, 2, 7))
@@ -176,12 +177,12 @@ def test_compiled_once(fresh_process: Path) -> None:
 def test_a_damaged_library_is_compiled_again(fresh_process: Path, kept: int) -> None:
     """Loading a truncated file can crash the process."""
     assert native.available()
-    (library,) = (fresh_process / "native").glob("*.so")
-    whole = library.read_bytes()
-    library.unlink()  # what is loaded stays as it was
-    library.write_bytes(whole[:kept])
+    (file,) = (fresh_process / "native").glob("*.so")
+    whole = file.read_bytes()
+    file.unlink()  # what is loaded stays as it was
+    file.write_bytes(whole[:kept])
     assert native.available()
-    assert library.read_bytes() == whole
+    assert file.read_bytes() == whole
 
 
 @compiled
@@ -209,7 +210,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compile
         assert not native.available()
     assert len(said) == 1
     assert compiler in str(said[0].message)
-    monkeypatch.setattr(native, "_loops", functools.cache(native._loops))
+    monkeypatch.setattr(library, "_loops", functools.cache(library._loops))
     with pytest.warns(UserWarning, match="falling back to PyTorch"):
         direct_product(x, taps, 0).sum().backward()
     assert taps.grad is not None
@@ -217,7 +218,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compile
 
 def test_a_cache_that_cannot_be_written(fresh_process: Path) -> None:
     (fresh_process / "native").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match=r"native\.c was compiled for this process alone"):
+    with pytest.warns(UserWarning, match="C code was compiled for this process alone"):
         assert native.available()
 
 

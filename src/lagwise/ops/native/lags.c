@@ -1,18 +1,9 @@
-/* Loops that the framework runs at a small part of the machine's speed. `native.py` compiles and calls them. */
+/* Sums of products of two signals at every lag. */
 
-#include <string.h>
+#include "vector.h"
 
-/* Bytes of a vector register, and how many sums stay in registers: a vector of channels for each of LAGS lags. */
-#if defined(__AVX512F__)
-enum { BYTES = 64, LAGS = 16 };
-#elif defined(__AVX__)
-enum { BYTES = 32, LAGS = 8 };
-#else
-enum { BYTES = 16, LAGS = 8 };
-#endif
-enum { LANES = BYTES / sizeof(float), TILE = 128 };
-
-typedef float vector __attribute__((vector_size(BYTES)));
+/* How many sums stay in registers: a vector of channels for each of LAGS lags. */
+enum { LAGS = BYTES == 64 ? 16 : 8, TILE = 128 };
 
 /* How partial results lie, see lag_products: channels in groups of LANES, lags in groups of LAGS. */
 void layout(long *lanes, long *lags) {

@@ -1,0 +1,11 @@
+"""Loops in C, compiled on the machine that runs them, for the few operations that PyTorch does slowly on a CPU.
+
+The C files are compiled at first use, in about two seconds, with the compiler in ``$CC`` or ``cc``, and kept in the
+cache for later processes (`load_compiled`). Without a compiler, on systems other than Linux, or with
+``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results.
+"""
+
+from lagwise.ops.native.lags import lag_products
+from lagwise.ops.native.library import available
+
+__all__ = ["available", "lag_products"]

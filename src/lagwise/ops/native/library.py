@@ -1,0 +1,75 @@
+"""The compiled C files, and their arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.compiler import find_compiler, load_compiled
+
+_FOLDER = Path(__file__).parent
+_SOURCES = [_FOLDER / name for name in ("vector.h", "lags.c")]
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_FUNCTIONS = ("lag_products",)
+
+
+class Loops(NamedTuple):
+    """The library, and the sizes of groups in its layouts: of channels, and of lags in `lag_products`."""
+
+    library: ctypes.CDLL
+    lanes: int
+    lags: int
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Whether the loops can be called."""
+    return _loops() is not None
+
+
+def loops() -> Loops:
+    """The loops, which must be `available`."""
+    found = _loops()
+    assert found is not None
+    return found
+
+
+def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """The addresses of tensors as arguments. The tensors must be kept until the call returns."""
+    return [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+
+
+def longs(*numbers: int) -> list[ctypes.c_long]:
+    """Numbers as arguments."""
+    return [ctypes.c_long(n) for n in numbers]
+
+
+@functools.cache
+def _loops() -> Loops | None:
+    if os.environ.get("LAGWISE_NATIVE") == "0" or platform.system() != "Linux":  # other compilers have no OpenMP
+        return None
+    try:
+        compiler = find_compiler()
+        return None if compiler is None else load_compiled(_SOURCES, compiler, _FLAGS, _bound)
+    except Exception as error:  # whatever failed, PyTorch gives the same results
+        warnings.warn(
+            f"Could not compile the C kernel; falling back to PyTorch (short convolutions train more slowly): {error}",
+            stacklevel=2,
+        )
+        return None
+
+
+def _bound(library: ctypes.CDLL) -> Loops:
+    for name in _FUNCTIONS:
+        getattr(library, name)  # an AttributeError has it compiled again
+    lanes, lags = ctypes.c_long(), ctypes.c_long()
+    library.layout(ctypes.byref(lanes), ctypes.byref(lags))
+    return Loops(library, lanes.value, lags.value)
