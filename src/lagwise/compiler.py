@@ -20,7 +20,7 @@ from lagwise.cache import default_cache, make_private, require_private
 
 T = TypeVar("T")
 
-_SECONDS = 20
+_SECONDS = 60
 _LONGEST_MESSAGE = 500  # characters of a compiler's message
 
 

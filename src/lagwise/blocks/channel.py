@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm
+from lagwise.ops.tokens import silu_product
 from lagwise.tables import Spec, build, known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
@@ -31,7 +32,7 @@ class GLU(nn.Module):
         self.out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.silu(self.gate(x)) * self.value(x))
+        return self.out(silu_product(self.gate(x), self.value(x)))
 
 
 class MLP(nn.Module):

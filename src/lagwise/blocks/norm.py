@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.ops.tokens import rms_norm
 from lagwise.tables import build
 
 
@@ -21,9 +21,10 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, channels: int, *, epsilon: float = 1e-6):
         super().__init__(channels, eps=_positive(epsilon), elementwise_affine=False)
+        self.epsilon = epsilon
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(x)
+        return rms_norm(x, self.epsilon)
 
 
 class ScaleNorm(nn.Module):
@@ -42,7 +43,7 @@ class ScaleNorm(nn.Module):
         nn.init.ones_(self.scale)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], eps=self.epsilon) * self.scale
+        return rms_norm(x, self.epsilon) * self.scale
 
 
 class LayerNorm(nn.LayerNorm):

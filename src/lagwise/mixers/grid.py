@@ -8,10 +8,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer
+from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.gtu import gated_width
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
+from lagwise.ops.grid import gated_grid_product
+from lagwise.ops.tokens import silu_product
 from lagwise.tables import build
 
 
@@ -84,8 +86,12 @@ class GTU2d(Mixer):
         self.out = nn.Linear(width, channels)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        mixed = _along_both(self, F.silu(self.value(x)), layout)
-        return self.out(F.silu(self.gate(x)) * mixed)
+        height, width = layout.require_grid(type(self).__name__)
+        gate, value = self.gate(x), self.value(x)
+        if self.rows.engine == "auto":
+            rows, columns = self.rows.taps(width), self.columns.taps(height)
+            return self.out(gated_grid_product(gate, masked(value, layout.mask), rows, columns, width))
+        return self.out(silu_product(gate, _along_both(self, F.silu(value), layout)))
 
 
 def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
+from lagwise.ops.tokens import silu_product
 
 
 class GTU(Mixer):
@@ -42,14 +43,14 @@ class GTU(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
-        return self.out(F.silu(self.gate(x)) * mixed)
+        return self.out(silu_product(self.gate(x), mixed))
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
-        return self.out(F.silu(self.gate(x)) * mixed), state
+        return self.out(silu_product(self.gate(x), mixed)), state
 
 
 def gated_width(channels: int, expansion: float, option: str = "expansion") -> int:

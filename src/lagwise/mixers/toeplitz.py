@@ -80,20 +80,20 @@ class ToeplitzMixer(Mixer):
         spectrum = self._spectrum(x.shape[1])
         if spectrum is not None:
             return spectral_product(x, spectrum)
-        return toeplitz_product(x, self._taps(x.shape[1]), causal=self.causal, engine=self.engine)
+        return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns
         ``(batch * width, height)``. Few lags need no further copy of the grid."""
         height = x.shape[1] // width
         if self.ski is None:
-            taps = self._taps(height)
+            taps = self.taps(height)
             if layout.mask is not None:
                 x = masked(x, layout.mask.unflatten(0, (-1, width)).transpose(1, 2).flatten(1))
             return toeplitz_product(x, taps, causal=self.causal, engine=self.engine, dilation=width)
         return super().mix_columns(x, layout, width)
 
-    def _taps(self, length: int) -> Tensor:
+    def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, or all taps if a graph leaves it open."""
         reach = self.kernel.reach
         return self.kernel.taps(reach if symbolic(length) and reach else length)

@@ -6,6 +6,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
@@ -109,7 +110,10 @@ class PatchInput(nn.Conv2d):
         super().__init__(whole_number("channels", channels), hidden_size, kernel_size=size, stride=size)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        return super().forward(pixel_values).flatten(2).transpose(1, 2)
+        # As a matrix product, whose result lies in memory as all layers need it; a convolution's does not.
+        side = self.stride[0]
+        patches = pixel_values.unflatten(3, (-1, side)).unflatten(2, (-1, side)).permute(0, 2, 4, 1, 3, 5)
+        return F.linear(patches.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)
 
     def grid(self, pixel_values: Tensor) -> tuple[int, int]:
         """Rows and columns of patches."""
@@ -144,7 +148,10 @@ INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches":
 
 def check_finite(name: str, x: Tensor) -> None:
     """ValueError if any value is NaN or infinite."""
-    if not (torch.compiler.is_compiling() or transformed() or x.isfinite().all()):
+    if torch.compiler.is_compiling() or transformed():
+        return
+    # The sum takes one pass over x. It is finite only if every value is, but finite values may overflow it.
+    if not (x.detach().sum().isfinite() or x.isfinite().all()):
         raise ValueError(f"{name} has NaN or infinite values; one would spread over its whole row")
 
 

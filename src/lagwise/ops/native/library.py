@@ -16,9 +16,18 @@ from torch import Tensor
 from lagwise.compiler import find_compiler, load_compiled
 
 _FOLDER = Path(__file__).parent
-_SOURCES = [_FOLDER / name for name in ("vector.h", "lags.c")]
+_SOURCES = [_FOLDER / name for name in ("vector.h", "lags.c", "grids.c", "tokens.c")]
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-_FUNCTIONS = ("lag_products",)
+_FUNCTIONS = (
+    "lag_products",
+    "grid_scratch",
+    "gated_grid",
+    "gated_grid_gradients",
+    "silu_product",
+    "silu_product_gradients",
+    "rms_norm",
+    "rms_norm_gradient",
+)
 
 
 class Loops(NamedTuple):
@@ -52,6 +61,11 @@ def longs(*numbers: int) -> list[ctypes.c_long]:
     return [ctypes.c_long(n) for n in numbers]
 
 
+def ints(*numbers: int) -> list[ctypes.c_int]:
+    """Numbers and flags as arguments."""
+    return [ctypes.c_int(n) for n in numbers]
+
+
 @functools.cache
 def _loops() -> Loops | None:
     if os.environ.get("LAGWISE_NATIVE") == "0" or platform.system() != "Linux":  # other compilers have no OpenMP
@@ -61,7 +75,7 @@ def _loops() -> Loops | None:
         return None if compiler is None else load_compiled(_SOURCES, compiler, _FLAGS, _bound)
     except Exception as error:  # whatever failed, PyTorch gives the same results
         warnings.warn(
-            f"Could not compile the C kernel; falling back to PyTorch (short convolutions train more slowly): {error}",
+            f"Could not compile the C kernel; falling back to PyTorch (training is slower): {error}",
             stacklevel=2,
         )
         return None
@@ -70,6 +84,7 @@ def _loops() -> Loops | None:
 def _bound(library: ctypes.CDLL) -> Loops:
     for name in _FUNCTIONS:
         getattr(library, name)  # an AttributeError has it compiled again
+    library.grid_scratch.restype = ctypes.c_long
     lanes, lags = ctypes.c_long(), ctypes.c_long()
     library.layout(ctypes.byref(lanes), ctypes.byref(lags))
     return Loops(library, lanes.value, lags.value)

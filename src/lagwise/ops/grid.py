@@ -1,0 +1,112 @@
+"""Gated Toeplitz products along the rows and columns of a grid, without passes over memory between the steps."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops import native
+from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.product import toeplitz_product
+from lagwise.ops.symbolic import symbolic
+from lagwise.ops.toeplitz.block import centre
+from lagwise.ops.tokens import silu_product
+
+_MOST_LAGS = 128  # of an axis: beyond, FFTs are faster, and a tile exceeds the second cache
+
+
+def gated_grid_product(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+    """Mix a gated grid along its rows and along its columns.
+
+    Formula: ``y[i, j] = silu(gate[i, j]) * (sum_k rows_{j - k} v[i, k] + sum_k columns_{i - k} v[k, j])`` in every
+    channel, with ``v = silu(value)``.
+
+    Shapes: gate and value ``(batch, height * width, channels)``, row by row; rows and columns ``(channels, n_taps)``
+    with an odd number of taps, as two-sided taps in `lagwise.ops.toeplitz_product`; result like gate.
+
+    ValueError for other shapes, an even number of taps, or a width that does not divide the length.
+
+    Source: TNN §3.1 and fig. 2; SKI-TNN §5.2. On a CPU, for up to 64 rows and columns in float32 or bfloat16, one loop
+    in C reads gate and value once and writes the result once; its gradient repeats the product instead of storing it.
+    """
+    if gate.shape != value.shape or gate.dim() != 3:
+        raise ValueError(
+            "gate and value must have the same shape (batch, length, channels), got "
+            f"{tuple(gate.shape)} and {tuple(value.shape)}"
+        )
+    if width < 1 or gate.shape[1] % width:
+        raise ValueError(f"width must divide the length {gate.shape[1]}, got {width}")
+    if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
+        found = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
+        raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {found}")
+    if not _fast(gate, value, rows, columns, width):
+        return _plain(gate, value, rows, columns, width)
+    height = gate.shape[1] // width
+    return _GatedGrid.apply(gate, value, _lags(rows, width), _lags(columns, height), width)
+
+
+def _plain(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+    v = F.silu(value)
+    along = toeplitz_product(v.unflatten(1, (-1, width)).flatten(0, 1), rows, causal=False).reshape(v.shape)
+    return silu_product(gate, along + toeplitz_product(v, columns, causal=False, dilation=width))
+
+
+def _fast(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> bool:
+    if torch.compiler.is_exporting() or symbolic(gate.shape[1]) or transformed():
+        return False
+    tensors = (gate, value, rows, columns)
+    dtypes = [t.dtype for t in tensors]
+    single = dtypes in ([torch.float32] * 4, [torch.bfloat16] * 2 + [torch.float32] * 2)
+    few = 2 * max(width, gate.shape[1] // width) - 1 <= _MOST_LAGS
+    return single and few and all(t.device.type == "cpu" for t in tensors) and native.available()
+
+
+def _lags(taps: Tensor, size: int) -> Tensor:
+    """Taps for the lags ``1 - size .. size - 1``."""
+    return F.pad(taps, (size - 1 - centre(taps),) * 2)
+
+
+class _GatedGrid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+        ctx.save_for_backward(gate, value, rows, columns)
+        ctx.width = width
+        return gated_grid(gate, value, rows, columns)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[:4]
+        if differentiable():
+            found = differentiable_gradients(functools.partial(_plain, width=ctx.width), inputs, wanted, [grad])
+        else:
+            found = list(gated_grid_gradients(grad, *inputs))
+        return *found, None
+
+
+@torch.library.custom_op("lagwise::gated_grid", mutates_args=())  # opaque to compilers
+def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """`lagwise.ops.native.gated_grid`."""
+    return native.gated_grid(gate, value, rows, columns)
+
+
+@gated_grid.register_fake
+def _(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return gate.new_empty(gate.shape)
+
+
+@torch.library.custom_op("lagwise::gated_grid_gradients", mutates_args=())
+def gated_grid_gradients(
+    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`lagwise.ops.native.gated_grid_gradients`."""
+    return native.gated_grid_gradients(grad, gate, value, rows, columns)
+
+
+@gated_grid_gradients.register_fake
+def _(
+    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return gate.new_empty(gate.shape), value.new_empty(value.shape), torch.empty_like(rows), torch.empty_like(columns)

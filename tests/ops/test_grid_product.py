@@ -1,0 +1,186 @@
+"""The product over a grid in one loop equals dense matrices, for values and gradients, and falls back where it must."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops import native, toeplitz_matrix
+from lagwise.ops.grid import gated_grid_product
+
+pytestmark = pytest.mark.cpu
+SHAPES = [(1, 1, 1, 1), (2, 3, 5, 20), (3, 8, 8, 16), (2, 14, 14, 33), (1, 1, 7, 5), (1, 6, 1, 300), (5, 2, 3, 130)]
+every_shape = pytest.mark.parametrize(("batch", "height", "width", "channels"), SHAPES)
+
+
+@pytest.fixture(params=["native", "plain"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip("no C compiler here")
+    return request.param
+
+
+def dense(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+    """The definition, with matrices of both axes, in float64."""
+    gate, value, rows, columns = (t.double() for t in (gate, value, rows, columns))
+    image = F.silu(value).unflatten(1, (-1, width))
+    along = torch.einsum("cjk,bikc->bijc", toeplitz_matrix(rows, width, causal=False), image)
+    down = torch.einsum("cik,bkjc->bijc", toeplitz_matrix(columns, image.shape[1], causal=False), image)
+    return F.silu(gate) * (along + down).flatten(1, 2)
+
+
+def noise(
+    batch: int, height: int, width: int, channels: int, dtype: torch.dtype = torch.float32, more: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gate, value and taps, with so many more taps on either side than the axes need."""
+    gate, value = ((3 * torch.randn(batch, height * width, channels)).to(dtype).requires_grad_() for _ in range(2))
+    rows, columns = (torch.randn(channels, max(1, 2 * (size + more) - 1)).requires_grad_() for size in (width, height))
+    return gate, value, rows, columns
+
+
+def gradients(y: Tensor, inputs: tuple[Tensor, ...], weight: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad((y * weight).sum(), inputs)
+
+
+@every_shape
+@pytest.mark.parametrize("more", [0, 2, -1])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.usefixtures("way")
+def test_values_and_gradients_equal_dense_matrices(
+    batch: int, height: int, width: int, channels: int, more: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    inputs = noise(batch, height, width, channels, dtype, more)
+    y = gated_grid_product(*inputs, width)
+    assert y.dtype == dtype
+    expected = dense(*inputs, width)
+    weight = torch.randn_like(expected)
+    found = (y, *gradients(y.double(), inputs, weight))
+    for got, wanted in zip(found, (expected, *gradients(expected, inputs, weight)), strict=True):
+        scale = float(wanted.detach().abs().max()) + 1e-30
+        torch.testing.assert_close(got.double() / scale, wanted.double() / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.usefixtures("way")
+def test_the_number_of_threads_does_not_matter(threads: int) -> None:
+    inputs = noise(7, 4, 4, 300)
+    weight = torch.randn(7, 16, 300)
+    before = torch.get_num_threads()
+    expected = gradients(gated_grid_product(*inputs, 4), inputs, weight)
+    torch.set_num_threads(threads)
+    try:
+        found = gradients(gated_grid_product(*inputs, 4), inputs, weight)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("way")
+def test_views_and_expanded_gradients() -> None:
+    both = torch.randn(2, 12, 40)
+    gate, value = both[..., :20].requires_grad_(), both[..., 20:].requires_grad_()
+    rows, columns = torch.randn(20, 7), torch.randn(20, 5)
+    y = gated_grid_product(gate, value, rows, columns, 4)
+    got = torch.autograd.grad(y.sum(), (gate, value))
+    expected = torch.autograd.grad(dense(gate, value, rows, columns, 4).sum(), (gate, value))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("way")
+def test_the_result_may_be_modified_in_place() -> None:
+    inputs = noise(2, 3, 4, 20)
+    expected = torch.autograd.grad((2 * gated_grid_product(*inputs, 4)).square().sum(), inputs)
+    got = torch.autograd.grad(gated_grid_product(*inputs, 4).mul_(2).square().sum(), inputs)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.usefixtures("way")
+def test_large_values_saturate_the_gates() -> None:
+    gate = torch.tensor([-1e30, -200.0, -80.0, 0.0, 80.0, 200.0, 1e30]).view(1, 1, 7)
+    ones = torch.ones(7, 1)
+    y = gated_grid_product(gate, torch.full_like(gate, 50.0), ones, ones, 1)
+    torch.testing.assert_close(y[0, 0, 3:], 100 * gate[0, 0, 3:])
+    torch.testing.assert_close(y[0, 0, 1:3], torch.zeros(2), rtol=0, atol=1e-25)
+
+
+@pytest.mark.usefixtures("way")
+def test_nan_spreads_along_its_row_and_column_only() -> None:
+    gate, value, rows, columns = (t.detach() for t in noise(2, 5, 6, 20))
+    value[1, 2 * 6 + 3, 7] = torch.nan
+    bad = gated_grid_product(gate, value, rows, columns, 6).isnan()
+    expected = torch.zeros(2, 5, 6, 20, dtype=torch.bool)
+    expected[1, 2, :, 7] = expected[1, :, 3, 7] = True
+    assert torch.equal(bad.unflatten(1, (5, 6)), expected)
+
+
+@pytest.mark.usefixtures("way")
+def test_an_empty_batch() -> None:
+    inputs = noise(0, 3, 4, 20)
+    y = gated_grid_product(*inputs, 4)
+    assert y.shape == (0, 12, 20)
+    assert not any(grad.any() for grad in torch.autograd.grad(y.sum(), inputs))
+
+
+@pytest.mark.usefixtures("way")
+def test_second_derivatives() -> None:
+    inputs = noise(1, 3, 2, 3)
+
+    def second(function) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(function(*inputs, 2).square().sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    torch.testing.assert_close(second(gated_grid_product), second(dense), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.usefixtures("way")
+def test_function_transforms() -> None:
+    inputs = tuple(t.detach() for t in noise(2, 3, 2, 3))
+    tangents = tuple(torch.randn_like(t) for t in inputs)
+    found = torch.func.jvp(functools.partial(gated_grid_product, width=2), inputs, tangents)
+    expected = torch.func.jvp(functools.partial(dense, width=2), inputs, tangents)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3, check_dtype=False)
+
+
+def test_metadata_for_compilers_is_correct() -> None:
+    if not native.available():
+        pytest.skip("no C compiler here")
+    inputs = [t.detach() for t in noise(2, 3, 4, 20)]
+    torch.library.opcheck(torch.ops.lagwise.gated_grid, tuple(inputs))
+    torch.library.opcheck(torch.ops.lagwise.gated_grid_gradients, (torch.randn(2, 12, 20), *inputs))
+
+
+def test_a_graph_for_other_systems_contains_only_their_operations() -> None:
+    class Product(torch.nn.Module):
+        def forward(self, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            return gated_grid_product(gate, value, rows, columns, 4)
+
+    inputs = tuple(t.detach() for t in noise(2, 3, 4, 20))
+    exported = torch.export.export(Product(), inputs)
+    assert not [node for node in exported.graph.nodes if "lagwise" in str(node.target)]
+    torch.testing.assert_close(exported.module()(*inputs), Product()(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_dtypes_are_plain(dtype: torch.dtype) -> None:
+    gate, value, rows, columns = (t.detach().to(dtype) for t in noise(2, 3, 4, 20))
+    y = gated_grid_product(gate, value, rows, columns, 4)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), dense(gate, value, rows, columns, 4), rtol=1e-2, atol=5e-2)
+
+
+def test_wrong_shapes() -> None:
+    gate, value, rows, columns = (t.detach() for t in noise(2, 3, 4, 20))
+    with pytest.raises(ValueError, match="odd number of lags"):
+        gated_grid_product(gate, value, rows[:, 1:], columns, 4)
+    with pytest.raises(ValueError, match="gate and value must have the same shape"):
+        gated_grid_product(gate[:1], value, rows, columns, 4)
+    with pytest.raises(ValueError, match=r"taps must be \(channels=20"):
+        gated_grid_product(gate, value, rows[:5], columns, 4)
+    with pytest.raises(ValueError, match="width must divide the length 12"):
+        gated_grid_product(gate, value, rows, columns, 5)
