@@ -1,14 +1,14 @@
 """Train image classifiers of equal size for equal times, with one thread per run, and test the best checkpoints.
 
-    python benchmarks/pictures.py RUNS --cifar CIFAR.npz --fashion FASHION.npz [--minutes 120] [--workers 2]
+    python benchmarks/pictures.py RUNS --cifar CIFAR.npz --fashion FASHION.npz [--minutes 60] [--workers 2]
         [--runs tnn-2d,vit,...] [--results FILE]
 
 On CIFAR-10 in colour: the recipe tnn-cifar (which mixes along rows and columns), TNN over the sequence of patches, and
 a vision transformer, which have as many parameters within 2 %. They are also tested on pictures of 1.5 and 2 times the
-trained side. On Fashion-MNIST: tnn-cifar for grey pictures. Two hours on one thread stand for an hour on two cores. The
-number of steps is what fits into the minutes; it is estimated once from the mean CPU time of some steps on the data,
-and kept in RUNS/costs.json. Seconds and pictures a second in the results are by the clock. Finished runs are skipped
-and interrupted runs are resumed, so the command may be stopped and repeated.
+trained side. On Fashion-MNIST: tnn-cifar for grey pictures. The number of steps is what fits into the minutes; it is
+estimated once from the mean CPU time of some steps on the data, and kept in RUNS/costs.json. Seconds and pictures a
+second in the results are by the clock. Finished runs are skipped and interrupted runs are resumed, so the command may
+be stopped and repeated.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--cifar", help="labelled pictures in colour")
     parser.add_argument("--fashion", help="labelled grey pictures")
     parser.add_argument("--runs", default=",".join(PLAN), help="names in the plan, separated by commas")
-    parser.add_argument("--minutes", type=float, default=120, help="minutes per run (120)")
+    parser.add_argument("--minutes", type=float, default=60, help="minutes per run (60)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/pictures-cpu.json"))
     given = parser.parse_args()

@@ -119,6 +119,31 @@ def test_nan_spreads_along_its_row_and_column_only() -> None:
     assert torch.equal(bad.unflatten(1, (5, 6)), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.usefixtures("way")
+def test_the_default_dtype_does_not_matter(dtype: torch.dtype) -> None:
+    inputs = noise(2, 12, 12, 300)
+    expected = torch.autograd.grad(gated_grid_product(*inputs, 12).sum(), inputs)
+    torch.set_default_dtype(dtype)
+    try:
+        found = torch.autograd.grad(gated_grid_product(*inputs, 12).sum(), inputs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("way")
+def test_channels_that_lie_apart() -> None:
+    """Results do not take over the strides of the inputs."""
+    gate, value, rows, columns = (t.detach() for t in noise(2, 3, 4, 20))
+    apart = gate.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    y = gated_grid_product(apart, value, rows, columns, 4)
+    torch.testing.assert_close(y, dense(gate, value, rows, columns, 4).float(), rtol=1e-4, atol=1e-4)
+    (found,) = torch.autograd.grad(y.square().sum(), apart)
+    (expected,) = torch.autograd.grad(dense(apart, value, rows, columns, 4).square().sum(), apart)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
+
+
 @pytest.mark.usefixtures("way")
 def test_an_empty_batch() -> None:
     inputs = noise(0, 3, 4, 20)
@@ -182,5 +207,9 @@ def test_wrong_shapes() -> None:
         gated_grid_product(gate[:1], value, rows, columns, 4)
     with pytest.raises(ValueError, match=r"taps must be \(channels=20"):
         gated_grid_product(gate, value, rows[:5], columns, 4)
+    with pytest.raises(ValueError, match="at least one token and one channel"):
+        gated_grid_product(gate[..., :0], value[..., :0], rows[:0], columns[:0], 4)
+    with pytest.raises(ValueError, match="at least one token and one channel"):
+        gated_grid_product(gate[:, :0], value[:, :0], rows, columns, 4)
     with pytest.raises(ValueError, match="width must divide the length 12"):
         gated_grid_product(gate, value, rows, columns, 5)

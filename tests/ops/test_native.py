@@ -87,6 +87,17 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
     assert torch.equal(got, expected)
 
 
+@compiled
+def test_the_default_dtype_does_not_matter() -> None:
+    y, x = whole_numbers(2, 40, 5), whole_numbers(2, 40, 5)
+    expected = native.lag_products(y, x, 0, 6, 1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(native.lag_products(y, x, 0, 6, 1), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("dilation", [1, 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_the_same_with_and_without_native_code(

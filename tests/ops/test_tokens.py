@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lagwise.ops import native, tokens
 from lagwise.ops.tokens import rms_norm, silu_product
@@ -101,6 +104,45 @@ def test_second_derivatives_and_transforms() -> None:
             (first,) = torch.autograd.grad(function(x).pow(3).sum(), x, create_graph=True)
             found.append((*torch.autograd.grad(first.square().sum(), x), *torch.func.jvp(function, (x,), (tangent,))))
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_second_derivatives_of_views() -> None:
+    x = torch.randn(8, 3, requires_grad=True)
+    for ours, plain in ((norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))):
+        found = []
+        for function in (ours, plain):
+            (first,) = torch.autograd.grad(function(x.t()).pow(3).sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), x))
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_batched_gradients() -> None:
+    x, weights = torch.randn(4, 20, requires_grad=True), torch.randn(3, 4, 20)
+    for ours, plain in ((norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))):
+        (got,) = torch.autograd.grad(ours(x), x, weights, is_grads_batched=True)
+        (expected,) = torch.autograd.grad(plain(x), x, weights, is_grads_batched=True)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_of_traces_are_complete(tmp_path: Path) -> None:
+    def both(x: Tensor) -> Tensor:
+        return norm(silu_product(x, x))
+
+    x, other = torch.randn(4, 20), torch.randn(4, 20)
+    torch.testing.assert_close(make_fx(both)(x)(other), both(other))
+    traced = torch.jit.trace(both, x)
+    torch.jit.save(traced, str(tmp_path / "both.pt"))
+    torch.testing.assert_close(torch.jit.load(str(tmp_path / "both.pt"))(other), both(other))
+    with FakeTensorMode():
+        assert both(torch.empty(4, 20)).shape == (4, 20)
+
+
+def test_metadata_for_compilers_is_correct() -> None:
+    x = torch.randn(4, 20)
+    torch.library.opcheck(torch.ops.lagwise.silu_product, (x, x))
+    torch.library.opcheck(torch.ops.lagwise.silu_product_gradients, (x, x, x))
+    torch.library.opcheck(torch.ops.lagwise.rms_norm, (x, EPSILON))
+    torch.library.opcheck(torch.ops.lagwise.rms_norm_gradient, (x, x, x[:, 0].contiguous()))
 
 
 @pytest.mark.parametrize("value", [-1e30, -200.0, -1.0, 0.0, 50.0, 1e30])

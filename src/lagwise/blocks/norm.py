@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,9 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, channels: int, *, epsilon: float = 1e-6):
         super().__init__(channels, eps=_positive(epsilon), elementwise_affine=False)
-        self.epsilon = epsilon
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return rms_norm(x, self.epsilon)
+        return rms_norm(x, cast(float, self.eps))
 
 
 class ScaleNorm(nn.Module):

@@ -37,6 +37,8 @@ def gated_grid_product(gate: Tensor, value: Tensor, rows: Tensor, columns: Tenso
             "gate and value must have the same shape (batch, length, channels), got "
             f"{tuple(gate.shape)} and {tuple(value.shape)}"
         )
+    if 0 in gate.shape[1:]:
+        raise ValueError(f"gate must have at least one token and one channel, got {tuple(gate.shape)}")
     if width < 1 or gate.shape[1] % width:
         raise ValueError(f"width must divide the length {gate.shape[1]}, got {width}")
     if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
@@ -55,7 +57,7 @@ def _plain(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: in
 
 
 def _fast(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> bool:
-    if torch.compiler.is_exporting() or symbolic(gate.shape[1]) or transformed():
+    if torch.compiler.is_exporting() or torch.jit.is_tracing() or symbolic(gate.shape[1]) or transformed():
         return False
     tensors = (gate, value, rows, columns)
     dtypes = [t.dtype for t in tensors]

@@ -2,7 +2,7 @@
 
 The C files are compiled at first use, in about two seconds, with the compiler in ``$CC`` or ``cc``, and kept in the
 cache for later processes (`load_compiled`). Without a compiler, on systems other than Linux, or with
-``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results.
+``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results for finite values.
 """
 
 from lagwise.ops.native.grids import gated_grid, gated_grid_gradients

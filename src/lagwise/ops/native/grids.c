@@ -85,6 +85,12 @@ static void add_diagonals(const vector *products, vector *lags, long size) {
         for (long b = 0; b < size; b++) lags[a - b + size - 1] += products[a * filled(size) + b];
 }
 
+/* Groups of channels in a span, and zeros that follow the taps. */
+void grid_layout(long *span, long *extra_lags) {
+    *span = SPAN;
+    *extra_lags = QUAD - 1;
+}
+
 /* Vectors of scratch memory that one thread needs. */
 long grid_scratch(long height, long width) {
     const long h = filled(height), w = filled(width);
@@ -141,8 +147,8 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
         for (long work = 0; work < parts * spans; work++) {
             const long from = work % spans * SPAN, count = groups - from < SPAN ? groups - from : SPAN;
             const long part = work / spans;
-            memset(in_rows, 0, SPAN * row_pairs * sizeof(vector));
-            memset(in_columns, 0, SPAN * column_pairs * sizeof(vector));
+            memset(in_rows, 0, count * row_pairs * sizeof(vector));
+            memset(in_columns, 0, count * column_pairs * sizeof(vector));
             for (long b = batch * part / parts; b < batch * (part + 1) / parts; b++) {
                 const long first = b * height * width * channels;
                 EACH_TOKEN(i, j, q) {

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from lagwise.ops.native.library import ints, longs, loops, pointers
 
-_EXTRA_LAGS = 3  # after the taps, as the loops need them
-_SPAN = 8  # groups of channels that a task takes
 _TASKS_PER_THREAD = 4  # of the gradient
 
 
@@ -20,11 +18,11 @@ def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor) -> Te
     ``(channels, 2 width - 1)`` and columns ``(channels, 2 height - 1)``, float32, lag 0 in the middle; result like
     gate.
     """
-    library, gate, value = loops().library, gate.contiguous(), value.contiguous()
-    out, sizes = torch.empty_like(gate), _sizes(gate, rows, columns)
-    tensors = (gate, value, *(_grouped(t) for t in (rows, columns)), out, _scratch(sizes))  # kept during the call
-    kind = ints(gate.dtype == torch.bfloat16, torch.get_num_threads())
-    library.gated_grid(*pointers(*tensors), *longs(*sizes), *kind)
+    gate, value = gate.contiguous(), value.contiguous()
+    out = torch.empty_like(gate)
+    sizes, threads = _sizes(gate, rows, columns), torch.get_num_threads()
+    tensors = (gate, value, *(_grouped(t) for t in (rows, columns)), out, _scratch(sizes, threads))  # kept in the call
+    loops().library.gated_grid(*pointers(*tensors), *longs(*sizes), *ints(gate.dtype == torch.bfloat16, threads))
     return out
 
 
@@ -33,16 +31,16 @@ def gated_grid_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `gated_grid` with respect to its four arguments, from its result's."""
     grad, gate, value = (t.contiguous() for t in (grad.to(gate.dtype), gate, value))
-    (library, lanes, _), threads, sizes = loops(), torch.get_num_threads(), _sizes(gate, rows, columns)
-    groups = -(-gate.shape[2] // lanes)
-    parts = min(gate.shape[0], -(-_TASKS_PER_THREAD * threads * _SPAN // groups))
+    sizes, threads, compiled = _sizes(gate, rows, columns), torch.get_num_threads(), loops()
+    groups = -(-gate.shape[2] // compiled.lanes)
+    spans = -(-groups // compiled.span)
+    parts = min(gate.shape[0], -(-_TASKS_PER_THREAD * threads // spans))
     taps = [_grouped(t) for t in (rows, columns, rows.flip(1), columns.flip(1))]
     grads = torch.empty_like(gate), torch.empty_like(value)
-    sums = [torch.empty(parts, groups, t.shape[1], lanes) for t in (rows, columns)]
-    tensors = (gate, value, *taps, grad, *grads, *sums, _scratch(sizes))
-    library.gated_grid_gradients(
-        *pointers(*tensors), *longs(*sizes, parts), *ints(gate.dtype == torch.bfloat16, threads)
-    )
+    sums = [_memory(parts, groups, t.shape[1], compiled.lanes) for t in (rows, columns)]
+    tensors = (gate, value, *taps, grad, *grads, *sums, _scratch(sizes, threads))
+    kind = ints(gate.dtype == torch.bfloat16, threads)
+    compiled.library.gated_grid_gradients(*pointers(*tensors), *longs(*sizes, parts), *kind)
     of_rows, of_columns = (t.sum(0).transpose(1, 2).flatten(0, 1)[: gate.shape[2]].contiguous() for t in sums)
     return *grads, of_rows, of_columns
 
@@ -55,11 +53,14 @@ def _sizes(gate: Tensor, rows: Tensor, columns: Tensor) -> tuple[int, int, int, 
 def _grouped(taps: Tensor) -> Tensor:
     """Taps as (groups of channels, lags, lanes), with zeros for the channels and lags that the loops add."""
     lanes = loops().lanes
-    taps = F.pad(taps, (0, _EXTRA_LAGS, 0, -taps.shape[0] % lanes))
+    taps = F.pad(taps, (0, loops().extra_lags, 0, -taps.shape[0] % lanes))
     return taps.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()
 
 
-def _scratch(sizes: tuple[int, int, int, int]) -> Tensor:
+def _scratch(sizes: tuple[int, int, int, int], threads: int) -> Tensor:
     """Memory for every thread."""
-    library, lanes, _ = loops()
-    return torch.empty(torch.get_num_threads(), library.grid_scratch(*longs(*sizes[1:3])), lanes)
+    return _memory(threads, loops().library.grid_scratch(*longs(*sizes[1:3])), loops().lanes)
+
+
+def _memory(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu")

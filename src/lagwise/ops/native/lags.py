@@ -26,12 +26,12 @@ def lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> 
 
 
 def _some_lag_products(y: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    library, group, lag_group = loops()
+    library, group, lag_group, *_ = loops()
     (batch, length, channels), lags, threads = x.shape, last - first + 1, torch.get_num_threads()
     part = (-(-channels // group), -(-lags // lag_group) * lag_group, group)
     most = min(batch * length // _TOKENS_OF_A_PART, _PARTS_PER_THREAD * threads, _ELEMENTS_OF_PARTS // math.prod(part))
     parts = max(1, most)
-    out = torch.empty((parts, *part))
+    out = torch.empty((parts, *part), dtype=torch.float32, device="cpu")
     library.lag_products(
         *(*pointers(y), *longs(y.stride(0), y.stride(1))),
         *(*pointers(x), *longs(x.stride(0), x.stride(1))),

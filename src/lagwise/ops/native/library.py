@@ -19,7 +19,9 @@ _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("vector.h", "lags.c", "grids.c", "tokens.c")]
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _FUNCTIONS = (
+    "layout",
     "lag_products",
+    "grid_layout",
     "grid_scratch",
     "gated_grid",
     "gated_grid_gradients",
@@ -31,11 +33,17 @@ _FUNCTIONS = (
 
 
 class Loops(NamedTuple):
-    """The library, and the sizes of groups in its layouts: of channels, and of lags in `lag_products`."""
+    """The library, and what its layouts consist of.
+
+    lanes: channels of a group. lags: lags of a group, in `lag_products`. span: groups of a task, and extra_lags: zeros
+    after the taps, in `gated_grid`.
+    """
 
     library: ctypes.CDLL
     lanes: int
     lags: int
+    span: int
+    extra_lags: int
 
 
 @torch.compiler.assume_constant_result
@@ -85,6 +93,7 @@ def _bound(library: ctypes.CDLL) -> Loops:
     for name in _FUNCTIONS:
         getattr(library, name)  # an AttributeError has it compiled again
     library.grid_scratch.restype = ctypes.c_long
-    lanes, lags = ctypes.c_long(), ctypes.c_long()
+    lanes, lags, span, extra_lags = (ctypes.c_long() for _ in range(4))
     library.layout(ctypes.byref(lanes), ctypes.byref(lags))
-    return Loops(library, lanes.value, lags.value)
+    library.grid_layout(ctypes.byref(span), ctypes.byref(extra_lags))
+    return Loops(library, lanes.value, lags.value, span.value, extra_lags.value)

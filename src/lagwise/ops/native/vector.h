@@ -14,7 +14,7 @@ enum { BYTES = 16 };
 enum { LANES = BYTES / sizeof(float) };
 
 typedef float vector __attribute__((vector_size(BYTES)));
-typedef int words __attribute__((vector_size(BYTES)));
+typedef unsigned words __attribute__((vector_size(BYTES))); /* without a sign, so that sums may wrap around */
 typedef unsigned short halves __attribute__((vector_size(BYTES / 2)));
 
 static inline vector every(float value) { return value - (vector){0}; }
@@ -26,7 +26,7 @@ static inline vector choose(words where, vector yes, vector no) {
 /* 1 / (1 + e^-x): e^r with |r| <= ln 2 / 2 by its series, times a power of two. NaN for NaN is up to the caller. */
 static inline vector sigmoid(vector x) {
     const vector largest = every(87.0f), rounding = every(12582912.0f); /* 1.5 * 2^23: adding it rounds */
-    const vector z = choose(x > largest, -largest, choose(x < -largest, largest, -x));
+    const vector z = choose((words)(x > largest), -largest, choose((words)(x < -largest), largest, -x));
     const vector shifted = z * 1.44269504f + rounding, n = shifted - rounding;
     const vector r = (z - n * 0.693359375f) + n * 2.12194440e-4f; /* ln 2 in two parts, the first of few bits */
     vector e = every(1.0f / 5040);
@@ -38,7 +38,7 @@ static inline vector sigmoid(vector x) {
     e = e * r + 1.0f;
     e = e * r + 1.0f;
     e = (vector)((words)e + (((words)shifted - (words)rounding) << 23));
-    return choose(x < -largest, every(0), 1.0f / (1.0f + e)); /* 0 times any number is 0 */
+    return choose((words)(x < -largest), every(0), 1.0f / (1.0f + e)); /* 0 times x is 0, but 1e-38 times x may not be */
 }
 
 /* The derivative of x sigmoid(x), from x and sigmoid(x). */
@@ -66,7 +66,7 @@ static inline void put(void *to, long at, vector x, long width, int bfloat16) {
     }
     const words bits = (words)x, rounded = bits + 0x7fff + ((bits >> 16) & 1); /* to the nearest, ties to even */
     const words quiet = bits | 0x400000;                                       /* NaN stays NaN */
-    const words kept = ((x != x) & quiet) | ((x == x) & rounded);
+    const words kept = ((words)(x != x) & quiet) | ((words)(x == x) & rounded);
     const halves half = __builtin_convertvector((kept >> 16) & 0xffff, halves);
     if (width >= LANES) memcpy((short *)to + at, &half, sizeof half);
     else memcpy((short *)to + at, &half, width * sizeof(short));
