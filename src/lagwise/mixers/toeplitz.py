@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels import KERNELS
+from lagwise.kernels.remembered import remembered_taps
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI, SKIState
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
@@ -96,7 +97,7 @@ class ToeplitzMixer(Mixer):
     def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, or all taps if a graph leaves it open."""
         reach = self.kernel.reach
-        return self.kernel.taps(reach if symbolic(length) and reach else length)
+        return remembered_taps(self.kernel, reach if symbolic(length) and reach else length)
 
     def _spectrum(self, length: int) -> Tensor | None:
         """The kernel's own spectrum, if it is one on the circle that a product of this length uses."""
