@@ -52,6 +52,9 @@ def norm(x: Tensor) -> Tensor:
     return rms_norm(x, EPSILON)
 
 
+OF_ONE_TENSOR = [(norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))]
+
+
 def check(ours: Callable, plain: Callable, inputs: list[Tensor], tolerance: float) -> None:
     """Compare values and gradients with those in float64."""
     exact = [t.detach().double().requires_grad_() for t in inputs]
@@ -91,14 +94,14 @@ def test_views_and_expanded_gradients() -> None:
 
 def test_results_may_be_modified_in_place() -> None:
     x = torch.randn(4, 20, requires_grad=True)
-    for ours, plain in ((norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))):
+    for ours, plain in OF_ONE_TENSOR:
         (got,) = torch.autograd.grad(ours(x).mul_(2).square().sum(), x)
         torch.testing.assert_close(got, torch.autograd.grad((2 * plain(x)).square().sum(), x)[0], rtol=1e-4, atol=1e-5)
 
 
 def test_second_derivatives_and_transforms() -> None:
     x, tangent = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
-    for ours, plain in ((norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))):
+    for ours, plain in OF_ONE_TENSOR:
         found = []
         for function in (ours, plain):
             (first,) = torch.autograd.grad(function(x).pow(3).sum(), x, create_graph=True)
@@ -108,7 +111,7 @@ def test_second_derivatives_and_transforms() -> None:
 
 def test_second_derivatives_of_views() -> None:
     x = torch.randn(8, 3, requires_grad=True)
-    for ours, plain in ((norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))):
+    for ours, plain in OF_ONE_TENSOR:
         found = []
         for function in (ours, plain):
             (first,) = torch.autograd.grad(function(x.t()).pow(3).sum(), x, create_graph=True)
@@ -118,7 +121,7 @@ def test_second_derivatives_of_views() -> None:
 
 def test_batched_gradients() -> None:
     x, weights = torch.randn(4, 20, requires_grad=True), torch.randn(3, 4, 20)
-    for ours, plain in ((norm, plain_norm), (lambda t: silu_product(t, t), lambda t: plain_product(t, t))):
+    for ours, plain in OF_ONE_TENSOR:
         (got,) = torch.autograd.grad(ours(x), x, weights, is_grads_batched=True)
         (expected,) = torch.autograd.grad(plain(x), x, weights, is_grads_batched=True)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

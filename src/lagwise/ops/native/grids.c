@@ -85,6 +85,15 @@ static void add_diagonals(const vector *products, vector *lags, long size) {
         for (long b = 0; b < size; b++) lags[a - b + size - 1] += products[a * filled(size) + b];
 }
 
+/* `mix` for every group of a span, with the taps of all groups. */
+static void mix_span(const vector *x, const float *rows, const float *columns, vector *y, const grid g, long from,
+                     long count) {
+    const long tile = filled(g.height) * g.row, row_lags = lags_of(g.width), column_lags = lags_of(g.height);
+    for (long q = 0; q < count; q++)
+        mix(x + q * tile, (const vector *)rows + (from + q) * row_lags,
+            (const vector *)columns + (from + q) * column_lags, y + q * tile, g);
+}
+
 /* Groups of channels in a span, and zeros that follow the taps. */
 void grid_layout(long *span, long *extra_lags) {
     *span = SPAN;
@@ -103,7 +112,7 @@ void gated_grid(const void *gate, const void *value, const float *rows, const fl
                 float *scratch, long batch, long height, long width, long channels, int bfloat16, int threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
-    const long tile = filled(height) * g.row, row_lags = lags_of(width), column_lags = lags_of(height);
+    const long tile = filled(height) * g.row;
 #pragma omp parallel num_threads(threads)
     {
         vector *s = (vector *)scratch + omp_get_thread_num() * grid_scratch(height, width), *m = s + SPAN * tile;
@@ -116,9 +125,7 @@ void gated_grid(const void *gate, const void *value, const float *rows, const fl
                 const vector x = get(value, first + (i * width + j) * channels + c, channels - c, bfloat16);
                 s[q * tile + i * g.row + j] = x * sigmoid(x);
             }
-            for (long q = 0; q < count; q++)
-                mix(s + q * tile, (const vector *)rows + (from + q) * row_lags,
-                    (const vector *)columns + (from + q) * column_lags, m + q * tile, g);
+            mix_span(s, rows, columns, m, g, from, count);
             EACH_TOKEN(i, j, q) {
                 const long c = (from + q) * LANES, at = first + (i * width + j) * channels + c;
                 const vector x = get(gate, at, channels - c, bfloat16);
@@ -136,8 +143,8 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                           long height, long width, long channels, long parts, int bfloat16, int threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
-    const long tile = filled(height) * g.row, row_lags = lags_of(width), column_lags = lags_of(height);
-    const long row_pairs = filled(width) * filled(width), column_pairs = filled(height) * filled(height);
+    const long tile = filled(height) * g.row, row_pairs = filled(width) * filled(width);
+    const long column_pairs = filled(height) * filled(height);
 #pragma omp parallel num_threads(threads)
     {
         vector *s = (vector *)scratch + omp_get_thread_num() * grid_scratch(height, width);
@@ -158,9 +165,7 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                     s[here] = x * share;
                     slope[here] = silu_slope(x, share);
                 }
-                for (long q = 0; q < count; q++)
-                    mix(s + q * tile, (const vector *)rows + (from + q) * row_lags,
-                        (const vector *)columns + (from + q) * column_lags, m + q * tile, g);
+                mix_span(s, rows, columns, m, g, from, count);
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, at = first + (i * width + j) * channels + c;
                     const vector x = get(gate, at, channels - c, bfloat16);
@@ -169,9 +174,8 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                     put(gate_grad, at, y_grad * *here * silu_slope(x, share), channels - c, bfloat16);
                     *here = y_grad * x * share; /* the gradient of m from here on */
                 }
+                mix_span(m, reversed_rows, reversed_columns, back, g, from, count);
                 for (long q = 0; q < count; q++) {
-                    mix(m + q * tile, (const vector *)reversed_rows + (from + q) * row_lags,
-                        (const vector *)reversed_columns + (from + q) * column_lags, back + q * tile, g);
                     add_outer(m + q * tile, s + q * tile, in_rows + q * row_pairs, width, 1, height, g.row);
                     add_outer(m + q * tile, s + q * tile, in_columns + q * column_pairs, height, g.row, width, 1);
                 }
