@@ -14,7 +14,11 @@ from tiny_models import FAMILY, tiny
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family", "positions")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "family": {"block": FAMILY},
+    "positions": {"position_embedding": "sinusoidal"},
+}
 
 
 class Eager:
@@ -56,9 +60,8 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def model_of(kind: str, **fields: Any) -> LagwiseForCausalLM:
-    if kind == "family":
-        fields["block"] = FAMILY
-    model = tiny("tnn-lm" if kind in ("converted", "family") else kind, sharp=True, **fields)
+    fields |= VARIANTS.get(kind, {})
+    model = tiny("tnn-lm" if kind == "converted" or kind in VARIANTS else kind, sharp=True, **fields)
     return model.to_recurrent() if kind == "converted" else model
 
 

@@ -116,9 +116,13 @@ class StreamingCache(RowCache):
         for layer in self.layers:
             layer.stop = None if stream is None else stream.stop  # type: ignore[attr-defined]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def stop(self) -> None:
+        """Write the states, and what is known of the tokens read, back from compiled code."""
         if self.stream is not None:
-            self.stream.stop()  # compiled code changes its tensors in place, so copies need the states
+            self.stream.stop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.stop()  # compiled code changes its tensors in place, so copies need the states
         return self.__dict__
 
     @staticmethod

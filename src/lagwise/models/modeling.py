@@ -240,6 +240,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._check_length(batch, length, mask, past_key_values, seq_idx)
         if past_key_values is not None:
             self._check_cache(past_key_values, batch, seq_idx)
+            past_key_values.stop()
             past_key_values.record()
             past_key_values.note_padding(mask)
         layout = Layout(mask, seq_idx, grid=grid)
