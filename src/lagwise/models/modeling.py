@@ -10,19 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.blocks import BLOCKS, QueryKey
+from lagwise.blocks import QueryKey
 from lagwise.blocks.norm import ScaleNorm, make_norm
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
-from lagwise.models.cache import StateLayer, StreamingCache
+from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
-from lagwise.models.offload import OffloadProbe, offloaded_weights
+from lagwise.models.layer import LagwiseLayer
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import transformed
 from lagwise.ops.symbolic import symbolic
@@ -43,43 +42,6 @@ class _Number:
 
     def __deepcopy__(self, memo: Any) -> _Number:
         return _Number()
-
-
-class LagwiseLayer(GradientCheckpointingLayer):
-    """A block and its index in the cache. drop: probability that training skips the block for a sequence."""
-
-    def __init__(self, config: LagwiseConfig, drop: float = 0.0):
-        super().__init__()
-        assert config.block is not None
-        self.drop = drop
-        self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
-        self.offloaded = OffloadProbe(self.block)
-
-    def forward(
-        self,
-        x: Tensor,
-        layout: Layout | None = None,
-        cached: StateLayer | None = None,
-    ) -> Tensor:
-        if not torch.compiler.is_compiling() and self.offloaded:
-            with offloaded_weights(self.block):
-                return self._run(x, layout, cached)
-        return self._run(x, layout, cached)
-
-    def _run(self, x: Tensor, layout: Layout | None, cached: StateLayer | None) -> Tensor:
-        layout = layout or Layout()
-        if cached is None:
-            y = self.block(x, layout=layout)
-            return _some_rows(x, y, self.drop) if self.training and self.drop else y
-        mask = layout.mask
-        state = self.block.init_state(x.shape[0]) if cached.state is None else cached.state
-        if x.shape[1] == 1 and mask is None:
-            y, state = self.block.step(x[:, 0], state)
-            y = y[:, None]
-        else:
-            y, state = self.block.prefill(x, state, mask=mask)
-        cached.advance(state, x.shape[1])
-        return y
 
 
 class LagwisePreTrainedModel(PreTrainedModel):
@@ -321,13 +283,6 @@ class LagwiseModel(LagwisePreTrainedModel):
             total = int(token_positions(batch, length, mask, None, seq_idx, seq_idx.device).max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
-
-
-def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:
-    """The block's output, with a share ``drop`` of the rows unchanged and the block's contribution to the others scaled
-    up, so that the mean stays the same."""
-    kept = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - drop) / (1 - drop)
-    return x + kept * (y - x)
 
 
 def _traced() -> bool:
