@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lagwise.blocks import LINKS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
+from lagwise.models.ngrams import NgramEmbedding
 from lagwise.ops.attention import ATTENTION_FUNCTIONS
 
 QUICK = 15
@@ -64,6 +65,8 @@ def draw(rng: random.Random) -> Options:
         "norm": rng.choice(("rms", "layer")),
         "position_embedding": "learned" if learned else "none",
         "max_position_embeddings": LONGEST + 40 if learned else None,
+        "ngram_sizes": rng.choice(([], [], rng.sample(range(2, 7), rng.randint(1, 3)))),
+        "ngram_buckets": rng.randint(1, 40),
     }
 
 
@@ -97,7 +100,7 @@ def build(fields: Options) -> LagwiseForCausalLM:
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **fields)).double().eval()
     with torch.no_grad():
         for module in model.modules():
-            if type(module) in (nn.Linear, nn.Embedding):
+            if type(module) in (nn.Linear, nn.Embedding, NgramEmbedding):
                 module.weight.normal_()
     return model
 

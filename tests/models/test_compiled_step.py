@@ -14,10 +14,11 @@ from tiny_models import FAMILY, tiny
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family", "positions")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family", "positions", "ngrams")
 VARIANTS: dict[str, dict[str, Any]] = {
     "family": {"block": FAMILY},
     "positions": {"position_embedding": "sinusoidal"},
+    "ngrams": {"ngram_sizes": [2, 4]},
 }
 
 

@@ -16,13 +16,15 @@ from lagwise.models.fixed_cache import FixedCache
 
 exporters = pytest.importorskip("transformers.exporters")
 
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "ngrams")
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 257}
 STATIC = GenerationConfig(cache_implementation="static", **GREEDY)
 
 
 def model_of(kind: str, **fields: Any) -> LagwiseForCausalLM:
-    model = tiny("tnn-lm" if kind == "converted" else kind, sharp=True, **fields)
+    if kind == "ngrams":
+        fields["ngram_sizes"] = [2, 4]
+    model = tiny("tnn-lm" if kind in ("converted", "ngrams") else kind, sharp=True, **fields)
     return model.to_recurrent() if kind == "converted" else model
 
 

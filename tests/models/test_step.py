@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import FAMILY, tiny
@@ -16,7 +18,11 @@ def case(name: str) -> LagwiseForCausalLM:
     """A model of each kind that has a fixed-shape step."""
     if name not in CASES:
         recipe, _, variant = name.partition("+")
-        fields = {"positions": {"position_embedding": "sinusoidal"}, "family": {"block": FAMILY}}.get(variant, {})
+        fields: dict[str, Any] = {
+            "positions": {"position_embedding": "sinusoidal"},
+            "ngrams": {"position_embedding": "sinusoidal", "ngram_sizes": [2, 4]},
+            "family": {"block": FAMILY},
+        }.get(variant, {})
         model = tiny(recipe, sharp=True, **fields)
         CASES[name] = model.to_recurrent() if variant == "converted" else model
     return CASES[name]
@@ -24,7 +30,7 @@ def case(name: str) -> LagwiseForCausalLM:
 
 _NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
 KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "tnn-lm+converted", "mega-lm+positions")
-KINDS += ("tnn-lm+family",)
+KINDS += ("tnn-lm+family", "fd-tnn-lm+ngrams")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

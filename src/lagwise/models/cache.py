@@ -90,6 +90,7 @@ class StreamingCache(RowCache):
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
         rows: Batch size.
+        recent: The last tokens of each row, as `NgramEmbedding` needs them, ``(batch, largest size - 1)``.
         began: Whether a row has had a real token, ``(batch,)``.
         right_padded: Whether a row has had padding after a real token, ``(batch,)``.
         model: Number of the model that filled the cache.
@@ -101,6 +102,7 @@ class StreamingCache(RowCache):
     def __init__(self, layers: int):
         super().__init__(layers=[StateLayer() for _ in range(layers)])
         self.real: Tensor | None = None
+        self.recent: Tensor | None = None
         self.began: Tensor | None = None
         self.right_padded: Tensor | None = None
         self.rows: int | None = None
@@ -150,6 +152,8 @@ class StreamingCache(RowCache):
         joined.behind = torch.cat([cache._of_rows(cache.behind, 0) + (seen - cache.seen) for cache in caches])
         if first.real is not None:
             joined.real = torch.cat([cache._of_rows(cache.real, 0) for cache in caches])
+        if first.recent is not None:
+            joined.recent = torch.cat([cache.recent for cache in caches if cache.recent is not None])
         begun = [cache.began for cache in caches if cache.began is not None]
         if begun:
             joined.began = torch.cat([cache._of_rows(cache.began, True).to(begun[0].device) for cache in caches])
@@ -231,7 +235,8 @@ class StreamingCache(RowCache):
     def reset(self) -> None:
         self.carry_on(None)
         super().reset()
-        self.real = self.began = self.right_padded = self.rows = self.model = self.behind = self.past = None
+        self.real = self.recent = self.began = self.right_padded = self.rows = None
+        self.model = self.behind = self.past = None
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.stream is None or not self.stream.map_batch(change):
@@ -239,6 +244,7 @@ class StreamingCache(RowCache):
                 layer.map_batch(change)  # type: ignore[attr-defined]
         self.rows = None if self.rows is None else len(change(torch.arange(self.rows)))
         self.real = None if self.real is None else change(self.real)
+        self.recent = None if self.recent is None else change(self.recent)
         self.began = None if self.began is None else change(self.began)
         self.right_padded = None if self.right_padded is None else change(self.right_padded)
         if self.behind is not None:
@@ -285,7 +291,7 @@ def _refuse_context(context: None = None) -> Any:
     )
 
 
-_KNOWN = ("real", "began", "right_padded", "rows", "model", "behind")  # attributes about rows
+_KNOWN = ("real", "recent", "began", "right_padded", "rows", "model", "behind")  # attributes about rows
 pytree.register_pytree_node(
     StreamingCache,
     _flatten,

@@ -44,6 +44,9 @@ class LagwiseConfig(PreTrainedConfig):
     their position (Huang et al. 2016).
     type_vocab_size: number of token_type_ids with an embedding, added to that of the token; with 0 they are accepted
     and ignored.
+    ngram_sizes: sizes n of n-grams, such as [2, 3, 4]: the last n tokens together have an embedding, added to that of
+    the token (`NgramEmbedding`); [] for none. Helps models of bytes most.
+    ngram_buckets: rows in the table of embeddings of each size, which n-grams share by chance.
     pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or, by
     ``pair`` and ``signed_pair``, the means of two texts, which token_type_ids tell apart and which are processed
     separately, with their product and their difference; the difference is without its sign in ``pair``.
@@ -83,6 +86,8 @@ class LagwiseConfig(PreTrainedConfig):
     embedding_dropout: float = 0.0
     stochastic_depth: float = 0.0
     type_vocab_size: int = 0
+    ngram_sizes: list[int] = dataclasses.field(default_factory=list)
+    ngram_buckets: int = 16_384
     pooling: str = "mean"
     classifier_hidden_size: int = 0
     classifier_dropout: float = 0.0
@@ -132,6 +137,8 @@ class LagwiseConfig(PreTrainedConfig):
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
+        if self.ngram_sizes and self.input_name != "tokens":
+            raise ValueError(f"ngram_sizes need inputs 'tokens', got {shown(self.inputs)}")
         if self.position_embedding == "learned" and self.length_limit is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
 

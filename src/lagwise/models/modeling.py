@@ -22,6 +22,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.layer import LagwiseLayer
+from lagwise.models.ngrams import NgramEmbedding
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import transformed
 from lagwise.ops.symbolic import symbolic
@@ -124,6 +125,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.embed_types = None
         if config.type_vocab_size:
             self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.embed_ngrams = None
+        if config.ngram_sizes:
+            self.embed_ngrams = NgramEmbedding(
+                config.hidden_size, sizes=config.ngram_sizes, buckets=config.ngram_buckets
+            )
         self.embed_positions = None
         if config.position_embedding == "learned":
             assert config.length_limit is not None
@@ -207,6 +213,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             past_key_values.note_padding(mask)
         layout = Layout(mask, seq_idx, grid=grid)
         h = self._with_positions(h, layout, past_key_values)
+        if self.embed_ngrams is not None:
+            h = h + self._ngrams(self.embed_ngrams, input_ids, layout, past_key_values)
         if self.embed_types is not None:  # type 0 by default, as in BERT
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
@@ -259,6 +267,16 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
+
+    def _ngrams(
+        self, embedding: NgramEmbedding, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None
+    ) -> Tensor:
+        if input_ids is None:
+            raise ValueError("this model embeds n-grams of tokens (ngram_sizes); give input_ids, not inputs_embeds")
+        h, recent = embedding(input_ids, layout, None if cache is None else cache.recent)
+        if cache is not None:
+            cache.recent = recent
+        return h
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
         if seq_idx is not None:

@@ -45,7 +45,11 @@ class StreamingStep(nn.Module):
         own = {id(parameter): name for name, parameter in model.named_parameters()}
         names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
         self.shared = {name: other for name, other in names if other is not None}  # by their names in the model
-        self.numbered = model.config.position_embedding != "none"
+        # Attributes of a cache about the tokens read, which the state includes.
+        self.counted = [
+            *(["real"] if model.config.position_embedding != "none" else []),
+            *(["recent"] if model.config.ngram_sizes else []),
+        ]
         self._tree = self._states(1)
 
     @torch.no_grad()
@@ -77,8 +81,7 @@ class StreamingStep(nn.Module):
             return fixed
 
         state = self._read(cache, taken)
-        if self.numbered:
-            name = list(state)[-1]
+        for name in list(state)[len(state) - len(self.counted) :]:
             state[name] = state[name].clone()
         return state, followers
 
@@ -98,21 +101,23 @@ class StreamingStep(nn.Module):
     def _states(self, batch_size: int) -> list[Any]:
         layers: Any = self.model.model.layers
         states = [layer.block.init_state(batch_size) for layer in layers]
-        if self.numbered:
+        if "real" in self.counted:
             states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
+        if "recent" in self.counted:
+            states.append((self.model.model.embed_ngrams.nothing(batch_size),))
         return states
 
     def _fill(self, cache: StreamingCache, state: Mapping[str, Tensor], change: Callable[[Any], Any]) -> None:
         states = _rebuilt(self._tree, iter(state.values()))
-        for layer, held in zip(cache.layers, states, strict=False):
+        layers = len(cache.layers)
+        for layer, held in zip(cache.layers, states[:layers], strict=True):
             layer.state = _mapped(held, change)  # type: ignore[attr-defined]
-        if self.numbered:
-            (cache.real,) = states[-1]
+        for name, (held,) in zip(self.counted, states[layers:], strict=True):
+            setattr(cache, name, held)
 
     def _read(self, cache: StreamingCache, change: Callable[[Any], Any]) -> dict[str, Tensor]:
         states = [_mapped(layer.state, change) for layer in cache.layers]  # type: ignore[attr-defined]
-        if self.numbered:
-            states.append((cache.real,))
+        states += [(getattr(cache, name),) for name in self.counted]
         return dict(_leaves(states))
 
 
