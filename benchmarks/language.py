@@ -34,7 +34,7 @@ from lagwise.models.presets import PRESETS
 
 Fields = dict[str, Any]
 LENGTH = 512
-RATES = (0.001, 0.002, 0.004)
+RATES = (0.002, 0.004)
 _SIZE, _STEP = 2_500_000, 8  # parameters of all blocks, and step of widths
 _LENGTHS, _TOKENS = "512,1024,2048,4096,8192,14336", 262_144
 _EVALUATIONS, _TUNED_MINUTES = 10, 2.0
