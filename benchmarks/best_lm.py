@@ -1,10 +1,11 @@
 """Search for the byte-level language model that learns most in some minutes on one thread.
 
     python benchmarks/best_lm.py RUNS --data novels=FOLDER,enwik8=FILE,stdlib=stdlib --minutes 5 --rates 0.002,0.004
-        [--models fd-tnn-lm,fd-local,...] [--workers 2] [--results FILE]
+        [--models fd-tnn-lm,fd-local,fd-local+4,...] [--workers 2] [--results FILE]
 
-Models are recipes of the package, as a baseline, and those of `CANDIDATES`: stacks of layers with different mixers. All
-read bytes in sequences of 512, in batches of 16, with warm-up, a cosine schedule and AdamW. The number of steps is what
+Models are recipes of the package, as a baseline, and those of `CANDIDATES`: stacks of layers with different mixers. A
+model with +N also embeds n-grams of 2 to N bytes. All read bytes in sequences of 512, in batches of 4, with warm-up, a
+cosine schedule and AdamW. The number of steps is what
 fits into the minutes, by the measured cost of a step and of a validation (RUNS/costs.json). Each run is tested at 512,
 2,048 and 14,336 bytes, and added to the results file under DATA/MINUTES/MODEL/RATE. Finished runs are skipped and
 interrupted ones resumed. A search is several calls: short runs of all models on one text, then longer ones of the best
@@ -61,12 +62,15 @@ CANDIDATES: dict[str, Fields] = {
 
 def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
     """Write the recipe of a run."""
-    fields = CANDIDATES[model] if model in CANDIDATES else load_recipe(model).model
+    name, _, longest = model.partition("+")
+    fields = CANDIDATES[name] if name in CANDIDATES else load_recipe(name).model
+    if longest:
+        fields = {**fields, "ngram_sizes": list(range(2, int(longest) + 1))}
     text = {
         "description": f"{model} on bytes",
         "model": fields,
         "data": {"source": source, "tokenizer": "bytes", "length": 512},
-        "training": {"batch_size": 16, "learning_rate": rate},
+        "training": {"batch_size": 4, "learning_rate": rate},
     }
     path = folder / f"{model}-{rate}.yaml"
     path.write_text(yaml.safe_dump(text, sort_keys=False))
@@ -96,7 +100,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/best-lm-cpu.json"))
     given = parser.parse_args()
     models = given.models.split(",")
-    if unknown := set(models) - {*BASELINES, *CANDIDATES}:
+    if unknown := {model.partition("+")[0] for model in models} - {*BASELINES, *CANDIDATES}:
         parser.error(f"unknown models {', '.join(sorted(unknown))}; known: {', '.join([*BASELINES, *CANDIDATES])}")
     made = {}
     for part in given.data.split(","):
