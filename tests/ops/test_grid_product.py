@@ -26,9 +26,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def dense(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+def dense(
+    gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int, biases: Tensor | None = None
+) -> Tensor:
     """The definition, with matrices of both axes, in float64."""
     gate, value, rows, columns = (t.double() for t in (gate, value, rows, columns))
+    if biases is not None:
+        gate, value = gate + biases[0].double(), value + biases[1].double()
     image = F.silu(value).unflatten(1, (-1, width))
     along = torch.einsum("cjk,bikc->bijc", toeplitz_matrix(rows, width, causal=False), image)
     down = torch.einsum("cik,bkjc->bijc", toeplitz_matrix(columns, image.shape[1], causal=False), image)
@@ -66,6 +70,21 @@ def test_values_and_gradients_equal_dense_matrices(
         torch.testing.assert_close(got.double() / scale, wanted.double() / scale, rtol=0, atol=tolerance)
 
 
+@every_shape
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 4e-2)])
+@pytest.mark.usefixtures("way")
+def test_biases_are_added_before(
+    batch: int, height: int, width: int, channels: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    inputs, biases = noise(batch, height, width, channels, dtype), torch.randn(2, channels, requires_grad=True)
+    y, expected = gated_grid_product(*inputs, width, biases), dense(*inputs, width, biases)
+    weight = torch.randn_like(expected)
+    found = (y, *gradients(y.double(), (*inputs, biases), weight))
+    for got, wanted in zip(found, (expected, *gradients(expected, (*inputs, biases), weight)), strict=True):
+        scale = float(wanted.detach().abs().max()) + 1e-30
+        torch.testing.assert_close(got.double() / scale, wanted.double() / scale, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.usefixtures("way")
 def test_the_number_of_threads_does_not_matter(threads: int) -> None:
@@ -98,6 +117,20 @@ def test_the_result_may_be_modified_in_place() -> None:
     expected = torch.autograd.grad((2 * gated_grid_product(*inputs, 4)).square().sum(), inputs)
     got = torch.autograd.grad(gated_grid_product(*inputs, 4).mul_(2).square().sum(), inputs)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.usefixtures("way")
+def test_the_gate_is_overwritten_only_where_allowed(overwrite: bool) -> None:
+    inputs, biases = noise(2, 3, 4, 20), torch.randn(2, 20)
+    gate, expected = inputs[0].detach().clone(), dense(*inputs, 4, biases).float()
+    y = gated_grid_product(*inputs, 4, biases, overwrite_gate=overwrite)  # with gradients
+    assert torch.equal(inputs[0], gate)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        y = gated_grid_product(*inputs, 4, biases, overwrite_gate=overwrite)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    assert overwrite or torch.equal(inputs[0], gate)
 
 
 @pytest.mark.usefixtures("way")
@@ -154,10 +187,11 @@ def test_an_empty_batch() -> None:
 
 @pytest.mark.usefixtures("way")
 def test_second_derivatives() -> None:
-    inputs = noise(1, 3, 2, 3)
+    inputs = (*noise(1, 3, 2, 3), torch.randn(2, 3, requires_grad=True))
 
     def second(function) -> tuple[Tensor, ...]:
-        first = torch.autograd.grad(function(*inputs, 2).square().sum(), inputs, create_graph=True)
+        y = function(*inputs[:4], 2, inputs[4])
+        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
         return torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
 
     torch.testing.assert_close(second(gated_grid_product), second(dense), rtol=1e-3, atol=1e-2)
@@ -176,8 +210,9 @@ def test_metadata_for_compilers_is_correct() -> None:
     if not native.available():
         pytest.skip("no C compiler here")
     inputs = [t.detach() for t in noise(2, 3, 4, 20)]
-    torch.library.opcheck(torch.ops.lagwise.gated_grid, tuple(inputs))
-    torch.library.opcheck(torch.ops.lagwise.gated_grid_gradients, (torch.randn(2, 12, 20), *inputs))
+    for biases in (None, torch.randn(2, 20)):
+        torch.library.opcheck(torch.ops.lagwise.gated_grid, (*inputs, biases))
+        torch.library.opcheck(torch.ops.lagwise.gated_grid_gradients, (torch.randn(2, 12, 20), *inputs, biases))
 
 
 def test_a_graph_for_other_systems_contains_only_their_operations() -> None:
@@ -211,5 +246,7 @@ def test_wrong_shapes() -> None:
         gated_grid_product(gate[..., :0], value[..., :0], rows[:0], columns[:0], 4)
     with pytest.raises(ValueError, match="at least one token and one channel"):
         gated_grid_product(gate[:, :0], value[:, :0], rows, columns, 4)
+    with pytest.raises(ValueError, match=r"biases must be \(2, channels=20\)"):
+        gated_grid_product(gate, value, rows, columns, 4, torch.randn(20))
     with pytest.raises(ValueError, match="width must divide the length 12"):
         gated_grid_product(gate, value, rows, columns, 5)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lagwise.ops import native, tokens
-from lagwise.ops.tokens import rms_norm, silu_product
+from lagwise.ops.tokens import rms_norm, silu_product, without_biases
 
 pytestmark = pytest.mark.cpu
 EPSILON = 1e-6
@@ -40,7 +40,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def plain_product(gate: Tensor, value: Tensor) -> Tensor:
+def plain_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
+    if biases is not None:
+        gate, value = gate + biases[0], value + biases[1]
     return F.silu(gate) * value
 
 
@@ -75,6 +77,81 @@ def test_silu_product(shape: tuple[int, ...], dtype: torch.dtype, tolerance: flo
     inputs = [(3 * torch.randn(shape)).to(dtype).requires_grad_() for _ in range(2)]
     check(silu_product, plain_product, inputs, tolerance)
     assert calls == ["silu_product", "silu_product_gradients"]
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 37), (2, 7, 192), (0, 4)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.2)])  # of sums of rows
+def test_silu_product_with_biases(
+    shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, calls: list[str]
+) -> None:
+    inputs = [(3 * torch.randn(size)).to(dtype).requires_grad_() for size in (shape, shape, (2, shape[-1]))]
+    check(silu_product, plain_product, inputs, tolerance)
+    assert calls == ["silu_product", "silu_product_gradients"]
+
+
+def test_second_derivatives_with_biases() -> None:
+    inputs = tuple(torch.randn(size, requires_grad=True) for size in ((3, 8), (3, 8), (2, 8)))
+    found = []
+    for function in (silu_product, plain_product):
+        first = torch.autograd.grad(function(*inputs).pow(3).sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_wrong_biases() -> None:
+    with pytest.raises(ValueError, match=r"biases must be \(2, channels=8\), got \(8,\)"):
+        silu_product(torch.randn(3, 8), torch.randn(3, 8), torch.randn(8))
+
+
+class _Doubled(nn.Linear):
+    """A layer as other libraries put in place of a linear one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias", "subclass", "hook", "early hook", "forward", "global hook"])
+def test_only_plain_linear_layers_are_taken_apart(kind: str) -> None:
+    layers = [nn.Linear(6, 8) for _ in range(2)]
+    x, handle = torch.randn(3, 6), None
+    if kind == "no bias":
+        layers[0] = nn.Linear(6, 8, bias=False)
+    if kind == "subclass":
+        layers[1] = _Doubled(6, 8)
+    if kind == "hook":
+        layers[0].register_forward_hook(lambda layer, inputs, y: y + 1)
+    if kind == "early hook":
+        layers[0].register_forward_pre_hook(lambda layer, inputs: inputs[0] + 1)
+    if kind == "forward":
+        whole = layers[1].forward
+        layers[1].forward = lambda x: whole(x) + 1  # type: ignore[method-assign]
+    if kind == "global hook":
+        handle = nn.modules.module.register_module_forward_hook(lambda layer, inputs, y: y + 1)
+    try:
+        (gate, value), biases = without_biases(x, *layers)
+        expected = layers[0](x), layers[1](x)
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert (biases is not None) == (kind == "plain")
+    torch.testing.assert_close(silu_product(gate, value, biases), plain_product(*expected))
+
+
+def test_weights_that_are_swapped_in_are_used() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 8) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            (gate, value), biases = without_biases(x, *self.layers)
+            return silu_product(gate, value, biases)
+
+    module, x = Gate(), torch.randn(3, 6)
+    others = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+    found = torch.func.functional_call(module, others, (x,))
+    module.load_state_dict(others)
+    torch.testing.assert_close(found, module(x))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -142,9 +219,10 @@ def test_graphs_of_traces_are_complete(tmp_path: Path) -> None:
 
 def test_metadata_for_compilers_is_correct() -> None:
     x = torch.randn(4, 20)
-    torch.library.opcheck(torch.ops.lagwise.silu_product, (x, x))
-    torch.library.opcheck(torch.ops.lagwise.silu_product_gradients, (x, x, x))
-    torch.library.opcheck(torch.ops.lagwise.rms_norm, (x, EPSILON))
+    for biases in (None, torch.randn(2, 20)):
+        torch.library.opcheck(torch.ops.lagwise.silu_product_loop, (x, x, biases))
+        torch.library.opcheck(torch.ops.lagwise.silu_product_gradients, (x, x, x, biases))
+    torch.library.opcheck(torch.ops.lagwise.rms_norm_loop, (x, EPSILON))
     torch.library.opcheck(torch.ops.lagwise.rms_norm_gradient, (x, x, x[:, 0].contiguous()))
 
 

@@ -10,22 +10,34 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.operators import loop_operator, unrecorded
 from lagwise.ops.product import toeplitz_product
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre
-from lagwise.ops.tokens import silu_product
+from lagwise.ops.tokens import silu_product, with_biases
 
 _MOST_LAGS = 128  # of an axis: beyond, FFTs are faster, and a tile exceeds the second cache
 
 
-def gated_grid_product(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+def gated_grid_product(
+    gate: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    width: int,
+    biases: Tensor | None = None,
+    *,
+    overwrite_gate: bool = False,
+) -> Tensor:
     """Mix a gated grid along its rows and along its columns.
 
     Formula: ``y[i, j] = silu(gate[i, j]) * (sum_k rows_{j - k} v[i, k] + sum_k columns_{i - k} v[k, j])`` in every
     channel, with ``v = silu(value)``.
 
     Shapes: gate and value ``(batch, height * width, channels)``, row by row; rows and columns ``(channels, n_taps)``
-    with an odd number of taps, as two-sided taps in `lagwise.ops.toeplitz_product`; result like gate.
+    with an odd number of taps, as two-sided taps in `lagwise.ops.toeplitz_product`; result like gate. biases ``(2,
+    channels)``, if any, are added to gate and value before. With ``overwrite_gate`` and without gradients, the result
+    may be written over gate.
 
     ValueError for other shapes, an even number of taps, or a width that does not divide the length.
 
@@ -44,13 +56,18 @@ def gated_grid_product(gate: Tensor, value: Tensor, rows: Tensor, columns: Tenso
     if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
         found = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
         raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {found}")
+    if biases is not None and biases.shape != (2, gate.shape[2]):
+        raise ValueError(f"biases must be (2, channels={gate.shape[2]}), got {tuple(biases.shape)}")
     if not _fast(gate, value, rows, columns, width):
-        return _plain(gate, value, rows, columns, width)
-    height = gate.shape[1] // width
-    return _GatedGrid.apply(gate, value, _lags(rows, width), _lags(columns, height), width)
+        return _plain(gate, value, rows, columns, biases, width)
+    rows, columns = _lags(rows, width), _lags(columns, gate.shape[1] // width)
+    if overwrite_gate and unrecorded(gate, value, rows, columns, biases):
+        return native.gated_grid(gate, value, rows, columns, biases, overwrite_gate=True)
+    return _GatedGrid.apply(gate, value, rows, columns, biases, width)
 
 
-def _plain(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
+def _plain(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int) -> Tensor:
+    gate, value = with_biases(gate, value, biases)
     v = F.silu(value)
     along = toeplitz_product(v.unflatten(1, (-1, width)).flatten(0, 1), rows, causal=False).reshape(v.shape)
     return silu_product(gate, along + toeplitz_product(v, columns, causal=False, dilation=width))
@@ -68,47 +85,46 @@ def _fast(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int
 
 def _lags(taps: Tensor, size: int) -> Tensor:
     """Taps for the lags ``1 - size .. size - 1``."""
-    return F.pad(taps, (size - 1 - centre(taps),) * 2)
+    missing = size - 1 - centre(taps)
+    return F.pad(taps, (missing, missing)) if missing else taps
 
 
 class _GatedGrid(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
-        ctx.save_for_backward(gate, value, rows, columns)
+    def forward(
+        ctx, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
+    ) -> Tensor:
+        ctx.save_for_backward(gate, value, rows, columns, biases)
         ctx.width = width
-        return gated_grid(gate, value, rows, columns)
+        return gated_grid(gate, value, rows, columns, biases)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[:4]
+        inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[:5]
         if differentiable():
             found = differentiable_gradients(functools.partial(_plain, width=ctx.width), inputs, wanted, [grad])
         else:
-            found = list(gated_grid_gradients(grad, *inputs))
+            *others, of_biases = gated_grid_gradients(grad, *inputs)
+            found = [*others, of_biases if wanted[4] else None]
         return *found, None
 
 
-@torch.library.custom_op("lagwise::gated_grid", mutates_args=())  # opaque to compilers
-def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+@loop_operator(lambda gate, value, rows, columns, biases: gate.new_empty(gate.shape))
+def gated_grid(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None) -> Tensor:
     """`lagwise.ops.native.gated_grid`."""
-    return native.gated_grid(gate, value, rows, columns)
+    return native.gated_grid(gate, value, rows, columns, biases)
 
 
-@gated_grid.register_fake
-def _(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    return gate.new_empty(gate.shape)
+def _gradients_like(
+    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None
+) -> tuple[Tensor, ...]:
+    of_taps = torch.empty_like(rows), torch.empty_like(columns)
+    return gate.new_empty(gate.shape), value.new_empty(value.shape), *of_taps, rows.new_empty(2, gate.shape[2])
 
 
-@torch.library.custom_op("lagwise::gated_grid_gradients", mutates_args=())
+@loop_operator(_gradients_like)
 def gated_grid_gradients(
-    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`lagwise.ops.native.gated_grid_gradients`."""
-    return native.gated_grid_gradients(grad, gate, value, rows, columns)
-
-
-@gated_grid_gradients.register_fake
-def _(
-    grad: Tensor, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return gate.new_empty(gate.shape), value.new_empty(value.shape), torch.empty_like(rows), torch.empty_like(columns)
+    return native.gated_grid_gradients(grad, gate, value, rows, columns, biases)

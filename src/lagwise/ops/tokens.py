@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.operators import loop_operator
 
+_DTYPES = (torch.float32, torch.bfloat16)
 _FEWEST = 1 << 16  # numbers for which a call into C is worthwhile
 
 
-def silu_product(gate: Tensor, value: Tensor) -> Tensor:
-    """``silu(gate) * value``, for tensors of one shape.
+def without_biases(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
+    """Apply linear layers to x, and leave it to a loop in C to add their biases where that saves a pass over memory.
+
+    Returns the layers' outputs and None; or, where the loops in C are used and every layer is a plain `torch.nn.Linear`
+    with a bias, its products with the weights alone, and the biases ``(layers, channels)``.
+    """
+    if x.dtype in _DTYPES and _fast(x) and all(_plain_linear(layer) for layer in layers):
+        return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
+    return [layer(x) for layer in layers], None
+
+
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
+    """``silu(gate) * value``, for tensors of one shape; biases ``(2, channels)``, if any, are added to gate and value
+    before.
 
     PyTorch takes two passes over memory, and three for the gradients; the loops in C take one and one.
+
+    ValueError for biases of another shape.
     """
+    if biases is not None and biases.shape != (2, gate.shape[-1]):
+        raise ValueError(f"biases must be (2, channels={gate.shape[-1]}), got {tuple(biases.shape)}")
     same = gate.shape == value.shape and gate.dtype == value.dtype
-    if same and gate.dtype in (torch.float32, torch.bfloat16) and value.device.type == "cpu" and _fast(gate):
-        return _SiluProduct.apply(gate, value)
-    return _plain_silu_product(gate, value)
+    if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
+        return _SiluProduct.apply(gate, value, biases)
+    return _plain_silu_product(gate, value, biases)
+
+
+def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and value with biases ``(2, channels)`` added, if any."""
+    if biases is None:
+        return gate, value
+    return gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
 
 
 def rms_norm(x: Tensor, epsilon: float) -> Tensor:
@@ -30,12 +57,23 @@ def rms_norm(x: Tensor, epsilon: float) -> Tensor:
     return _plain_rms_norm(x, epsilon)
 
 
-def _plain_silu_product(gate: Tensor, value: Tensor) -> Tensor:
+def _plain_silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
+    gate, value = with_biases(gate, value, biases)
     return F.silu(gate) * value
 
 
 def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=epsilon)
+
+
+def _plain_linear(layer: nn.Module) -> bool:
+    """Whether a module computes ``x W' + b`` and nothing else: other libraries replace layers, weights and `forward`,
+    and add hooks."""
+    if type(layer) is not nn.Linear or layer.bias is None or "forward" in vars(layer):
+        return False
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    plain = type(layer.weight) is nn.Parameter and type(layer.bias) is nn.Parameter
+    return plain and not any(hooks) and not torch.nn.modules.module._has_any_global_hook()
 
 
 def _fast(x: Tensor) -> bool:
@@ -46,22 +84,28 @@ def _fast(x: Tensor) -> bool:
 
 class _SiluProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, value)
-        return _silu_product(gate, value)
+    def forward(ctx, gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+        ctx.save_for_backward(gate, value, biases)
+        return silu_product_loop(gate, value, biases)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         inputs = ctx.saved_tensors
         if differentiable():
             return tuple(differentiable_gradients(_plain_silu_product, inputs, ctx.needs_input_grad, [grad]))
-        return _silu_product_gradients(grad, *inputs)
+        grads = silu_product_gradients(grad, *inputs)
+        return *grads, _sum_of_rows(grads) if ctx.needs_input_grad[2] else None
+
+
+def _sum_of_rows(grads: tuple[Tensor, Tensor]) -> Tensor:
+    """The gradient of biases ``(2, channels)`` from those of gate and value."""
+    return torch.stack([grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32) for grad in grads])
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
-        y, factors = _rms_norm(x, epsilon)
+        y, factors = rms_norm_loop(x, epsilon)
         ctx.save_for_backward(x, factors)
         ctx.epsilon = epsilon
         return y
@@ -72,48 +116,25 @@ class _RMSNorm(torch.autograd.Function):
         if differentiable():
             (dx,) = differentiable_gradients(lambda x: _plain_rms_norm(x, ctx.epsilon), (x,), (True,), [grad])
         else:
-            dx = _rms_norm_gradient(grad, x, factors)
+            dx = rms_norm_gradient(grad, x, factors)
         return dx, None
 
 
-# As operators of PyTorch, the loops work on whatever tensors it has: fake, traced and batched ones too.
+@loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
+def silu_product_loop(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    return native.silu_product(gate.contiguous(), value.contiguous(), biases)
 
 
-@torch.library.custom_op("lagwise::silu_product", mutates_args=())
-def _silu_product(gate: Tensor, value: Tensor) -> Tensor:
-    return native.silu_product(gate.contiguous(), value.contiguous())
+@loop_operator(lambda grad, gate, value, biases: (gate.new_empty(gate.shape), value.new_empty(value.shape)))
+def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    return native.silu_product_gradients(grad.contiguous(), gate.contiguous(), value.contiguous(), biases)
 
 
-@_silu_product.register_fake
-def _(gate: Tensor, value: Tensor) -> Tensor:
-    return gate.new_empty(gate.shape)
-
-
-@torch.library.custom_op("lagwise::silu_product_gradients", mutates_args=())
-def _silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    return native.silu_product_gradients(grad.contiguous(), gate.contiguous(), value.contiguous())
-
-
-@_silu_product_gradients.register_fake
-def _(grad: Tensor, gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    return gate.new_empty(gate.shape), value.new_empty(value.shape)
-
-
-@torch.library.custom_op("lagwise::rms_norm", mutates_args=())
-def _rms_norm(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+@loop_operator(lambda x, epsilon: (x.new_empty(x.shape), x.new_empty(x.shape[:-1])))
+def rms_norm_loop(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return native.rms_norm(x.contiguous(), epsilon)
 
 
-@_rms_norm.register_fake
-def _(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1])
-
-
-@torch.library.custom_op("lagwise::rms_norm_gradient", mutates_args=())
-def _rms_norm_gradient(grad: Tensor, x: Tensor, factors: Tensor) -> Tensor:
+@loop_operator(lambda grad, x, factors: x.new_empty(x.shape))
+def rms_norm_gradient(grad: Tensor, x: Tensor, factors: Tensor) -> Tensor:
     return native.rms_norm_gradient(grad.contiguous(), x.contiguous(), factors)
-
-
-@_rms_norm_gradient.register_fake
-def _(grad: Tensor, x: Tensor, factors: Tensor) -> Tensor:
-    return x.new_empty(x.shape)

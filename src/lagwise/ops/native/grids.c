@@ -1,7 +1,7 @@
 /* Gated products over grids:
 
-   y = silu(gate) * m with m = rows(s) + columns(s) and s = silu(value), for SPAN groups of LANES channels of one grid at
-   a time: they stay in the processor's caches between the steps, and memory is read and written in pieces of several
+   y = silu(gate) * m with m = rows(s) + columns(s) and s = silu(value), where both gate and value are given without
+   their biases, for SPAN groups of LANES channels of one grid at a time: they stay in the processor's caches between the steps, and memory is read and written in pieces of several
    lines. In a tile, tokens lie row by row; rows and their number are filled up to whole QUADs. What is computed for
    these extra tokens means nothing. */
 
@@ -107,11 +107,14 @@ long grid_scratch(long height, long width) {
 }
 
 /* gate, value, out: (batch, height * width, channels) without gaps. rows, columns: (groups of channels, lags, LANES)
-   as `mix` needs them. scratch: `grid_scratch` vectors for each thread. */
-void gated_grid(const void *gate, const void *value, const float *rows, const float *columns, void *out,
-                float *scratch, long batch, long height, long width, long channels, int bfloat16, int threads) {
+   as `mix` needs them. biases: (2, groups of channels, LANES), of gate and value. scratch: `grid_scratch` vectors for
+   each thread. */
+void gated_grid(const void *gate, const void *value, const float *rows, const float *columns, const float *biases,
+                void *out, float *scratch, long batch, long height, long width, long channels, int bfloat16,
+                int threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
+    const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + groups;
     const long tile = filled(height) * g.row;
 #pragma omp parallel num_threads(threads)
     {
@@ -122,27 +125,31 @@ void gated_grid(const void *gate, const void *value, const float *rows, const fl
             const long first = work / spans * height * width * channels;
             EACH_TOKEN(i, j, q) {
                 const long c = (from + q) * LANES;
-                const vector x = get(value, first + (i * width + j) * channels + c, channels - c, bfloat16);
+                const long at = first + (i * width + j) * channels + c;
+                const vector x = get(value, at, channels - c, bfloat16) + value_bias[from + q];
                 s[q * tile + i * g.row + j] = x * sigmoid(x);
             }
             mix_span(s, rows, columns, m, g, from, count);
             EACH_TOKEN(i, j, q) {
                 const long c = (from + q) * LANES, at = first + (i * width + j) * channels + c;
-                const vector x = get(gate, at, channels - c, bfloat16);
+                const vector x = get(gate, at, channels - c, bfloat16) + gate_bias[from + q];
                 put(out, at, x * sigmoid(x) * m[q * tile + i * g.row + j], channels - c, bfloat16);
             }
         }
     }
 }
 
-/* Gradients of `gated_grid`: of gate and value like them, and of rows and columns as (groups, lags, LANES), in `parts`
-   partial results to be added up. Reversed taps are given too, in the layout of the others. */
+/* Gradients of `gated_grid`: of gate and value like them, and of rows and columns as (groups, lags, LANES) and of the
+   biases as (2, groups, LANES), in `parts` partial results to be added up. Reversed taps are given too, in the layout of
+   the others. */
 void gated_grid_gradients(const void *gate, const void *value, const float *rows, const float *columns,
-                          const float *reversed_rows, const float *reversed_columns, const void *grad, void *gate_grad,
-                          void *value_grad, float *row_sums, float *column_sums, float *scratch, long batch,
-                          long height, long width, long channels, long parts, int bfloat16, int threads) {
+                          const float *reversed_rows, const float *reversed_columns, const float *biases,
+                          const void *grad, void *gate_grad, void *value_grad, float *row_sums, float *column_sums,
+                          float *bias_sums, float *scratch, long batch, long height, long width, long channels, long parts,
+                          int bfloat16, int threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
+    const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + groups;
     const long tile = filled(height) * g.row, row_pairs = filled(width) * filled(width);
     const long column_pairs = filled(height) * filled(height);
 #pragma omp parallel num_threads(threads)
@@ -154,13 +161,16 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
         for (long work = 0; work < parts * spans; work++) {
             const long from = work % spans * SPAN, count = groups - from < SPAN ? groups - from : SPAN;
             const long part = work / spans;
+            vector *gate_sums = (vector *)bias_sums + 2 * part * groups + from, *value_sums = gate_sums + groups;
+            for (long q = 0; q < count; q++) gate_sums[q] = value_sums[q] = every(0);
             memset(in_rows, 0, count * row_pairs * sizeof(vector));
             memset(in_columns, 0, count * column_pairs * sizeof(vector));
             for (long b = batch * part / parts; b < batch * (part + 1) / parts; b++) {
                 const long first = b * height * width * channels;
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, here = q * tile + i * g.row + j;
-                    const vector x = get(value, first + (i * width + j) * channels + c, channels - c, bfloat16);
+                    const long at = first + (i * width + j) * channels + c;
+                    const vector x = get(value, at, channels - c, bfloat16) + value_bias[from + q];
                     const vector share = sigmoid(x);
                     s[here] = x * share;
                     slope[here] = silu_slope(x, share);
@@ -168,10 +178,12 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                 mix_span(s, rows, columns, m, g, from, count);
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, at = first + (i * width + j) * channels + c;
-                    const vector x = get(gate, at, channels - c, bfloat16);
+                    const vector x = get(gate, at, channels - c, bfloat16) + gate_bias[from + q];
                     const vector y_grad = get(grad, at, channels - c, bfloat16), share = sigmoid(x);
                     vector *here = m + q * tile + i * g.row + j;
-                    put(gate_grad, at, y_grad * *here * silu_slope(x, share), channels - c, bfloat16);
+                    const vector x_grad = y_grad * *here * silu_slope(x, share);
+                    gate_sums[q] += x_grad;
+                    put(gate_grad, at, x_grad, channels - c, bfloat16);
                     *here = y_grad * x * share; /* the gradient of m from here on */
                 }
                 mix_span(m, reversed_rows, reversed_columns, back, g, from, count);
@@ -182,7 +194,9 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, here = q * tile + i * g.row + j;
                     const long at = first + (i * width + j) * channels + c;
-                    put(value_grad, at, back[here] * slope[here], channels - c, bfloat16);
+                    const vector x_grad = back[here] * slope[here];
+                    value_sums[q] += x_grad;
+                    put(value_grad, at, x_grad, channels - c, bfloat16);
                 }
             }
             for (long q = 0; q < count; q++) {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
@@ -72,6 +73,14 @@ def longs(*numbers: int) -> list[ctypes.c_long]:
 def ints(*numbers: int) -> list[ctypes.c_int]:
     """Numbers and flags as arguments."""
     return [ctypes.c_int(n) for n in numbers]
+
+
+def filled_biases(biases: Tensor | None, channels: int) -> Tensor:
+    """Biases ``(2, channels)`` in float32 with zeros up to whole groups; only zeros for None."""
+    filled = channels + -channels % loops().lanes
+    if biases is None:
+        return torch.zeros(2, filled, dtype=torch.float32, device="cpu")
+    return F.pad(biases.float(), (0, filled - channels)).contiguous()
 
 
 @functools.cache

@@ -4,23 +4,35 @@
 
 #include "vector.h"
 
-/* out = silu(gate) * value, for `count` numbers. */
-void silu_product(const void *gate, const void *value, void *out, long count, int bfloat16, int threads) {
+/* out = silu(gate + gate_bias) * (value + value_bias), for `count` numbers in rows of `size`. biases: for a row of each,
+   filled up to whole vectors. */
+void silu_product(const void *gate, const void *value, const float *biases, void *out, long count, long size,
+                  int bfloat16, int threads) {
+    const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + (size + LANES - 1) / LANES;
 #pragma omp parallel for num_threads(threads)
-    for (long at = 0; at < count; at += LANES) {
-        const vector x = get(gate, at, count - at, bfloat16);
-        put(out, at, x * sigmoid(x) * get(value, at, count - at, bfloat16), count - at, bfloat16);
+    for (long first = 0; first < count; first += size) {
+        const long end = first + size < count ? first + size : count;
+        for (long at = first, v = 0; at < end; at += LANES, v++) {
+            const vector x = get(gate, at, end - at, bfloat16) + gate_bias[v];
+            const vector y = get(value, at, end - at, bfloat16) + value_bias[v];
+            put(out, at, x * sigmoid(x) * y, end - at, bfloat16);
+        }
     }
 }
 
-void silu_product_gradients(const void *grad, const void *gate, const void *value, void *gate_grad, void *value_grad,
-                            long count, int bfloat16, int threads) {
+void silu_product_gradients(const void *grad, const void *gate, const void *value, const float *biases,
+                            void *gate_grad, void *value_grad, long count, long size, int bfloat16, int threads) {
+    const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + (size + LANES - 1) / LANES;
 #pragma omp parallel for num_threads(threads)
-    for (long at = 0; at < count; at += LANES) {
-        const vector x = get(gate, at, count - at, bfloat16), y = get(grad, at, count - at, bfloat16);
-        const vector share = sigmoid(x);
-        put(value_grad, at, y * x * share, count - at, bfloat16);
-        put(gate_grad, at, y * get(value, at, count - at, bfloat16) * silu_slope(x, share), count - at, bfloat16);
+    for (long first = 0; first < count; first += size) {
+        const long end = first + size < count ? first + size : count;
+        for (long at = first, v = 0; at < end; at += LANES, v++) {
+            const vector x = get(gate, at, end - at, bfloat16) + gate_bias[v], share = sigmoid(x);
+            const vector y_grad = get(grad, at, end - at, bfloat16);
+            const vector y = get(value, at, end - at, bfloat16) + value_bias[v];
+            put(value_grad, at, y_grad * x * share, end - at, bfloat16);
+            put(gate_grad, at, y_grad * y * silu_slope(x, share), end - at, bfloat16);
+        }
     }
 }
 

@@ -7,20 +7,26 @@ import ctypes
 import torch
 from torch import Tensor
 
-from lagwise.ops.native.library import ints, longs, loops, pointers
+from lagwise.ops.native.library import filled_biases, ints, longs, loops, pointers
+
+_ROW = 1024  # numbers of a row, where any size will do
 
 
-def silu_product(gate: Tensor, value: Tensor) -> Tensor:
-    """``silu(gate) * value``, for contiguous tensors of one shape, both float32 or both bfloat16, on the CPU."""
-    out = torch.empty_like(gate)
-    loops().library.silu_product(*pointers(gate, value, out), *_size(gate))
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
+    """``silu(gate) * value``, for contiguous tensors of one shape, both float32 or both bfloat16, on the CPU; biases
+    ``(2, channels)`` are added to gate and value before."""
+    out, (size, added) = torch.empty_like(gate), _rows(gate, biases)
+    loops().library.silu_product(*pointers(gate, value, added, out), *longs(gate.numel(), size), *_kind(gate))
     return out
 
 
-def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def silu_product_gradients(
+    grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Gradients of `silu_product` with respect to gate and value, from its result's, which is like them."""
-    grads = torch.empty_like(gate), torch.empty_like(value)
-    loops().library.silu_product_gradients(*pointers(grad, gate, value, *grads), *_size(gate))
+    grads, (size, added) = (torch.empty_like(gate), torch.empty_like(value)), _rows(gate, biases)
+    tensors = pointers(grad, gate, value, added, *grads)
+    loops().library.silu_product_gradients(*tensors, *longs(gate.numel(), size), *_kind(gate))
     return grads
 
 
@@ -40,5 +46,11 @@ def rms_norm_gradient(grad: Tensor, x: Tensor, factors: Tensor) -> Tensor:
     return x_grad
 
 
-def _size(x: Tensor) -> list[ctypes.c_long | ctypes.c_int]:
-    return [*longs(x.numel()), *ints(x.dtype == torch.bfloat16, torch.get_num_threads())]
+def _rows(x: Tensor, biases: Tensor | None) -> tuple[int, Tensor]:
+    """The size of rows that get the same biases, and these."""
+    size = _ROW if biases is None else x.shape[-1]
+    return size, filled_biases(biases, size)
+
+
+def _kind(x: Tensor) -> list[ctypes.c_int]:
+    return ints(x.dtype == torch.bfloat16, torch.get_num_threads())
