@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from lagwise.blocks import LINKS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
-from lagwise.models.ngrams import NgramEmbedding
 from lagwise.ops.attention import ATTENTION_FUNCTIONS
 
 QUICK = 15
@@ -100,7 +99,7 @@ def build(fields: Options) -> LagwiseForCausalLM:
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **fields)).double().eval()
     with torch.no_grad():
         for module in model.modules():
-            if type(module) in (nn.Linear, nn.Embedding, NgramEmbedding):
+            if type(module) in (nn.Linear, nn.Embedding):
                 module.weight.normal_()
     return model
 

@@ -19,15 +19,16 @@ SIZES = {"ngram_sizes": [2, 4], "ngram_buckets": 50}
 def model(**fields: Any) -> LagwiseForCausalLM:
     made = tiny("tnn-lm", sharp=True, **SIZES, **fields)
     assert made.model.embed_ngrams is not None
-    torch.nn.init.normal_(made.model.embed_ngrams.weight)
+    torch.nn.init.normal_(made.model.embed_ngrams.table.weight)
     return made
 
 
 def by_definition(embedding: NgramEmbedding, text: list[int]) -> Tensor:
     """The sum of the rows of the n-grams that end at each token of a text."""
-    found, rows = [], embedding.weight.unflatten(0, (len(embedding.sizes), -1))
+    weight = embedding.table.weight
+    found, rows = [], weight.unflatten(0, (len(embedding.sizes), -1))
     for end in range(len(text)):
-        total = torch.zeros(embedding.embedding_dim, dtype=embedding.weight.dtype)
+        total = torch.zeros(weight.shape[1], dtype=weight.dtype)
         for table, size in zip(rows, embedding.sizes, strict=True):
             gram = [text[end - lag] + 1 if lag <= end else 0 for lag in range(size)]
             number = gram[0]
@@ -45,7 +46,7 @@ def test_values_and_gradients_are_those_of_the_definition(sizes: list[int]) -> N
     y, _ = embedding(ids, Layout(), None)
     expected = torch.stack([by_definition(embedding, row.tolist()) for row in ids])
     torch.testing.assert_close(y, expected)
-    found, wanted = (torch.autograd.grad((out * weights).sum(), embedding.weight)[0] for out in (y, expected))
+    found, wanted = (torch.autograd.grad((out * weights).sum(), embedding.table.weight)[0] for out in (y, expected))
     torch.testing.assert_close(found, wanted)
 
 
@@ -94,5 +95,15 @@ def test_wrong_inputs() -> None:
         LagwiseModel(LagwiseConfig(ngram_sizes=[2], ngram_buckets=0, num_hidden_layers=1))
     with pytest.raises(ValueError, match="ngram_sizes need inputs 'tokens'"):
         LagwiseConfig(ngram_sizes=[2], inputs="values")
+    with pytest.raises(ValueError, match="ngram_buckets must be at most"):
+        LagwiseConfig(ngram_sizes=[2], ngram_buckets=2**40)
+
+
+@torch.no_grad()
+def test_refused_embeddings_leave_the_cache_as_it_was() -> None:
+    ngrams, ids = model(position_embedding="sinusoidal"), torch.randint(258, (2, 20))
+    cache = ngrams(ids[:, :10], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="give input_ids, not inputs_embeds"):
-        model()(inputs_embeds=torch.randn(1, 5, 16, dtype=torch.double))
+        ngrams(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double), past_key_values=cache)
+    found = ngrams(ids[:, 10:], past_key_values=cache).logits
+    torch.testing.assert_close(found, ngrams(ids).logits[:, 10:], rtol=0, atol=1e-10)

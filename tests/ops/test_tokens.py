@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from lagwise.ops import native, tokens
-from lagwise.ops.tokens import rms_norm, silu_product, without_biases
+from lagwise.ops.tokens import apply_linear, rms_norm, silu_product
 
 pytestmark = pytest.mark.cpu
 EPSILON = 1e-6
@@ -79,7 +82,7 @@ def test_silu_product(shape: tuple[int, ...], dtype: torch.dtype, tolerance: flo
     assert calls == ["silu_product", "silu_product_gradients"]
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 37), (2, 7, 192), (0, 4)])
+@pytest.mark.parametrize("shape", [(5,), (3, 37), (2, 7, 192), (0, 4), (4, 0)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.2)])  # of sums of rows
 def test_silu_product_with_biases(
     shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, calls: list[str]
@@ -99,8 +102,9 @@ def test_second_derivatives_with_biases() -> None:
 
 
 def test_wrong_biases() -> None:
-    with pytest.raises(ValueError, match=r"biases must be \(2, channels=8\), got \(8,\)"):
-        silu_product(torch.randn(3, 8), torch.randn(3, 8), torch.randn(8))
+    for biases in (torch.randn(8), torch.randn(2, 8, device="meta")):
+        with pytest.raises(ValueError, match=r"biases must be \(2, channels=8\) on cpu, got \("):
+            silu_product(torch.randn(3, 8), torch.randn(3, 8), biases)
 
 
 class _Doubled(nn.Linear):
@@ -110,10 +114,18 @@ class _Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize("kind", ["plain", "no bias", "subclass", "hook", "early hook", "forward", "global hook"])
-def test_only_plain_linear_layers_are_taken_apart(kind: str) -> None:
-    layers = [nn.Linear(6, 8) for _ in range(2)]
-    x, handle = torch.randn(3, 6), None
+class _Doubling(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = function(*args, **(kwargs or {}))
+        return 2 * y if function is F.linear else y
+
+
+MODES = ("global hook", "patched class", "function mode")
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias", "subclass", "hook", "early hook", "forward", *MODES])
+def test_only_plain_linear_layers_are_taken_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, x = [nn.Linear(6, 8) for _ in range(2)], torch.randn(3, 6)
     if kind == "no bias":
         layers[0] = nn.Linear(6, 8, bias=False)
     if kind == "subclass":
@@ -125,14 +137,16 @@ def test_only_plain_linear_layers_are_taken_apart(kind: str) -> None:
     if kind == "forward":
         whole = layers[1].forward
         layers[1].forward = lambda x: whole(x) + 1  # type: ignore[method-assign]
-    if kind == "global hook":
-        handle = nn.modules.module.register_module_forward_hook(lambda layer, inputs, y: y + 1)
-    try:
-        (gate, value), biases = without_biases(x, *layers)
+    if kind == "patched class":
+        monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: F.linear(x, layer.weight))
+    with contextlib.ExitStack() as stack:
+        if kind == "global hook":
+            handle = nn.modules.module.register_module_forward_hook(lambda layer, inputs, y: y + 1)
+            stack.callback(handle.remove)
+        if kind == "function mode":
+            stack.enter_context(_Doubling())
+        (gate, value), biases = apply_linear(x, *layers)
         expected = layers[0](x), layers[1](x)
-    finally:
-        if handle is not None:
-            handle.remove()
     assert (biases is not None) == (kind == "plain")
     torch.testing.assert_close(silu_product(gate, value, biases), plain_product(*expected))
 
@@ -144,7 +158,7 @@ def test_weights_that_are_swapped_in_are_used() -> None:
             self.layers = nn.ModuleList(nn.Linear(6, 8) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            (gate, value), biases = without_biases(x, *self.layers)
+            (gate, value), biases = apply_linear(x, *self.layers)
             return silu_product(gate, value, biases)
 
     module, x = Gate(), torch.randn(3, 6)
@@ -215,6 +229,19 @@ def test_graphs_of_traces_are_complete(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.jit.load(str(tmp_path / "both.pt"))(other), both(other))
     with FakeTensorMode():
         assert both(torch.empty(4, 20)).shape == (4, 20)
+
+
+def test_tensors_without_ordinary_memory() -> None:
+    x = torch.randn(4, 20)
+    for ours, plain in OF_ONE_TENSOR:
+        torch.testing.assert_close(ours(torch._neg_view(x)), plain(-x))
+        r = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(ours(r), r, torch._neg_view(x))
+        torch.testing.assert_close(found, torch.autograd.grad(plain(r), r, -x)[0], rtol=1e-4, atol=1e-5)
+        (found,) = torch.autograd.grad(ours(r), r, torch._efficientzerotensor((4, 20)))
+        assert not found.any()
+        traced = make_fx(ours, pre_dispatch=True)(x)
+        torch.testing.assert_close(traced(2 * x), plain(2 * x))
 
 
 def test_metadata_for_compilers_is_correct() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm
-from lagwise.ops.tokens import silu_product, without_biases
+from lagwise.ops.tokens import apply_linear, silu_product
 from lagwise.tables import Spec, build, known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
@@ -32,7 +32,7 @@ class GLU(nn.Module):
         self.out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        (gate, value), biases = without_biases(x, self.gate, self.value)
+        (gate, value), biases = apply_linear(x, self.gate, self.value)
         return self.out(silu_product(gate, value, biases))
 
 

@@ -13,7 +13,7 @@ from lagwise.mixers.gtu import gated_width
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
 from lagwise.ops.grid import gated_grid_product
-from lagwise.ops.tokens import silu_product, without_biases
+from lagwise.ops.tokens import apply_linear, silu_product
 from lagwise.tables import build
 
 
@@ -90,12 +90,12 @@ class GTU2d(Mixer):
         if self.rows.engine != "auto":
             return self.out(silu_product(self.gate(x), _along_both(self, F.silu(self.value(x)), layout)))
         rows, columns = self.rows.taps(width), self.columns.taps(height)
-        if layout.mask is not None:  # of the value with its bias
-            value = masked(self.value(x), layout.mask)
-            return self.out(gated_grid_product(self.gate(x), value, rows, columns, width))
-        (gate, value), biases = without_biases(x, self.gate, self.value)
-        own = biases is not None  # then no hook holds the gate
-        return self.out(gated_grid_product(gate, value, rows, columns, width, biases, overwrite_gate=own))
+        if layout.mask is None:
+            (gate, value), biases = apply_linear(x, self.gate, self.value)
+        else:  # it applies to the value with its bias
+            gate, value, biases = self.gate(x), masked(self.value(x), layout.mask), None
+        mixed = gated_grid_product(gate, value, rows, columns, width, biases, overwrite_gate=biases is not None)
+        return self.out(mixed)
 
 
 def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:

@@ -89,8 +89,8 @@ class StreamingCache(RowCache):
     Attributes:
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
-        rows: Batch size.
         recent: The last tokens of each row, as `NgramEmbedding` needs them, ``(batch, largest size - 1)``.
+        rows: Batch size.
         began: Whether a row has had a real token, ``(batch,)``.
         right_padded: Whether a row has had padding after a real token, ``(batch,)``.
         model: Number of the model that filled the cache.
@@ -153,7 +153,7 @@ class StreamingCache(RowCache):
         if first.real is not None:
             joined.real = torch.cat([cache._of_rows(cache.real, 0) for cache in caches])
         if first.recent is not None:
-            joined.recent = torch.cat([cache.recent for cache in caches if cache.recent is not None])
+            joined.recent = torch.cat([cache.recent for cache in caches])  # type: ignore[misc]
         begun = [cache.began for cache in caches if cache.began is not None]
         if begun:
             joined.began = torch.cat([cache._of_rows(cache.began, True).to(begun[0].device) for cache in caches])

@@ -109,10 +109,10 @@ class LagwiseConfig(PreTrainedConfig):
             whole_number("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
-            sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size")
+            sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size", "ngram_buckets")
             most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
             setattr(self, name, typed(kind, getattr(self, name), name, most=most))
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "ngram_buckets"):
             whole_number(name, getattr(self, name))
         if self.max_position_embeddings is None:
             del self.max_position_embeddings

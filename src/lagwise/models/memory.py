@@ -47,7 +47,8 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool) -> 
     _compare(
         parameters * (_TRAINED if training else _FLOAT),
         f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else ""),
-        "make model.hidden_size, model.vocab_size, model.num_hidden_layers or an option of model.block smaller",
+        "make model.hidden_size, model.vocab_size, model.ngram_buckets, model.num_hidden_layers or an option of "
+        "model.block smaller",
     )
 
 

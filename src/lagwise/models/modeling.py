@@ -214,7 +214,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         layout = Layout(mask, seq_idx, grid=grid)
         h = self._with_positions(h, layout, past_key_values)
         if self.embed_ngrams is not None:
-            h = h + self._ngrams(self.embed_ngrams, input_ids, layout, past_key_values)
+            assert input_ids is not None  # `_embed` has checked it
+            earlier = None if past_key_values is None else past_key_values.recent
+            ngrams, recent = self.embed_ngrams(input_ids, layout, earlier)
+            h = h + self._scaled(ngrams)
+            if past_key_values is not None:
+                past_key_values.recent = recent
         if self.embed_types is not None:  # type 0 by default, as in BERT
             h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
         h = self.dropout(h)
@@ -247,15 +252,18 @@ class LagwiseModel(LagwisePreTrainedModel):
             got = [*names, *(["inputs_embeds"] if embeds is not None else [])]
             raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(got) or 'none'}")
         if embeds is not None:
+            if self.embed_ngrams is not None:
+                raise ValueError("this model embeds n-grams of tokens (ngram_sizes); give input_ids, not inputs_embeds")
             check_finite("inputs_embeds", embeds)
             return embeds, None
         x = given[expected]
         assert x is not None
         self.input_type.check(x, self.embed_tokens)
-        h = self.embed_tokens(x)
-        if self.config.scale_embeddings:
-            h = h * self.config.hidden_size**0.5
+        h = self._scaled(self.embed_tokens(x))
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
+
+    def _scaled(self, h: Tensor) -> Tensor:
+        return h * self.config.hidden_size**0.5 if self.config.scale_embeddings else h
 
     def _with_positions(self, h: Tensor, layout: Layout, cache: StreamingCache | None) -> Tensor:
         if self.config.position_embedding == "none":
@@ -267,16 +275,6 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
-
-    def _ngrams(
-        self, embedding: NgramEmbedding, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None
-    ) -> Tensor:
-        if input_ids is None:
-            raise ValueError("this model embeds n-grams of tokens (ngram_sizes); give input_ids, not inputs_embeds")
-        h, recent = embedding(input_ids, layout, None if cache is None else cache.recent)
-        if cache is not None:
-            cache.recent = recent
-        return h
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
         if seq_idx is not None:

@@ -46,7 +46,7 @@ class StreamingStep(nn.Module):
         names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
         self.shared = {name: other for name, other in names if other is not None}  # by their names in the model
         # Attributes of a cache about the tokens read, which the state includes.
-        self.counted = [
+        self.token_attributes = [
             *(["real"] if model.config.position_embedding != "none" else []),
             *(["recent"] if model.config.ngram_sizes else []),
         ]
@@ -81,7 +81,7 @@ class StreamingStep(nn.Module):
             return fixed
 
         state = self._read(cache, taken)
-        for name in list(state)[len(state) - len(self.counted) :]:
+        for name in list(state)[len(state) - len(self.token_attributes) :]:
             state[name] = state[name].clone()
         return state, followers
 
@@ -101,10 +101,10 @@ class StreamingStep(nn.Module):
     def _states(self, batch_size: int) -> list[Any]:
         layers: Any = self.model.model.layers
         states = [layer.block.init_state(batch_size) for layer in layers]
-        if "real" in self.counted:
+        if "real" in self.token_attributes:
             states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
-        if "recent" in self.counted:
-            states.append((self.model.model.embed_ngrams.nothing(batch_size),))
+        if "recent" in self.token_attributes:
+            states.append((self.model.model.embed_ngrams.no_tokens(batch_size, self.model.device),))
         return states
 
     def _fill(self, cache: StreamingCache, state: Mapping[str, Tensor], change: Callable[[Any], Any]) -> None:
@@ -112,12 +112,12 @@ class StreamingStep(nn.Module):
         layers = len(cache.layers)
         for layer, held in zip(cache.layers, states[:layers], strict=True):
             layer.state = _mapped(held, change)  # type: ignore[attr-defined]
-        for name, (held,) in zip(self.counted, states[layers:], strict=True):
+        for name, (held,) in zip(self.token_attributes, states[layers:], strict=True):
             setattr(cache, name, held)
 
     def _read(self, cache: StreamingCache, change: Callable[[Any], Any]) -> dict[str, Tensor]:
         states = [_mapped(layer.state, change) for layer in cache.layers]  # type: ignore[attr-defined]
-        states += [(getattr(cache, name),) for name in self.counted]
+        states += [(getattr(cache, name),) for name in self.token_attributes]
         return dict(_leaves(states))
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.operators import loop_operator, unrecorded
+from lagwise.ops.operators import callable_directly, loop_operator
 from lagwise.ops.product import toeplitz_product
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre
-from lagwise.ops.tokens import silu_product, with_biases
+from lagwise.ops.tokens import check_biases, silu_product, with_biases
 
 _MOST_LAGS = 128  # of an axis: beyond, FFTs are faster, and a tile exceeds the second cache
 
@@ -56,12 +56,11 @@ def gated_grid_product(
     if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
         found = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
         raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {found}")
-    if biases is not None and biases.shape != (2, gate.shape[2]):
-        raise ValueError(f"biases must be (2, channels={gate.shape[2]}), got {tuple(biases.shape)}")
+    check_biases(biases, gate)
     if not _fast(gate, value, rows, columns, width):
         return _plain(gate, value, rows, columns, biases, width)
     rows, columns = _lags(rows, width), _lags(columns, gate.shape[1] // width)
-    if overwrite_gate and unrecorded(gate, value, rows, columns, biases):
+    if overwrite_gate and callable_directly(gate, value, rows, columns, biases):
         return native.gated_grid(gate, value, rows, columns, biases, overwrite_gate=True)
     return _GatedGrid.apply(gate, value, rows, columns, biases, width)
 

@@ -13,16 +13,18 @@ from lagwise.ops.bilinear import differentiable, differentiable_gradients, trans
 from lagwise.ops.operators import loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_FORWARD = nn.Linear.forward
 _FEWEST = 1 << 16  # numbers for which a call into C is worthwhile
 
 
-def without_biases(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
-    """Apply linear layers to x, and leave it to a loop in C to add their biases where that saves a pass over memory.
+def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
+    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass.
 
     Returns the layers' outputs and None; or, where the loops in C are used and every layer is a plain `torch.nn.Linear`
-    with a bias, its products with the weights alone, and the biases ``(layers, channels)``.
+    with a bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
-    if x.dtype in _DTYPES and _fast(x) and all(_plain_linear(layer) for layer in layers):
+    intercepted = torch._C._len_torch_function_stack() > 0
+    if x.dtype in _DTYPES and _fast(x) and not intercepted and all(_plain_linear(layer, x) for layer in layers):
         return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
     return [layer(x) for layer in layers], None
 
@@ -33,14 +35,22 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
 
     PyTorch takes two passes over memory, and three for the gradients; the loops in C take one and one.
 
-    ValueError for biases of another shape.
+    ValueError for biases of another shape or on another device.
     """
-    if biases is not None and biases.shape != (2, gate.shape[-1]):
-        raise ValueError(f"biases must be (2, channels={gate.shape[-1]}), got {tuple(biases.shape)}")
+    check_biases(biases, gate)
     same = gate.shape == value.shape and gate.dtype == value.dtype
     if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
         return _SiluProduct.apply(gate, value, biases)
     return _plain_silu_product(gate, value, biases)
+
+
+def check_biases(biases: Tensor | None, gate: Tensor) -> None:
+    """ValueError unless biases are ``(2, channels)``, on the gate's device."""
+    if biases is not None and (biases.shape != (2, gate.shape[-1]) or biases.device != gate.device):
+        raise ValueError(
+            f"biases must be (2, channels={gate.shape[-1]}) on {gate.device}, got {tuple(biases.shape)} on "
+            f"{biases.device}"
+        )
 
 
 def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -66,14 +76,16 @@ def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=epsilon)
 
 
-def _plain_linear(layer: nn.Module) -> bool:
+def _plain_linear(layer: Any, x: Tensor) -> bool:
     """Whether a module computes ``x W' + b`` and nothing else: other libraries replace layers, weights and `forward`,
     and add hooks."""
-    if type(layer) is not nn.Linear or layer.bias is None or "forward" in vars(layer):
+    if type(layer) is not nn.Linear or nn.Linear.forward is not _FORWARD or "forward" in vars(layer):
+        return False
+    parts = (layer.weight, layer.bias)
+    if any(type(part) is not nn.Parameter or part.device != x.device for part in parts):
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    plain = type(layer.weight) is nn.Parameter and type(layer.bias) is nn.Parameter
-    return plain and not any(hooks) and not torch.nn.modules.module._has_any_global_hook()
+    return not any(hooks) and not torch.nn.modules.module._has_any_global_hook()
 
 
 def _fast(x: Tensor) -> bool:
@@ -99,7 +111,7 @@ class _SiluProduct(torch.autograd.Function):
 
 def _sum_of_rows(grads: tuple[Tensor, Tensor]) -> Tensor:
     """The gradient of biases ``(2, channels)`` from those of gate and value."""
-    return torch.stack([grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32) for grad in grads])
+    return torch.stack([torch.atleast_2d(grad).flatten(0, -2).sum(0, dtype=torch.float32) for grad in grads])
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -1,9 +1,9 @@
 /* Gated products over grids:
 
-   y = silu(gate) * m with m = rows(s) + columns(s) and s = silu(value), where both gate and value are given without
-   their biases, for SPAN groups of LANES channels of one grid at a time: they stay in the processor's caches between the steps, and memory is read and written in pieces of several
-   lines. In a tile, tokens lie row by row; rows and their number are filled up to whole QUADs. What is computed for
-   these extra tokens means nothing. */
+   y = silu(gate) * m with m = rows(s) + columns(s) and s = silu(value), where gate and value are given without their
+   biases, for SPAN groups of LANES channels of one grid at a time: they stay in the processor's caches between the
+   steps, and memory is read and written in pieces of several lines. In a tile, tokens lie row by row; rows and their
+   number are filled up to whole QUADs. What is computed for these extra tokens means nothing. */
 
 #include <omp.h>
 
@@ -140,13 +140,13 @@ void gated_grid(const void *gate, const void *value, const float *rows, const fl
 }
 
 /* Gradients of `gated_grid`: of gate and value like them, and of rows and columns as (groups, lags, LANES) and of the
-   biases as (2, groups, LANES), in `parts` partial results to be added up. Reversed taps are given too, in the layout of
-   the others. */
+   biases as (2, groups, LANES), in `parts` partial results to be added up. Reversed taps are given too, in the layout
+   of the others. */
 void gated_grid_gradients(const void *gate, const void *value, const float *rows, const float *columns,
                           const float *reversed_rows, const float *reversed_columns, const float *biases,
                           const void *grad, void *gate_grad, void *value_grad, float *row_sums, float *column_sums,
-                          float *bias_sums, float *scratch, long batch, long height, long width, long channels, long parts,
-                          int bfloat16, int threads) {
+                          float *bias_sums, float *scratch, long batch, long height, long width, long channels,
+                          long parts, int bfloat16, int threads) {
     const grid g = {height, width, filled(width)};
     const long groups = (channels + LANES - 1) / LANES, spans = (groups + SPAN - 1) / SPAN;
     const vector *gate_bias = (const vector *)biases, *value_bias = gate_bias + groups;

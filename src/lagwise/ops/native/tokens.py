@@ -15,8 +15,9 @@ _ROW = 1024  # numbers of a row, where any size will do
 def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     """``silu(gate) * value``, for contiguous tensors of one shape, both float32 or both bfloat16, on the CPU; biases
     ``(2, channels)`` are added to gate and value before."""
-    out, (size, added) = torch.empty_like(gate), _rows(gate, biases)
-    loops().library.silu_product(*pointers(gate, value, added, out), *longs(gate.numel(), size), *_kind(gate))
+    out, (size, added) = torch.empty_like(gate), _row_of_biases(gate, biases)
+    tensors = pointers(gate, value, added, out)
+    loops().library.silu_product(*tensors, *longs(gate.numel(), size), *_dtype_and_threads(gate))
     return out
 
 
@@ -24,9 +25,9 @@ def silu_product_gradients(
     grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `silu_product` with respect to gate and value, from its result's, which is like them."""
-    grads, (size, added) = (torch.empty_like(gate), torch.empty_like(value)), _rows(gate, biases)
+    grads, (size, added) = (torch.empty_like(gate), torch.empty_like(value)), _row_of_biases(gate, biases)
     tensors = pointers(grad, gate, value, added, *grads)
-    loops().library.silu_product_gradients(*tensors, *longs(gate.numel(), size), *_kind(gate))
+    loops().library.silu_product_gradients(*tensors, *longs(gate.numel(), size), *_dtype_and_threads(gate))
     return grads
 
 
@@ -46,11 +47,11 @@ def rms_norm_gradient(grad: Tensor, x: Tensor, factors: Tensor) -> Tensor:
     return x_grad
 
 
-def _rows(x: Tensor, biases: Tensor | None) -> tuple[int, Tensor]:
-    """The size of rows that get the same biases, and these."""
+def _row_of_biases(x: Tensor, biases: Tensor | None) -> tuple[int, Tensor]:
+    """The size of rows to which the same biases are added, and these; zeros if there are none."""
     size = _ROW if biases is None else x.shape[-1]
-    return size, filled_biases(biases, size)
+    return max(1, size), filled_biases(biases, size)
 
 
-def _kind(x: Tensor) -> list[ctypes.c_int]:
+def _dtype_and_threads(x: Tensor) -> list[ctypes.c_int]:
     return ints(x.dtype == torch.bfloat16, torch.get_num_threads())
