@@ -209,7 +209,8 @@ def best_rates(plan: str) -> dict[str, float]:
     found = json.loads(file.read_text())["results"] if file.is_file() else {}
     losses: dict[str, dict[float, float]] = {}
     for run, result in found.items():
-        losses.setdefault(run.rpartition("-")[0], {})[result["learning_rate"]] = result["curve"][-1][1]
+        if result["learning_rate"] in RATES:
+            losses.setdefault(run.rpartition("-")[0], {})[result["learning_rate"]] = result["curve"][-1][1]
     return {name: min(each, key=lambda rate: each[rate]) for name, each in losses.items() if len(each) == len(RATES)}
 
 

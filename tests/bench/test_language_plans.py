@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from best_lm import BASELINES, CANDIDATES
 from best_lm import recipe as best_recipe
-from language import FAMILY, LENGTH, PLANS, Model, best_rates, fields, fitted, recipe
+from language import FAMILY, LENGTH, PLANS, RATES, Model, best_rates, fields, fitted, recipe
 from run_queue import costs, planned
 
 from lagwise.kernels.sgconv import SGConvKernel
@@ -59,11 +59,11 @@ def test_a_recipe_is_written_that_trains(tmp_path: Path) -> None:
 
 
 def test_rates_are_chosen_where_all_were_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [("a-b", 0.001, 5.0), ("a-b", 0.002, 3.0), ("a-b", 0.004, 4.0), ("c", 0.001, 1.0)]
+    runs = [("a-b", 0.5, 1.0), *(("a-b", rate, 3.0 + n) for n, rate in enumerate(RATES)), ("c", RATES[0], 1.0)]
     results = {f"{name}-{rate}": {"learning_rate": rate, "curve": [[9, loss]]} for name, rate, loss in runs}
     (tmp_path / "language-family-rates-cpu.json").write_text(json.dumps({"results": results}))
     monkeypatch.setattr("language._RESULTS", tmp_path)
-    assert best_rates("family") == {"a-b": 0.002}
+    assert best_rates("family") == {"a-b": RATES[0]}
     assert best_rates("ablations") == {}
 
 
