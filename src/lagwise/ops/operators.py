@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
 # Dispatch keys of ordinary tensors, and of a thread in which nothing intercepts operations.
 _ORDINARY = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
 _QUIET = torch._C._dispatch_tls_local_include_set()
@@ -36,8 +34,8 @@ def loop_operator(like: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """Decorate a function of tensors that calls a loop in C, so that it works on whatever tensors PyTorch has: fake,
     traced and batched ones too.
 
-    It becomes the operator ``lagwise::NAME``, without a gradient. Where it is `callable_directly`, it is, which takes
-    30 microseconds less.
+    It becomes the operator ``lagwise::NAME``, without a gradient. A call that can be made directly
+    (`callable_directly`) skips PyTorch's dispatcher, which saves 30 microseconds.
 
     Args:
         like: Returns new tensors like the results, for the same arguments.
