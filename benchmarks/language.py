@@ -1,13 +1,11 @@
 """Train language models of one size for equal times, with one thread per run: TNN's tables 2, 7 to 10 and 15, small.
 
-    python benchmarks/language.py DATA RUNS --tune [--models tnn,mega,...]
     python benchmarks/language.py DATA RUNS [--plan family|ablations] [--models tnn,mega,...] [--minutes 20]
         [--seeds 1] [--workers 2]
 
 Every model has six layers and the width at which its blocks have about 2.5 million parameters; the ablations have TNN's
-width. All models share a vocabulary of 8,192 BPE tokens from the text DATA, sequences of 512 tokens, batches of 8,
-warm-up, a cosine schedule and AdamW. ``--tune`` trains each model of a plan for two minutes at each of `RATES`. The
-learning rate of a run is the best of its model's (of ``tnn`` in the ablations).
+width. All models share a vocabulary of 8,192 BPE tokens from the text DATA, sequences of 512 tokens, and, as in the
+papers, one setting of the training: batches of 4, AdamW, a learning rate of 0.002 with warm-up and a cosine schedule.
 
 The number of steps is what fits into the minutes. It is estimated from the mean CPU time of some steps that the models
 take in turn, and of a validation, both kept in RUNS/costs.json, so a busy machine affects a run's duration but not its
@@ -21,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import bisect
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,10 +31,10 @@ from lagwise.models.presets import PRESETS
 
 Fields = dict[str, Any]
 LENGTH = 512
-RATES = (0.002, 0.004)
 _SIZE, _STEP = 2_500_000, 8  # parameters of all blocks, and step of widths
+_BATCH, _RATE = 4, 0.002  # small batches, because so short a run takes few steps
 _LENGTHS, _TOKENS = "512,1024,2048,4096,8192,14336", 262_144
-_EVALUATIONS, _TUNED_MINUTES = 10, 2.0
+_EVALUATIONS = 10
 _RESULTS = Path("benchmarks/results")
 
 
@@ -164,25 +161,25 @@ def fitted(model: Model) -> tuple[int, int]:
     return min(near.items(), key=lambda each: abs(each[1] - _SIZE))
 
 
-def recipe(name: str, model: Model, rate: float, data: Path, folder: Path) -> tuple[Path, Fields]:
-    """Write a model's recipe; return its path, and the model's width, size and learning rate."""
+def recipe(name: str, model: Model, data: Path, folder: Path) -> tuple[Path, Fields]:
+    """Write a model's recipe; return its path, and the model's width and size."""
     width, parameters = fitted(model)
-    path = folder / f"{name}-{rate}.yaml"
+    path = folder / f"{name}.yaml"
     text = {
         "description": f"{name}, {parameters:,} parameters without embeddings",
         "model": fields(model, width),
         "data": {"source": str(data.resolve()), "tokenizer": "bpe", "vocab_size": 8192, "length": LENGTH},
-        "training": {"batch_size": 8, "learning_rate": rate},
+        "training": {"batch_size": _BATCH, "learning_rate": _RATE},
     }
     path.write_text(yaml.safe_dump(text, sort_keys=False))
-    return path, {"width": width, "parameters": parameters, "learning_rate": rate, "block": model.block}
+    return path, {"width": width, "parameters": parameters, "block": model.block}
 
 
-def train(run: Path, seed: int, path: Path, about: Fields, results: Path, evaluations: int, test: list[str]) -> None:
-    """Train a run, test it with the arguments ``test``, and keep its results."""
+def train(run: Path, seed: int, path: Path, about: Fields, results: Path) -> None:
+    """Train a run, test it, and keep its results."""
     count = about["steps"]
-    new = ["--recipe", str(path), *cadence(count, evaluations), f"training.seed={seed}"]
-    done = finish(run, new, test)
+    new = ["--recipe", str(path), *cadence(count, _EVALUATIONS), f"training.seed={seed}"]
+    done = finish(run, new, ["--lengths", _LENGTHS, "--tokens", str(_TOKENS)])
     found = scores(run)
     keep(
         results,
@@ -190,7 +187,7 @@ def train(run: Path, seed: int, path: Path, about: Fields, results: Path, evalua
         {
             "seed": seed,
             **about,
-            "tokens_per_second": 8 * LENGTH / about["seconds"],
+            "tokens_per_second": _BATCH * LENGTH / about["seconds"],
             "machine": done["machine"],
             "curve": [(m["step"], m["eval_loss"]) for m in done["evaluations"]],
             "scores": {split: found[split] for split in ("valid", "test")},
@@ -203,25 +200,13 @@ def train(run: Path, seed: int, path: Path, about: Fields, results: Path, evalua
     )
 
 
-def best_rates(plan: str) -> dict[str, float]:
-    """The rate of `RATES` with the lowest validation loss, of each model that has been tuned at all of them."""
-    file = _RESULTS / f"language-{plan}-rates-cpu.json"
-    found = json.loads(file.read_text())["results"] if file.is_file() else {}
-    losses: dict[str, dict[float, float]] = {}
-    for run, result in found.items():
-        if result["learning_rate"] in RATES:
-            losses.setdefault(run.rpartition("-")[0], {})[result["learning_rate"]] = result["curve"][-1][1]
-    return {name: min(each, key=lambda rate: each[rate]) for name, each in losses.items() if len(each) == len(RATES)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("data", type=Path, help="a text file, or a folder with train.txt, valid.txt and test.txt")
     parser.add_argument("runs", type=Path, help="folder for the runs")
     parser.add_argument("--plan", choices=PLANS, default="family")
     parser.add_argument("--models", help="models of the plan, separated by commas (all)")
-    parser.add_argument("--tune", action="store_true", help="train shortly at several learning rates")
-    parser.add_argument("--minutes", type=float, help="minutes per run (20; of --tune, 2)")
+    parser.add_argument("--minutes", type=float, default=20, help="minutes per run (20)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each model (1)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     given = parser.parse_args()
@@ -229,29 +214,17 @@ def main() -> None:
     names = given.models.split(",") if given.models else list(models)
     if unknown := set(names) - set(models):
         parser.error(f"unknown models {', '.join(sorted(unknown))}; available: {', '.join(models)}")
-    tuned = {} if given.tune else best_rates("family")
-    rates = {name: tuned.get("tnn" if given.plan == "ablations" else name) for name in names}
-    if not given.tune and (without := [name for name, rate in rates.items() if rate is None]):
-        parser.error(f"no learning rates of {', '.join(without)}; run with --tune first")
-    runs = given.runs / (f"{given.plan}-rates" if given.tune else given.plan)
+    runs = given.runs / given.plan
     runs.mkdir(parents=True, exist_ok=True)
-    made = {
-        (f"{name}-{rate}" if given.tune else name): recipe(name, models[name], rate, given.data, runs)
-        for name in names
-        for rate in (RATES if given.tune else [rates[name]])
-    }
-    minutes = given.minutes or (_TUNED_MINUTES if given.tune else 20)
-    evaluations = 2 if given.tune else _EVALUATIONS
+    made = {name: recipe(name, models[name], given.data, runs) for name in names}
     jobs = {name: (str(path), list[str]()) for name, (path, _) in made.items()}
-    plan = planned(jobs, minutes, given.runs / "costs.json", evaluations)
-    results = _RESULTS / f"language-{given.plan}{'-rates' if given.tune else ''}-cpu.json"
-    lengths, tokens = (str(LENGTH), LENGTH) if given.tune else (_LENGTHS, _TOKENS)
-    test = ["--lengths", lengths, "--tokens", str(tokens)]
+    plan = planned(jobs, given.minutes, given.runs / "costs.json", _EVALUATIONS)
+    results = _RESULTS / f"language-{given.plan}-cpu.json"
     calls = []
     for seed in range(given.seeds):
         for name, (path, about) in made.items():
             run, about = runs / (name if seed == 0 else f"{name}-seed{seed}"), {**about, **plan[name]}
-            calls.append(partial(train, run, seed, path, about, results, evaluations, test))
+            calls.append(partial(train, run, seed, path, about, results))
     together(given.workers, calls)
 
 

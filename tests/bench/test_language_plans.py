@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from best_lm import BASELINES, CANDIDATES
 from best_lm import recipe as best_recipe
-from language import FAMILY, LENGTH, PLANS, RATES, Model, best_rates, fields, fitted, recipe
+from language import FAMILY, LENGTH, PLANS, Model, fields, fitted, recipe
 from run_queue import costs, planned
 
 from lagwise.kernels.sgconv import SGConvKernel
@@ -54,17 +54,8 @@ def test_positions_do_not_hide_the_tokens() -> None:
 
 def test_a_recipe_is_written_that_trains(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some words " * 3000)
-    path, about = recipe("tnn", FAMILY["tnn"], 0.002, tmp_path / "text.txt", tmp_path)
-    assert load_recipe(str(path)).training.learning_rate == about["learning_rate"] == 0.002
-
-
-def test_rates_are_chosen_where_all_were_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [("a-b", 0.5, 1.0), *(("a-b", rate, 3.0 + n) for n, rate in enumerate(RATES)), ("c", RATES[0], 1.0)]
-    results = {f"{name}-{rate}": {"learning_rate": rate, "curve": [[9, loss]]} for name, rate, loss in runs}
-    (tmp_path / "language-family-rates-cpu.json").write_text(json.dumps({"results": results}))
-    monkeypatch.setattr("language._RESULTS", tmp_path)
-    assert best_rates("family") == {"a-b": RATES[0]}
-    assert best_rates("ablations") == {}
+    path, about = recipe("tnn", FAMILY["tnn"], tmp_path / "text.txt", tmp_path)
+    assert load_recipe(str(path)).model["hidden_size"] == about["width"] == 256
 
 
 def test_steps_are_planned_for_what_evaluations_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
