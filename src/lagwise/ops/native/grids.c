@@ -11,6 +11,10 @@
 
 enum { QUAD = 4, PAIR = 2, SPAN = 8 };
 
+/* Tokens between loading channels into the caches and their use. The pieces of a span are too short for the processor
+   to foresee the next. */
+enum { AHEAD = 6 };
+
 /* Every token of a grid and every group of channels of a span. */
 #define EACH_TOKEN(i, j, q)                 \
     for (long i = 0; i < height; i++)       \
@@ -126,12 +130,15 @@ void gated_grid(const void *gate, const void *value, const float *rows, const fl
             EACH_TOKEN(i, j, q) {
                 const long c = (from + q) * LANES;
                 const long at = first + (i * width + j) * channels + c;
+                will_get(value, at + AHEAD * channels, bfloat16);
                 const vector x = get(value, at, channels - c, bfloat16) + value_bias[from + q];
                 s[q * tile + i * g.row + j] = x * sigmoid(x);
             }
             mix_span(s, rows, columns, m, g, from, count);
             EACH_TOKEN(i, j, q) {
                 const long c = (from + q) * LANES, at = first + (i * width + j) * channels + c;
+                will_get(gate, at + AHEAD * channels, bfloat16);
+                will_put(out, at + AHEAD * channels, bfloat16);
                 const vector x = get(gate, at, channels - c, bfloat16) + gate_bias[from + q];
                 put(out, at, x * sigmoid(x) * m[q * tile + i * g.row + j], channels - c, bfloat16);
             }
@@ -170,6 +177,7 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, here = q * tile + i * g.row + j;
                     const long at = first + (i * width + j) * channels + c;
+                    will_get(value, at + AHEAD * channels, bfloat16);
                     const vector x = get(value, at, channels - c, bfloat16) + value_bias[from + q];
                     const vector share = sigmoid(x);
                     s[here] = x * share;
@@ -178,6 +186,9 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                 mix_span(s, rows, columns, m, g, from, count);
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, at = first + (i * width + j) * channels + c;
+                    will_get(gate, at + AHEAD * channels, bfloat16);
+                    will_get(grad, at + AHEAD * channels, bfloat16);
+                    will_put(gate_grad, at + AHEAD * channels, bfloat16);
                     const vector x = get(gate, at, channels - c, bfloat16) + gate_bias[from + q];
                     const vector y_grad = get(grad, at, channels - c, bfloat16), share = sigmoid(x);
                     vector *here = m + q * tile + i * g.row + j;
@@ -194,6 +205,7 @@ void gated_grid_gradients(const void *gate, const void *value, const float *rows
                 EACH_TOKEN(i, j, q) {
                     const long c = (from + q) * LANES, here = q * tile + i * g.row + j;
                     const long at = first + (i * width + j) * channels + c;
+                    will_put(value_grad, at + AHEAD * channels, bfloat16);
                     const vector x_grad = back[here] * slope[here];
                     value_sums[q] += x_grad;
                     put(value_grad, at, x_grad, channels - c, bfloat16);

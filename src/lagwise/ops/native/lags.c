@@ -27,6 +27,7 @@ static void add_products(const vector *y, const vector *x, vector *sums, long to
 static void load(vector *to, const float *from, long stride, long first, long count, long length, long width) {
     for (long i = 0; i < count; i++) {
         const long at = first + i;
+        will_get(from, at * stride + LANES, 0); /* the next channels of the tile */
         if (at < 0 || at >= length) memset(&to[i], 0, sizeof to[i]);
         else if (width == LANES) memcpy(&to[i], from + at * stride, sizeof to[i]);
         else memcpy(&to[i], from + at * stride, width * sizeof(float));

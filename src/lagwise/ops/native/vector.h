@@ -71,3 +71,14 @@ static inline void put(void *to, long at, vector x, long width, int bfloat16) {
     if (width >= LANES) memcpy((short *)to + at, &half, sizeof half);
     else memcpy((short *)to + at, &half, width * sizeof(short));
 }
+
+/* Have the processor load elements before `get` or `put` needs them. An element past the end is no error. */
+static inline const char *element(const void *from, long at, int bfloat16) {
+    return (const char *)from + at * (bfloat16 ? sizeof(short) : sizeof(float));
+}
+
+static inline void will_get(const void *from, long at, int bfloat16) {
+    __builtin_prefetch(element(from, at, bfloat16), 0);
+}
+
+static inline void will_put(const void *to, long at, int bfloat16) { __builtin_prefetch(element(to, at, bfloat16), 1); }
