@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lagwise.ops import online_prefill, toeplitz_product
 from lagwise.ops.streaming import OnlineState, OnlineTaps
+from lagwise.ops.streaming.blocks import Tile
 from lagwise.ops.window import Window
 
 CHANNELS = 3
@@ -201,6 +202,20 @@ def test_cost_per_token_is_even_and_log_squared(monkeypatch: pytest.MonkeyPatch)
     levels = math.log2(length / 64)
     assert sum(costs) < 8 * length * channels * levels * math.log2(length)
     assert max(costs) < 5 * channels * 2048 * math.log2(2048)  # three of these are of inputs, taps and outputs
+
+
+def test_nothing_is_computed_for_a_block_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+    made = Tile.of
+    monkeypatch.setattr(Tile, "of", lambda taps, tokens, start: starts.append(start) or made(taps, tokens, start))
+    x = torch.randn(1, 257, 3)
+    with torch.no_grad():
+        state = stream(torch.randn(3, 300), batch=1)
+        for i in range(256):
+            _, state = online_prefill(x[:, i : i + 1], state)
+        assert max(starts) == 192
+        online_prefill(x[:, 256:], state)
+        assert max(starts) == 256
 
 
 def test_wrong_input_is_named() -> None:

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from lagwise.mixers.fixed import FixedMixer, counter
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops.streaming import ONLINE_BLOCK, OnlineState, OnlineTaps, online_follow, ring_lags, ring_of, ring_write
+from lagwise.ops.streaming import (
+    ONLINE_BLOCK,
+    OnlineState,
+    OnlineTaps,
+    online_block,
+    online_follow,
+    ring_lags,
+    ring_of,
+    ring_write,
+)
 
 
 class FixedOnlineState(NamedTuple):
@@ -50,6 +59,7 @@ class FixedOnline(FixedMixer):
         return y.to(x.dtype), FixedOnlineState(recent, state.due, state.seen + 1)
 
     def take(self, state: OnlineState) -> FixedOnlineState:
+        state = online_block(state)
         seen = torch.full_like(counter(state.window.tokens), state.seen)
         recent = ring_of(state.window.tokens[:, -ONLINE_BLOCK:], ONLINE_BLOCK, seen)
         due = torch.zeros_like(recent) if state.due is None else state.due.clone()
@@ -63,14 +73,14 @@ class OnlineFollower:
     """Updates the `OnlineState` of a stream whose steps change a `FixedOnlineState` in place."""
 
     def __init__(self, state: OnlineState, fixed: FixedOnlineState):
-        self.state, self.fixed, self.waiting = state, fixed, 0
+        self.state, self.fixed, self.waiting = online_block(state), fixed, 0
 
     def advance(self) -> None:
         """Count one more token. At the end of a block, update ``due`` for the next block."""
         place = (self.state.seen + self.waiting) % ONLINE_BLOCK
         self.waiting += 1
         if place < len(self.state.far) or place == ONLINE_BLOCK - 1:
-            state = self.stopped()
+            state = online_block(self.stopped())
             if state.due is None:
                 self.fixed.due.zero_()
             elif state.due is not self.state.due:

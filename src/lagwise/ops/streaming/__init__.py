@@ -1,7 +1,7 @@
 """Long convolutions token by token: by tiles, and by ring buffers of fixed shape."""
 
 from lagwise.ops.streaming.blocks import ONLINE_BLOCK, OnlineTaps
-from lagwise.ops.streaming.online import OnlineState, online_follow, online_prefill
+from lagwise.ops.streaming.online import OnlineState, online_block, online_follow, online_prefill
 from lagwise.ops.streaming.ring import (
     ring_convolve,
     ring_extend,
@@ -17,6 +17,7 @@ __all__ = [
     "ONLINE_BLOCK",
     "OnlineState",
     "OnlineTaps",
+    "online_block",
     "online_follow",
     "online_prefill",
     "ring_convolve",

@@ -30,7 +30,8 @@ class OnlineState(NamedTuple):
     seen: tokens of the row that started first. behind: how much later each row started, ``(batch,)``, on the CPU. far:
     for every size of large blocks, the contributions to the current block and to the next. tiles: those of neighbours
     to the current block, one a size, the smallest first. due: ``(batch, block, channels)``, the sum of all these for
-    the smallest current block, or None.
+    the smallest current block, or None. current: whether these are of the block of the next token; if not, they are
+    computed with it (`online_block`), so that a stream that ends with a block does not wait for the next.
     """
 
     taps: OnlineTaps
@@ -40,6 +41,7 @@ class OnlineState(NamedTuple):
     far: tuple[tuple[Contribution | None, ...], ...] = ()
     tiles: tuple[Tile, ...] = ()
     due: Tensor | None = None
+    current: bool = True
 
     @classmethod
     def start(cls, batch_size: int, taps: OnlineTaps) -> OnlineState:
@@ -54,7 +56,7 @@ class OnlineState(NamedTuple):
         channels)``: as many as the taps reach, or all."""
         longest = int(seen.max())
         window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.reach)
-        return _at_block(cls(taps, window, longest, (longest - seen).cpu()))
+        return cls(taps, window, longest, (longest - seen).cpu(), current=False)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
         """The state of other rows: ``change`` is applied to every tensor whose first axis is the batch. Time before the
@@ -64,11 +66,11 @@ class OnlineState(NamedTuple):
         window = self.window.map_batch(change)
         if early:
             window = window.last(self.seen - early)
-            return _at_block(OnlineState(self.taps, window, self.seen - early, behind - early))
+            return OnlineState(self.taps, window, self.seen - early, behind - early, current=False)
         far = tuple(_mapped(pair, change) for pair in self.far)
         tiles = tuple(Tile(tile.start, change(tile.values)) for tile in self.tiles)
         due = None if self.due is None else change(self.due)
-        return OnlineState(self.taps, window, self.seen, behind, far, tiles, due)
+        return OnlineState(self.taps, window, self.seen, behind, far, tiles, due, self.current)
 
     @staticmethod
     def join(states: Sequence[OnlineState]) -> OnlineState:
@@ -77,7 +79,8 @@ class OnlineState(NamedTuple):
         seen = max(state.seen for state in states)
         taps = max((state.taps for state in states), key=lambda taps: taps.made)
         behind = torch.cat([state.behind + (seen - state.seen) for state in states])
-        return _at_block(OnlineState(taps, Window.join([state.window for state in states]), seen, behind))
+        window = Window.join([state.window for state in states])
+        return OnlineState(taps, window, seen, behind, current=False)
 
 
 def online_prefill(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
@@ -149,14 +152,14 @@ def _piece(state: OnlineState, left: int) -> int:
 
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     """One piece."""
-    taps, window, seen, behind, far, tiles, due = state
+    taps, window, seen, behind, far, tiles, due, _ = state = online_block(state)
     length, place = x.shape[1], seen % ONLINE_BLOCK
     small, large = place + length <= ONLINE_BLOCK, length >= taps.large
     before = place if small else length if large else seen % taps.large
     before = min(seen, before, (taps.reach or seen + 1) - 1)
     window = window.append(x)
     if length == 1:
-        near = taps.near.narrow(0, taps.near_lags - before - 1, before + 1)
+        near = taps.near[taps.near_lags - before - 1 :]
         y = (window.latest(before + 1) * near).sum(1, keepdim=True)
     else:
         past = state.window.tokens[:, state.window.size - before :]
@@ -172,20 +175,21 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
 
 
 def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
-    """The state after tokens ``(batch, length, channels)`` whose outputs are computed elsewhere, from the state's
-    ``taps.near`` and ``due``. ValueError if the tokens pass the end of the current block."""
+    """The state after tokens ``(batch, length, channels)`` whose outputs are computed elsewhere, from ``taps.near`` and
+    ``due`` of the state, which `online_block` makes current. ValueError if the tokens pass the end of the current
+    block."""
     place, length = state.seen % ONLINE_BLOCK, x.shape[1]
     if place + length > ONLINE_BLOCK:
         raise ValueError(f"at most {ONLINE_BLOCK - place} tokens are left of the block, got {length}")
+    state = online_block(state)
     return _followed(state._replace(window=state.window.append(x), seen=state.seen + length), length)
 
 
 def _followed(state: OnlineState, length: int) -> OnlineState:
-    """The state after its last ``length`` tokens, with the contributions to later tokens: at the end of a block all of
-    those to the next one, and before that a share of what later blocks need."""
+    """The state after its last ``length`` tokens, with a share of what later blocks need."""
     place = (state.seen - length) % ONLINE_BLOCK
     if (place + length) % ONLINE_BLOCK == 0 or length > ONLINE_BLOCK:
-        return _at_block(state)
+        return state._replace(current=False)
     for level in range(place, min(place + length, len(state.far))):
         task = state.far[level][-1]
         if task is not None:
@@ -194,13 +198,16 @@ def _followed(state: OnlineState, length: int) -> OnlineState:
     return state
 
 
-def _at_block(state: OnlineState) -> OnlineState:
+def online_block(state: OnlineState) -> OnlineState:
     """The state with the contributions to the current blocks of every size, and to the next of those that are spread
     over time."""
+    if state.current:
+        return state
     far = _far(state)
     start = state.seen // ONLINE_BLOCK * ONLINE_BLOCK
     tiles = _tiles(state, start)
-    return state._replace(far=far, tiles=tiles, due=_ahead(far, tiles, start, ONLINE_BLOCK))
+    due = _ahead(far, tiles, start, ONLINE_BLOCK)
+    return state._replace(far=far, tiles=tiles, due=due, current=True)
 
 
 def _far(state: OnlineState) -> tuple[tuple[Contribution | None, ...], ...]:
