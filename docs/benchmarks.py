@@ -34,6 +34,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     layers.memories,
     language.novels,
     language.enwik8,
+    language.best,
     family.comparison,
     family.ablations,
     family.other_code,

@@ -8,8 +8,8 @@ from typing import Any
 from tables import measured_table, results
 
 
-def _scores(run: dict[str, Any], lengths: Sequence[int]) -> list[str]:
-    found = {score["length"]: f"{score['bits_per_byte']:.3f}" for score in run["evaluation"]["test"]}
+def _scores(run: dict[str, Any], lengths: Sequence[int], where: str = "evaluation") -> list[str]:
+    found = {score["length"]: f"{score['bits_per_byte']:.3f}" for score in run[where]["test"]}
     return [found.get(length, "over its limit") for length in lengths]
 
 
@@ -63,6 +63,29 @@ Bytes, the first 3.9 million of enwik8 to train on, 800 steps of 8 × 512; bits 
 TCNCA-wide sees 1,365 tokens, more than it was trained on, so its last taps stay random; TCNCA sees 485.
 
 {measured_table(name, ["model", "parameters", "validation", 512, 2048, 8192], rows)}"""
+
+
+def best() -> str:
+    name = "best-lm-cpu.json"
+    runs: dict[tuple[str, float], list[tuple[str, dict[str, Any]]]] = {}
+    for key, run in results(name)["results"].items():
+        text, minutes, model, rate = key.split("/")
+        runs.setdefault((text, float(minutes)), []).append((f"{model} | {rate}", run))
+    rows = []
+    for text, minutes in sorted(runs, key=lambda each: (-each[1], each[0])):
+        for model, run in sorted(runs[text, minutes], key=lambda each: each[1]["scores"]["valid"]["bits_per_byte"]):
+            scores = [f"{run['scores']['valid']['bits_per_byte']:.3f}", *_scores(run, (512, 2048, 14336), "scores")]
+            size = f"{run['machine']['parameters'] / 1e6:.1f}M"
+            rows.append([text, f"{minutes:g}", model, size, f"{run['steps']:,}", *scores])
+    columns = ["text", "minutes", "model", "rate", "parameters", "steps", "validation", "test at 512", 2048, 14336]
+    return f"""## The best language model per minute
+
+Bits per byte after so many minutes of one thread, in batches of 4 × 512 bytes: the search behind the recipe best-lm. In
+the names, fd is FD-TNN's kernel in TNN's gated unit, s4d S4D's kernel there, local attention in chunks of 128, conv a
+short convolution, and lru a recurrence; their layers alternate. +N adds embeddings of n-grams of 2 to N bytes: many
+parameters, of which a step reads few. best-lm is conv-fd-local+4.
+
+{measured_table(name, columns, rows)}"""
 
 
 def recall() -> str:

@@ -44,6 +44,12 @@ def test_models_of_pictures_by_a_word_keep_expansions(word: str, kept: tuple[int
     assert (block.get("token_mixer", {}).get("expansion"), block["channel_mixer"]["expansion"]) == kept
 
 
+def test_another_model_has_as_many_layers_as_the_blocks_of_a_chain() -> None:
+    model = load_recipe("best-lm", ["model=mega", "model.hidden_size=64"]).model
+    assert (model["block"]["name"], model["hidden_size"], model["num_hidden_layers"]) == ("mega", 64, 4)
+    assert load_recipe("best-lm", ["model.num_hidden_layers=2", "model=tnn"]).model["num_hidden_layers"] == 2
+
+
 def test_another_part_keeps_the_options_that_it_has() -> None:
     mixer = "model.block.token_mixer"
     own = load_recipe("tnn-lm").model["block"]["token_mixer"]

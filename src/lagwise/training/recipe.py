@@ -109,8 +109,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
     Two overrides replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
-    `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions; and
-    ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
+    `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions, for a chain by as many
+    layers as it has blocks; and ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
 
     ``NAME`` in ``model. ... .kernel.name=NAME``, and of another mixer or block, takes the place of the recipe's part,
     whose options stay where the new part has them too. Keys below ``model.block`` are checked when the model is built.
@@ -204,6 +204,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values["model"]["block"] |= _kept(values | {"model": old}).get("block", {})
         if of_pictures:
             _keep_expansions(values["model"]["block"], old.get("block"))
+        _keep_depth(values["model"], old.get("block"))
         return
     if key == "model.init_from" and separator:
         values["model"] = _kept(values)
@@ -257,6 +258,14 @@ def _keep_expansions(block: dict[str, Any], old: Any) -> None:
         mixer, before = block.get(part), old.get(part) if isinstance(old, dict) else None
         if isinstance(mixer, dict) and isinstance(before, dict) and mixer["name"] == before.get("name"):
             mixer |= {name: before[name] for name in ("expansion",) if name in before}
+
+
+def _keep_depth(model: dict[str, Any], old: Any) -> None:
+    """As many layers as the recipe's model has, of which a chain's block has several."""
+    blocks = old.get("blocks") if isinstance(old, dict) and old.get("name") == "chain" else None
+    repeated = model.get("num_hidden_layers")
+    if isinstance(blocks, list) and isinstance(repeated, int):
+        model["num_hidden_layers"] = repeated * len(blocks)
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
