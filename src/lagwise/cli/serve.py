@@ -41,16 +41,16 @@ def serve(
 ) -> None:
     """Serve a language model with OpenAI's API: completions and chat, with streaming and continuous batching.
 
-    lagwise serve runs/best-lm
+    lagwise serve runs/tnn-lm
 
-    curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "best-lm", "prompt":
+    curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "tnn-lm", "prompt":
     "def "}'
 
     The model is named after its folder. Ctrl-C stops the server.
 
     A compiled step generates tokens several times as fast. Compilation takes a minute or two:
 
-    lagwise serve runs/best-lm --compile
+    lagwise serve runs/tnn-lm --compile
     """
     try:
         import uvicorn

@@ -21,7 +21,7 @@ from lagwise.tables import known, option_names, shown
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
 SELECTIONS = ("last", "best")
-DEFAULT_RECIPE = "best-lm"
+DEFAULT_RECIPE = "tnn-lm"
 MOST_STEPS = 10**8  # the length of each step is drawn beforehand
 _LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels of nesting
 
