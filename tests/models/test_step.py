@@ -10,6 +10,7 @@ from tiny_models import FAMILY, tiny
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
+from lagwise.ops.streaming.blocks import Tile
 
 CASES: dict[str, LagwiseForCausalLM] = {}
 
@@ -104,6 +105,16 @@ def test_followers_of_exact_kernels(recipe: str) -> None:
     step.give(state, cache, followers)
     after = model(ids[:, 350:], past_key_values=cache).logits
     torch.testing.assert_close(after, expected[:, 350:], rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_state_and_its_follower_share_the_block_they_start_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache, made = tiny("fd-tnn-lm"), StreamingCache(2), Tile.of
+    model(torch.randint(258, (1, 128)), past_key_values=cache)
+    starts: list[int] = []
+    monkeypatch.setattr(Tile, "of", lambda taps, tokens, start: starts.append(start) or made(taps, tokens, start))
+    _, followers = StreamingStep(model, online=True).take(cache)
+    assert starts == [128] * len(followers)
 
 
 @pytest.mark.parametrize("recipe", ["transformer-alibi-lm", "learned-decay"])

@@ -70,10 +70,11 @@ class FixedOnline(FixedMixer):
 
 
 class OnlineFollower:
-    """Updates the `OnlineState` of a stream whose steps change a `FixedOnlineState` in place."""
+    """Updates the `OnlineState` of a stream, from a current one on (`online_block`), whose steps change a
+    `FixedOnlineState` in place."""
 
     def __init__(self, state: OnlineState, fixed: FixedOnlineState):
-        self.state, self.fixed, self.waiting = online_block(state), fixed, 0
+        self.state, self.fixed, self.waiting = state, fixed, 0
 
     def advance(self) -> None:
         """Count one more token. At the end of a block, update ``due`` for the next block."""

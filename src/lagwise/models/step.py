@@ -14,6 +14,7 @@ from lagwise.mixers.fixed_forms import fixed_form
 from lagwise.mixers.fixed_online import FixedOnline, OnlineFollower
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.ops.streaming import online_block
 
 
 class StreamingStep(nn.Module):
@@ -75,8 +76,10 @@ class StreamingStep(nn.Module):
 
         def taken(held: Any) -> Any:
             maker = next(makers)
+            online = isinstance(maker, FixedOnline)
+            held = online_block(held) if online else held  # once for the fixed state and its follower
             fixed = _owned(maker.take(held))
-            if isinstance(maker, FixedOnline):
+            if online:
                 followers.append(OnlineFollower(held, fixed))
             return fixed
 
