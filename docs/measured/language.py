@@ -8,8 +8,8 @@ from typing import Any
 from tables import measured_table, results
 
 
-def _scores(run: dict[str, Any], lengths: Sequence[int], where: str = "evaluation") -> list[str]:
-    found = {score["length"]: f"{score['bits_per_byte']:.3f}" for score in run[where]["test"]}
+def _scores(test: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[str]:
+    found = {score["length"]: f"{score['bits_per_byte']:.3f}" for score in test}
     return [found.get(length, "over its limit") for length in lengths]
 
 
@@ -17,7 +17,12 @@ def novels() -> str:
     one, two = "novels-tnn-transformer.json", "novels-tnn-fd-ski.json"
     lengths = (512, 2048, 14336)
     first = [
-        [name, f"{run['parameters'] / 1e6:.2f}M", f"{run['steps_per_second']:.2f}", *_scores(run, lengths)]
+        [
+            name,
+            f"{run['parameters'] / 1e6:.2f}M",
+            f"{run['steps_per_second']:.2f}",
+            *_scores(run["evaluation"]["test"], lengths),
+        ]
         for name, run in results(one)["results"].items()
     ]
     second = [
@@ -25,7 +30,7 @@ def novels() -> str:
             name,
             f"{run['parameters'] / 1e6:.2f}M",
             f"{run['evaluation']['valid']['bits_per_byte']:.3f}",
-            *_scores(run, lengths),
+            *_scores(run["evaluation"]["test"], lengths),
         ]
         for name, run in results(two)["results"].items()
     ]
@@ -53,7 +58,7 @@ def enwik8() -> str:
             model,
             f"{run['parameters'] / 1e6:.2f}M",
             f"{run['evaluation']['valid']['bits_per_byte']:.3f}",
-            *_scores(run, (512, 2048, 8192)),
+            *_scores(run["evaluation"]["test"], (512, 2048, 8192)),
         ]
         for model, run in results(name)["results"].items()
     ]
@@ -74,7 +79,10 @@ def best() -> str:
     rows = []
     for text, minutes in sorted(runs, key=lambda each: (-each[1], each[0])):
         for model, run in sorted(runs[text, minutes], key=lambda each: each[1]["scores"]["valid"]["bits_per_byte"]):
-            scores = [f"{run['scores']['valid']['bits_per_byte']:.3f}", *_scores(run, (512, 2048, 14336), "scores")]
+            scores = [
+                f"{run['scores']['valid']['bits_per_byte']:.3f}",
+                *_scores(run["scores"]["test"], (512, 2048, 14336)),
+            ]
             size = f"{run['machine']['parameters'] / 1e6:.1f}M"
             rows.append([text, f"{minutes:g}", model, size, f"{run['steps']:,}", *scores])
     columns = ["text", "minutes", "model", "rate", "parameters", "steps", "validation", "test at 512", 2048, 14336]

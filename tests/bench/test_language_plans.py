@@ -85,6 +85,13 @@ def test_costs_are_measured_with_micro_batches() -> None:
     assert all(each["seconds"] > 0 and each["evaluation_seconds"] > 0 for each in found)
 
 
+def test_the_recipe_is_the_best_candidate(tmp_path: Path) -> None:
+    found = load_recipe(str(best_recipe("conv-fd-local+4", 0.004, "stdlib", tmp_path)))
+    shipped = load_recipe("best-lm")
+    assert shipped.model == found.model
+    assert shipped.training.batch_size == found.training.batch_size
+
+
 def test_candidates_for_the_best_language_model_can_be_built(tmp_path: Path) -> None:
     for name in (*BASELINES, *CANDIDATES):
         found = load_recipe(str(best_recipe(name, 0.004, "stdlib", tmp_path)))

@@ -72,11 +72,11 @@ static inline void put(void *to, long at, vector x, long width, int bfloat16) {
     else memcpy((short *)to + at, &half, width * sizeof(short));
 }
 
-/* Have the processor load elements before `get` or `put` needs them. An element past the end is no error. */
 static inline const char *element(const void *from, long at, int bfloat16) {
     return (const char *)from + at * (bfloat16 ? sizeof(short) : sizeof(float));
 }
 
+/* Have the processor load elements before `get` or `put` needs them. An element past the end is no error. */
 static inline void will_get(const void *from, long at, int bfloat16) {
     __builtin_prefetch(element(from, at, bfloat16), 0);
 }
