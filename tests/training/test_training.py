@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_results import losses, weights
 from transformers import PreTrainedModel
 
 from lagwise.data import TokenData
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, load_recipe, make_task, read_metrics, resume, train
-from lagwise.training.checkpoints import checkpoints, newest_whole_checkpoint
+from lagwise.training.checkpoints import checkpoints
 from lagwise.training.model import build_model
-from lagwise.training.trainer import LagwiseTrainer, parameter_groups
-
-
-def losses(run: Path) -> dict[float, float]:
-    return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model.safetensors")
+from lagwise.training.trainer import parameter_groups
 
 
 def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -106,114 +94,6 @@ def test_gradient_accumulation_gives_the_same_step(tiny_recipe: Recipe, tmp_path
     two = train(tiny_recipe, tmp_path / "two", progress=False)
     for name, weight in weights(one).items():
         torch.testing.assert_close(weight, weights(two)[name], rtol=1e-3, atol=2e-5)
-
-
-def test_a_damaged_checkpoint_is_skipped(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    first, last = checkpoints(run)
-    cut = (last / "model.safetensors").read_bytes()[:-50]
-    (last / "model.safetensors").write_bytes(cut)
-    assert newest_whole_checkpoint(run) == first
-    (first / "optimizer.pt").write_bytes(b"no zip")
-    with pytest.raises(
-        ValueError, match=r"no checkpoint to resume.*truncated.*; checkpoint-3: optimizer\.pt is missing or damaged"
-    ):
-        newest_whole_checkpoint(run)
-
-
-def test_a_kill_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The earlier checkpoint remains, there is no partial one, and the run resumes."""
-    original = LagwiseTrainer._save_rng_state
-
-    def dies_the_second_time(self: LagwiseTrainer, output_dir: str) -> None:
-        if self.state.global_step == 6:
-            raise KeyboardInterrupt
-        original(self, output_dir)
-
-    monkeypatch.setattr(LagwiseTrainer, "_save_rng_state", dies_the_second_time)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]
-    monkeypatch.undo()
-    run = resume(tmp_path / "run", progress=False)
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    assert losses(run) == losses(whole)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_saves_the_last_step(
-    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    step = LagwiseTrainer.training_step
-    before = signal.getsignal(number)
-
-    def asked(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == 3:
-            signal.raise_signal(number)
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(LagwiseTrainer, "training_step", asked)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert signal.getsignal(number) is before
-    assert [c.name for c in checkpoints(tmp_path / "run")][-1] == "checkpoint-4"
-    monkeypatch.undo()
-    resumed = weights(resume(tmp_path / "run", progress=False))
-    whole = weights(train(tiny_recipe, tmp_path / "whole", progress=False))
-    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
-
-
-def test_a_second_stop_is_immediate(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked_twice(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("the second signal was ignored")
-
-    monkeypatch.setattr(LagwiseTrainer, "training_step", asked_twice)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert not checkpoints(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_an_interruption_before_the_first_checkpoint(
-    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LagwiseTrainer, "_save_checkpoint", dies)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    monkeypatch.undo()
-    run = resume(tmp_path / "run", progress=False)
-    assert losses(run) == losses(train(tiny_recipe, tmp_path / "whole", progress=False))
-    before = (run / "metrics.jsonl").read_text()
-    resume(run, progress=False)  # finished: nothing to do
-    assert (run / "metrics.jsonl").read_text() == before
-
-
-def test_a_full_disk_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = LagwiseTrainer._save_rng_state
-
-    def full(self: LagwiseTrainer, output_dir: str) -> None:
-        if self.state.global_step == 6:
-            raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
-        original(self, output_dir)
-
-    monkeypatch.setattr(LagwiseTrainer, "_save_rng_state", full)
-    with pytest.raises(OSError, match=r"cannot save checkpoint-6 .*--resume"):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run" / ".saving").exists()
-    assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]
-
-
-def test_a_truncated_log_is_read_up_to_its_last_complete_line(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    whole = read_metrics(run)
-    with open(run / "metrics.jsonl", "a") as f:
-        f.write('{"step": 7, "lo')
-    assert read_metrics(run) == whole
 
 
 def test_a_tokenizer_without_padding_trains(tiny_recipe: Recipe, tmp_path: Path, text_data: TokenData) -> None:
@@ -359,25 +239,3 @@ def test_two_processes_give_the_loss_of_one(
     for step, loss in losses(one).items():
         assert losses(two)[step] == pytest.approx(loss, rel=1e-4), step
     assert json.loads((two / "run.json").read_text())["processes"] == 2
-
-
-@pytest.mark.slow
-def test_a_killed_process_resumes_exactly(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """SIGKILL from outside at any moment, through the command line."""
-    tiny_recipe.training.steps = 400
-    tiny_recipe.training.save_every = 20
-    tiny_recipe.training.evaluate_every = 1000
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(tiny_recipe.to_yaml())
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [sys.executable, "-m", "lagwise", "train"]
-    subprocess.run([*command, "--recipe", str(recipe), "--out", str(whole)], check=True, timeout=300)
-    process = subprocess.Popen([*command, "--recipe", str(recipe), "--out", str(killed)])
-    while not checkpoints(killed) and process.poll() is None:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (killed / "model.safetensors").exists()
-    subprocess.run([*command, "--resume", str(killed)], check=True, timeout=300)
-    assert losses(killed) == losses(whole)
