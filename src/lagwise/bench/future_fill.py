@@ -42,12 +42,12 @@ class _Stream:
     def _append(self, x: Tensor) -> None:
         if self.seen == self.inputs.shape[1]:
             raise ValueError(f"the stream was made for {self.seen} tokens")
-        self.inputs[:, self.seen] = x
+        self.inputs[:, self.seen : self.seen + 1] = x
         self.seen += 1
 
     def _near(self, count: int) -> Tensor:
-        """What the last ``count`` inputs contribute to the current output, ``(batch, channels)``."""
-        return (self.inputs[:, self.seen - count : self.seen] * self.reversed[-count:]).sum(1)
+        """What the last ``count`` inputs contribute to the current output, ``(batch, 1, channels)``."""
+        return (self.inputs[:, self.seen - count : self.seen] * self.reversed[-count:]).sum(1, keepdim=True)
 
 
 class EpochedFutureFill(_Stream):
@@ -69,12 +69,12 @@ class EpochedFutureFill(_Stream):
         self.filled: Tensor | None = None
 
     def step(self, x: Tensor) -> Tensor:
-        """The output ``(batch, channels)`` for the next token ``(batch, channels)``. ValueError after L tokens."""
+        """The output ``(batch, 1, channels)`` for the next token, of the same shape. ValueError after L tokens."""
         self._append(x)
         place = (self.seen - 1) % self.epoch
         y = self._near(place + 1)
         if self.filled is not None:
-            y = y + self.filled[:, place]
+            y = y + self.filled[:, place : place + 1]
         left = self.inputs.shape[1] - self.seen
         if place + 1 == self.epoch and left:
             self.filled = future_fill(self.inputs[:, : self.seen], self.taps, min(self.epoch, left))
@@ -103,10 +103,10 @@ class ContinuousFutureFill(_Stream):
         self.outputs = torch.zeros_like(self.inputs)
 
     def step(self, x: Tensor) -> Tensor:
-        """The output ``(batch, channels)`` for the next token ``(batch, channels)``. ValueError after L tokens."""
+        """The output ``(batch, 1, channels)`` for the next token, of the same shape. ValueError after L tokens."""
         self._append(x)
         place = (self.seen - 1) % self.tile
-        y = self._near(place + 1) + self.outputs[:, self.seen - 1]
+        y = self._near(place + 1) + self.outputs[:, self.seen - 1 : self.seen]
         left = self.inputs.shape[1] - self.seen
         if place + 1 == self.tile and left:
             size = self.seen & -self.seen

@@ -26,7 +26,7 @@ class Stream(Protocol):
     """A convolution in progress."""
 
     def step(self, x: Tensor) -> Tensor:
-        """The output ``(batch, channels)`` for the next input ``(batch, channels)``."""
+        """The output ``(batch, 1, channels)`` for the next input, of the same shape."""
         ...
 
 
@@ -46,8 +46,8 @@ class OnlineStream:
         self.state = OnlineState.start(batch, OnlineTaps(lambda lags: taps[:, :lags], taps.shape[1]))
 
     def step(self, x: Tensor) -> Tensor:
-        y, self.state = online_prefill(x[:, None], self.state)
-        return y[:, 0]
+        y, self.state = online_prefill(x, self.state)
+        return y
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,12 @@ def time_streams(
 
 def _streamed(stream: Stream, x: Tensor) -> tuple[Tensor, list[float]]:
     outputs, spent = torch.empty_like(x), []
-    for i, token in enumerate(x.unbind(1)):
+    for i in range(x.shape[1]):
+        token = x[:, i : i + 1]
         start = time.perf_counter()
         y = stream.step(token)
         spent.append(time.perf_counter() - start)
-        outputs[:, i] = y
+        outputs[:, i : i + 1] = y
     return outputs, spent
 
 

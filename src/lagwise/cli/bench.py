@@ -219,7 +219,7 @@ def generate(
         list[str] | None,
         typer.Option(
             help="`module:factory` of another exact online convolution, for --what streams; factory(taps, batch) "
-            "returns an object with step(x). Taps are (channels, tokens), x and its result (batch, channels)."
+            "returns an object with step(x). Taps are (channels, tokens), x and its result (batch, 1, channels)."
         ),
     ] = None,
     out: Out = None,

@@ -93,7 +93,7 @@ class Window:
             if torch.is_grad_enabled():
                 return Window(torch.cat([past, added], dim=1), self.reach)
             return self._moved(past, added)
-        storage.narrow(1, end, new).copy_(x)
+        storage[:, end : end + new] = x
         buffer.written = end + new
         return self._seen(buffer, end + new, kept + new)
 

@@ -122,7 +122,7 @@ def _pieces(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     if x.dtype != state.taps.near.dtype:
         x = x.to(state.taps.near.dtype)
     if x.shape[1] == 1:
-        return _next(x, state)
+        return _token(x, state)
     parts, start = [], 0
     while start < x.shape[1]:
         size = _piece(state, x.shape[1] - start)
@@ -150,21 +150,29 @@ def _piece(state: OnlineState, left: int) -> int:
     return size if state.taps.meets(size) else left // size * size
 
 
+def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
+    """`_next` for one token: it meets the tokens of its smallest block directly. This runs once for every token of
+    every stream, so it takes as few operations as possible."""
+    taps, window, seen, behind, far, tiles, due, _ = online_block(state)
+    place, window = seen % ONLINE_BLOCK, window.append(x)
+    lags = place + 1 if taps.reach is None else min(place + 1, taps.reach)
+    y = (window.latest(lags) * taps.near[-lags:]).sum(1, keepdim=True)
+    if due is not None:
+        y = y + due[:, place : place + 1]
+    return y, _followed(OnlineState(taps, window, seen + 1, behind, far, tiles, due), 1)
+
+
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
-    """One piece."""
+    """One piece of two tokens or more."""
     taps, window, seen, behind, far, tiles, due, _ = state = online_block(state)
     length, place = x.shape[1], seen % ONLINE_BLOCK
     small, large = place + length <= ONLINE_BLOCK, length >= taps.large
     before = place if small else length if large else seen % taps.large
     before = min(seen, before, (taps.reach or seen + 1) - 1)
     window = window.append(x)
-    if length == 1:
-        near = taps.near[taps.near_lags - before - 1 :]
-        y = (window.latest(before + 1) * near).sum(1, keepdim=True)
-    else:
-        past = state.window.tokens[:, state.window.size - before :]
-        lags = before + length if taps.reach is None else min(before + length, taps.reach)
-        y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
+    past = state.window.tokens[:, state.window.size - before :]
+    lags = before + length if taps.reach is None else min(before + length, taps.reach)
+    y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
     if small:
         y = y if due is None else y + due.narrow(1, place, length)
     else:
