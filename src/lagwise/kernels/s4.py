@@ -81,17 +81,20 @@ class S4Kernel(LagKernel):
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""
         dtype = torch.float64  # for short steps, the sums below are small differences
-        a = torch.complex(-self.rate.to(dtype).exp(), self.angle.to(dtype))
+        rate, angle = self.rate.to(dtype).exp(), self.angle.to(dtype)  # of the states -rate + i angle
         p, b, c = (torch.view_as_complex(t.to(dtype).contiguous()) for t in (self.low_rank, self.input, self.output))
-        turn = torch.arange(self.span // 2 + 1, device=a.device, dtype=dtype) * (-2 * math.pi / self.span)
-        z = torch.complex(turn.cos(), turn.sin())
-        sides = (1 - z) * (2 / self.log_step.to(dtype).exp()[:, None])  # (channels, roots)
-        one, other = (1 / (sides[..., None] - (1 + z)[:, None] * each) for each in (a, a.conj()))
-
-        def cauchy(u: Tensor, v: Tensor) -> Tensor:
-            products = u.conj() * v
-            equation = "dci,czi->dcz" if products.dim() == 3 else "i,czi->cz"
-            return torch.einsum(equation, products, one) + torch.einsum(equation, products.conj(), other)
-
-        correction = (1 + z) * cauchy(p, b) / (1 + (1 + z) * cauchy(p, p))
-        return 2 * (cauchy(c, b.expand_as(c)) - cauchy(c, p.expand_as(c)) * correction)
+        # With z = exp(-2 i half), (2 / dt)(1 - z) is exp(-i half) i up and 1 + z is exp(-i half) across. A state and
+        # its conjugate together have the real polynomial x - i y in the denominator.
+        half = torch.arange(self.span // 2 + 1, device=rate.device, dtype=dtype) * (math.pi / self.span)
+        up, across = (4 / self.log_step.to(dtype).exp()[:, None]) * half.sin(), 2 * half.cos()
+        x = across**2 * (rate**2 + angle**2)[:, None] - up[:, None] ** 2  # (channels, states, roots)
+        y = (-2 * rate)[:, None] * (across * up)[:, None]
+        scale = 1 / (x**2 + y**2)
+        shared = (p.conj() * torch.stack([b, p]))[:, None].expand(-1, len(up), -1)
+        products = torch.cat([shared, c.conj() * b, c.conj() * p])  # u* v: (sums, channels, states)
+        real = torch.cat([products.real, products.real * rate - products.imag * angle]).transpose(0, 1)
+        first, second = torch.complex(real @ (x * scale), real @ (y * scale)).transpose(0, 1).chunk(2)
+        sums = 2 * (1j * up * first + across * second)  # exp(-i half) s
+        between, back, forth, through = sums.split([1, 1, len(c), len(c)])
+        phase = torch.complex(half.cos(), half.sin())
+        return 2 * phase * (forth - through * (across * between / (1 + across * back)))
