@@ -11,7 +11,7 @@ The number of steps is what fits into the minutes. It is estimated from the mean
 take in turn, and of a validation, both kept in RUNS/costs.json, so a busy machine affects a run's duration but not its
 result. Finished runs are skipped and interrupted runs are resumed, so the commands may be stopped and repeated.
 
-A finished run is tested on the first 262,144 tokens at lengths 512 to 14336, except lengths that a model does not
+A finished run is tested on the first 131,072 tokens at lengths 512 to 14336, except lengths that a model does not
 support. Its scores and curve are added to the plan's results file.
 """
 
@@ -33,7 +33,7 @@ Fields = dict[str, Any]
 LENGTH = 512
 _SIZE, _STEP = 2_500_000, 8  # parameters of all blocks, and step of widths
 _BATCH, _RATE = 4, 0.002  # small batches, because so short a run takes few steps
-_LENGTHS, _TOKENS = "512,1024,2048,4096,8192,14336", 262_144
+_LENGTHS, _TOKENS = "512,1024,2048,4096,8192,14336", 131_072
 _EVALUATIONS = 10
 _RESULTS = Path("benchmarks/results")
 

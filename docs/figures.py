@@ -3,6 +3,7 @@
 Run it (`make docs`) after one of their benchmarks. results.png, at the top of the README: the layer's speed (`lagwise
 bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
 pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
+language.png: language models of one size (`benchmarks/language.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from measured.family import by_model, perplexities
 from tables import ROOT, has_results, results
 
 FIGURES = ROOT / "docs" / "figures"
@@ -101,6 +103,32 @@ def draw_pictures() -> None:
     _save(figure, "pictures.png")
 
 
+def draw_language() -> None:
+    """Test perplexities of the models of one size: over the speed of their training, and over the length."""
+    models = by_model(results("language-family-cpu.json")["results"])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    for model, runs in models.items():
+        place = runs[0]["tokens_per_second"], min(perplexities(runs[0]).items())[1]
+        left.scatter(*place, s=12, color=_OURS)
+        left.annotate(model, place, xytext=(4, 2), textcoords="offset points", fontsize=7)
+    left.set_xlabel("tokens a second of training, one thread")
+    left.set_ylabel("test perplexity at 512")
+    for model, runs in models.items():
+        scores = perplexities(runs[0])
+        if len(scores) > 1:
+            lengths, values = zip(*sorted(scores.items()), strict=True)
+            right.plot(lengths, [value / values[0] for value in values], marker="o", markersize=3, label=model)
+    right.axhline(1, color=_PEER, linestyle="--", linewidth=1)
+    right.set_xscale("log", base=2)
+    right.set_yscale("log")
+    right.set_xlabel("tokens")
+    right.set_ylabel("test perplexity over that at 512")
+    right.legend(frameon=False, fontsize=7, ncols=2)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    _save(figure, "language.png")
+
+
 def _save(figure: Figure, name: str) -> None:
     FIGURES.mkdir(exist_ok=True)
     figure.savefig(FIGURES / name, dpi=130, metadata={"Software": None})
@@ -112,3 +140,5 @@ if __name__ == "__main__":
     draw_encoders()
     if has_results("pictures-cpu.json"):
         draw_pictures()
+    if has_results("language-family-cpu.json"):
+        draw_language()
