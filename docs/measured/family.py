@@ -9,8 +9,9 @@ from typing import Any
 
 from tables import has_results, measured_table, paragraph, results
 
-#: Perplexities of TNN's tables 2 and 15, 45 million parameters on WikiText-103: at the trained 512 tokens, and at 14,336.
-#: Table 15 has the names of S4 and GSS interchanged, by its first column; here they are as in table 2.
+#: Perplexities of TNN's tables 2 and 15, 45 million parameters on WikiText-103: at 512 tokens, the trained
+#: length, and at 14,336. Table 15 has the names of S4 and GSS interchanged, by its first column; here they are as in
+#: table 2.
 PUBLISHED: dict[str, tuple[float, float]] = {
     "transformer": (24.78, 486.86),
     "transformer-alibi": (24.15, 21.99),
@@ -127,15 +128,15 @@ def _agreement(models: dict[str, list[dict[str, Any]]]) -> str:
         better, worse = min(moved, key=moved.__getitem__), max(moved, key=moved.__getitem__)
         correlation = 1 - 6 * sum(d * d for d in moved.values()) / (len(shared) * (len(shared) ** 2 - 1))
         parts.append(
-            f"Spearman's correlation of our order at 512 with that of the paper is {correlation:.2f} over "
-            f"{len(shared)} models. {better} is {-moved[better]} places higher here, {worse} {moved[worse]} places lower."
+            f"Spearman's correlation of our order at 512 with that of the paper is {correlation:.2f} over {len(shared)} "
+            f"models. {better} is {-moved[better]} places higher here, {worse} {moved[worse]} places lower."
         )
     spreads = {model: [_trained([run]) for run in runs] for model, runs in models.items() if len(runs) > 1}
     if spreads:
         relative = max(statistics.stdev(each) / statistics.fmean(each) for each in spreads.values())
         parts.append(
-            f"Between seeds, the standard deviation is at most {relative:.1%} of the perplexity ({len(spreads)} models): "
-            "models that differ by less than twice as much are not told apart."
+            f"Between seeds, the standard deviation is at most {relative:.1%} of the perplexity ({len(spreads)} "
+            "models): models that differ by less than twice as much are not told apart."
         )
     return paragraph(" ".join(parts))
 
