@@ -128,8 +128,8 @@ def _agreement(models: dict[str, list[dict[str, Any]]]) -> str:
         better, worse = min(moved, key=moved.__getitem__), max(moved, key=moved.__getitem__)
         correlation = 1 - 6 * sum(d * d for d in moved.values()) / (len(shared) * (len(shared) ** 2 - 1))
         parts.append(
-            f"Spearman's correlation of our order at 512 with that of the paper is {correlation:.2f} over {len(shared)} "
-            f"models. {better} is {-moved[better]} places higher here, {worse} {moved[worse]} places lower."
+            f"Spearman's correlation of our order at 512 with that of the paper is {correlation:.2f} over "
+            f"{len(shared)} models: {better} is {-moved[better]} places higher here, {worse} {moved[worse]} lower."
         )
     spreads = {model: [_trained([run]) for run in runs] for model, runs in models.items() if len(runs) > 1}
     if spreads:
