@@ -12,7 +12,7 @@ import typer
 from lagwise.analysis.report import SAMPLE_FILE, plot_run
 from lagwise.cli.tables import print_evaluation
 from lagwise.models import generate_text
-from lagwise.models.loading import load_language_model
+from lagwise.models.loading import default_device, load_language_model
 from lagwise.runs import evaluate_run
 from lagwise.training import check_recipe, load_recipe, train
 
@@ -32,7 +32,7 @@ def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None
     train(recipe, out)
     (out / _MARKER).touch()
     print_evaluation(out, evaluate_run(out))
-    model, tokenizer = load_language_model(out)
+    model, tokenizer = load_language_model(out, device=default_device())
     typer.secho("A sample:\n", bold=True)
     text = generate_text(model, tokenizer, PROMPT, max_new_tokens=400, seed=0, write=write)
     (out / SAMPLE_FILE).write_text(text)

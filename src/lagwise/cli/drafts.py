@@ -33,10 +33,10 @@ def drafts(
     from lagwise.bench.harness import save_results
     from lagwise.bench.prompts import run_prompts
     from lagwise.cli.terminal import print_table
-    from lagwise.models.loading import load_language_model
+    from lagwise.models.loading import default_device, load_language_model
 
     torch.set_num_threads(threads)
-    model, assistant = load_language_model(run)[0], load_language_model(draft)[0]
+    model, assistant = (load_language_model(each, device=default_device())[0] for each in (run, draft))
     chosen = run_prompts(run, prompts, prompt_tokens)
     rows = time_drafts(
         model, assistant, chosen, sizes=whole_numbers(sizes, "--sizes"), new_tokens=tokens, repeats=repeats

@@ -60,11 +60,19 @@ HEADS: dict[str, type[LagwisePreTrainedModel]] = {
 }
 
 
-def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedTokenizerBase | None]:
+def default_device() -> torch.device:
+    """Where the commands run a model: on the current CUDA GPU, if there is one, otherwise on the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(
+    folder: str | Path, *, device: torch.device | str = "cpu", **changes: Any
+) -> tuple[Any, PreTrainedTokenizerBase | None]:
     """Load the model and the tokenizer of a run or checkpoint folder. Only JSON and safetensors files are read.
 
     Args:
         folder: Of a run or checkpoint.
+        device: Where the model is to be.
         changes: Fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
             with a finer grid of a frequency kernel.
 
@@ -104,18 +112,21 @@ def load_model(folder: str | Path, **changes: Any) -> tuple[Any, PreTrainedToken
         raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         raise ValueError(f"the weights in {str(folder)!r} have NaN or infinite values ({wrong[0]})")
+    model = model.to(device).eval()
     if config.input_name != "tokens":
-        return model.eval(), None
+        return model, None
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
-def load_language_model(folder: str | Path, **changes: Any) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
+def load_language_model(
+    folder: str | Path, *, device: torch.device | str = "cpu"
+) -> tuple[LagwiseForCausalLM, PreTrainedTokenizerBase]:
     """`load_model` for language models. ValueError if the folder holds another head."""
-    model, tokenizer = load_model(folder, **changes)
+    model, tokenizer = load_model(folder, device=device)
     if not isinstance(model, LagwiseForCausalLM) or tokenizer is None:
         raise ValueError(f"{str(folder)!r} is not a language model but a {type(model).__name__}; see 'lagwise predict'")
     return model, tokenizer

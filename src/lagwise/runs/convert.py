@@ -14,7 +14,7 @@ import torch
 from lagwise.files import is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, StreamingCache, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.loading import load_language_model, quiet, save_tokenizer
+from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.training import load_run, make_task
@@ -72,6 +72,8 @@ def convert_run(
             (partial / "recipe.yaml").write_text(recipe.to_yaml())
             if (run / "run.json").is_file():
                 shutil.copyfile(run / "run.json", partial / "run.json")
+    for each in (model, converted):
+        torch.nn.Module.to(each, default_device())
     if recipe is not None:
         task = make_task(recipe)
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.files import write_whole
-from lagwise.models import load_model
+from lagwise.models.loading import default_device, load_model
 from lagwise.tasks import Task
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields
 
@@ -40,7 +40,7 @@ def evaluate_run(
         raise ValueError(f"only model.key=value can be changed for an evaluation, got {wrong[0]!r}")
     run = Path(run)
     recipe, task = open_run(run, overrides)
-    model, _ = load_model(run, **(own_fields(recipe) if overrides else {}))
+    model, _ = load_model(run, device=default_device(), **(own_fields(recipe) if overrides else {}))
     result: dict[str, Any] = {"data": source or task.data.source or task.identity(), "trained_at": recipe.data.length}
     if source is None:
         require_unchanged(run, recipe)

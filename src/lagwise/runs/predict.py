@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lagwise.data import label_cells
-from lagwise.models import load_model
+from lagwise.models.loading import default_device, load_model
 from lagwise.runs.evaluate import open_run
 
 
@@ -26,7 +26,7 @@ def predict_run(
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
     if source is not None and task.continues(source):
-        return task.continuation(load_model(run)[0], source)
+        return task.continuation(load_model(run, device=default_device())[0], source)
     tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
     kept = [dict(row) for table in tables for row in table]
     if not kept:
@@ -35,7 +35,7 @@ def predict_run(
         if missing := [name for name in task.columns() if row.get(name) is None]:
             columns = ", ".join(map(str, row)) or "nothing"
             raise ValueError(f"row {number} has no {missing[0]!r}, which this run reads (it has {columns})")
-    model, task.tokenizer = load_model(run)
+    model, task.tokenizer = load_model(run, device=default_device())
     added = task.predict(model, kept, progress=progress)
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")

@@ -19,7 +19,7 @@ from transformers import TrainingArguments
 from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.loading import load_model_weights, quiet
+from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.tables import build, typed
 from lagwise.tasks import TASKS, Task
@@ -228,8 +228,8 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         dataloader_num_workers=options.workers,
         bf16=bfloat16,
         seed=options.seed,
-        use_cpu=not torch.cuda.is_available(),
-        ddp_backend="gloo" if world > 1 and not torch.cuda.is_available() else None,
+        use_cpu=(on_cpu := default_device().type == "cpu"),
+        ddp_backend="gloo" if world > 1 and on_cpu else None,
         ddp_find_unused_parameters=False,
         train_sampling_strategy="sequential",  # the examples are already shuffled
         logging_steps=options.log_every,
