@@ -15,7 +15,7 @@ from tables import has_results, made_by, paragraph, results, table
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.base import LagKernel
-from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers import MIXERS, EMAMixer, Mixer
 from lagwise.mixers.recurrence import RecurrentMixer
 from lagwise.models.conversion import KERNEL_MIXERS
 
@@ -52,7 +52,8 @@ other packages there are `lagwise.mixers.register_mixer`, and `lagwise.testing.c
 _MIXERS = """## Mixers
 
 *streams*: processes texts in chunks and token by token, with a state. *converts*: `lagwise convert` turns its kernel
-into a state space; a mixer that is a state space needs no conversion. *packs*: accepts rows of several documents.
+into a state space; *is one*: needs no conversion; *no*: there is no kernel to convert, but the state may still be
+constant ([which](concepts.md#the-streaming-contract)). *packs*: accepts rows of several documents.
 """
 _KERNELS = """## Kernels
 
@@ -125,11 +126,12 @@ Steps are forward and backward on one thread. In brackets is how many times as f
 it, in the same direction; then the memory of a step. Every mixer was compared with its dense reference first.
 """
 _CONVERSION_INTRODUCTION = """\
-A causal model of 2 layers of 64 channels was trained with each. States are real, of the channel that needs most; error
-and bound are the largest over a channel's gain; bits per byte are of texts of 256 and 1024 tokens. What is a state
-space is not converted: its complex numbers are of a channel, and of all channels together for LRU and S5. A kernel
-that cannot be reduced streams by its taps; in brackets is what a coarser tolerance takes. Streaming what is not
-converted is off by rounding, relative to the largest logit.
+Each kernel was trained in a causal model of 2 layers of 64 channels. *States*: real states of the channel that needs
+most. *Error, bound*: the largest over channels, relative to a channel's gain. *Bits per byte*: of texts of 256 and 1024
+tokens. Kernels that are state spaces are not converted (*itself*); their number of complex states is for one channel,
+or for all channels together (LRU, S5). Kernels that cannot be reduced (*no*) stream with their taps; brackets show a
+coarser tolerance that works. *Off by*: streaming without conversion against the forward pass, relative to the largest
+logit.
 """
 
 
@@ -150,7 +152,8 @@ def _mixer_row(name: str, mixer: type[Mixer]) -> tuple[str, ...]:
     limit = inspect.signature(mixer).parameters.get("max_length")
     longest = "any" if limit is None else f"`max_length`, {limit.default}"
     where = f"{directions}, over a grid" if mixer.needs_grid else directions
-    converts = "its kernel" if name in KERNEL_MIXERS else "is one" if issubclass(mixer, RecurrentMixer) else "no"
+    is_one = issubclass(mixer, RecurrentMixer | EMAMixer)
+    converts = "its kernel" if name in KERNEL_MIXERS else "is one" if is_one else "no"
     packs = "no" if mixer.needs_grid else "yes"
     cells = (_source(mixer), where, streams, converts, packs, longest)
     return f"`{name}`", f"`{mixer.__name__}`", *cells, _test("mixer", name, mixer)

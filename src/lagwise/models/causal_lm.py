@@ -55,7 +55,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         Args:
             batch_size: Rows of the batch; None: any number of them.
             cached: Only load the step from the cache folder, where models of the same configuration share it.
-            report: Receives a line before and after the compilation, which takes half a minute to two minutes.
+            report: Receives a line before and after the compilation, which takes 15 seconds to some minutes.
 
         Returns:
             Whether there is a compiled step.
