@@ -271,3 +271,15 @@ def test_blocks_may_be_bidirectional(spec: dict, causal: bool) -> None:
 def test_wrong_options_are_named(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(BLOCKS, {"name": "prenorm", **options}, 6, what="block")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_wrong_shapes_are_named(name: str) -> None:
+    options = {"blocks": [{"name": "mega"}]} if name == "chain" else {}
+    block = BLOCKS[name](6, **options)
+    with pytest.raises(ValueError, match="channels=6"):
+        block(torch.ones(2, 5, 4))
+    with pytest.raises(ValueError, match="channels=6"):
+        block.prefill(torch.ones(2, 5, 4), block.init_state(2))
+    with pytest.raises(ValueError, match=r"mask must be .*\(2, 5\)"):
+        block.prefill(torch.ones(2, 5, 6), block.init_state(2), mask=torch.ones(2, 4))

@@ -102,8 +102,11 @@ def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict) -> None:
     """bfloat16 cannot represent lag 257, so neighbouring taps of a long kernel would be equal."""
     kernel = make(spec)
     exact = kernel.taps(400)
+    lags = torch.arange(40)
+    values = kernel.at(lags)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(kernel.taps(400), exact)
+        assert torch.equal(kernel.at(lags), values)
     low = kernel.bfloat16().taps(400)
     assert low.dtype == torch.float32
     torch.testing.assert_close(low, exact, rtol=0.1, atol=0.1)
@@ -216,6 +219,8 @@ def test_values_at_chosen_lags_equal_the_taps(spec: dict, causal: bool) -> None:
     lags = lags[lags.abs() < taps.shape[1] // (1 if causal else 2) + causal]
     inside = lags + (0 if causal else taps.shape[1] // 2)
     torch.testing.assert_close(kernel.at(lags), taps[:, inside.clamp(max=taps.shape[1] - 1)], rtol=0, atol=1e-13)
+    if causal:
+        assert kernel.at(torch.tensor([-1, -5])).count_nonzero() == 0
 
 
 @pytest.mark.covers("SKI-TNN §3.2.2 and alg. 1")

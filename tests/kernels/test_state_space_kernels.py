@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
 
+import mpmath  # with torch, through sympy
 import numpy as np
 import pytest
 import torch
@@ -114,3 +116,26 @@ def test_state_spaces_stream_without_conversion(spec: dict[str, Any]) -> None:
 def test_options_out_of_range_are_named(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(KERNELS, spec, 3, what="kernel", causal=True)
+
+
+def test_spectral_filters_are_eigenvectors_beyond_rounding() -> None:
+    """Of the matrix in exact arithmetic: its small eigenvalues are below the rounding of float64."""
+    span, filters = 20, 15
+    with mpmath.workdps(60):
+        matrix = mpmath.matrix(span, span)
+        for i, j in itertools.product(range(span), repeat=2):
+            matrix[i, j] = mpmath.mpf(2) / ((i + j + 2) ** 3 - (i + j + 2))
+        values, vectors = mpmath.eigsy(matrix)  # smallest first
+        expected = [
+            [values[span - 1 - f] ** 0.25 * vectors[i, span - 1 - f] for i in range(span)] for f in range(filters)
+        ]
+    rows = np.array(expected, dtype=np.float64)
+    assert float(values[span - filters] / values[span - 1]) < 1e-16
+    found = hankel_filters(span, filters)
+    scale = np.abs(rows).max(1, keepdims=True)
+    assert np.abs((found - rows * np.sign(rows[:, :1])) / scale).max() < 1e-5
+
+
+def test_spectral_filters_below_rounding_are_refused() -> None:
+    with pytest.raises(ValueError, match="a span of 64 has at most 25 filters"):
+        build(KERNELS, {"name": "spectral", "span": 64, "filters": 40}, 2, what="kernel", causal=True)

@@ -130,11 +130,18 @@ def test_wrong_input_is_named(name: str, options: dict) -> None:
         mixer(torch.ones(1, 4, 5, dtype=torch.float64))
     with pytest.raises(ValueError, match="length >= 1"):
         mixer(noise(1, 0))
+    assert mixer(noise(0, 5000)).shape == (0, 5000, 16)
     with pytest.raises(ValueError, match=r"mask must be .*\(2, 8\)"):
         mixer(noise(2, 8), mask=torch.ones(2, 7))
     if not mixer.streams:
         with pytest.raises(ValueError, match="does not stream"):
             mixer.init_state(1)
-    elif mixer.directions == (True, False):
+    else:
+        state = mixer.init_state(2) if mixer.causal else None
+        if state is not None:
+            state = mixer.prefill(noise(2, 3), state)[1]
+            with pytest.raises((ValueError, RuntimeError)):
+                mixer.prefill(noise(1, 2), state)
+    if mixer.streams and mixer.directions == (True, False):
         with pytest.raises(ValueError, match="causal=True"):
             make(name, options, causal=False).init_state(1)

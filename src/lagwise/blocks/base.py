@@ -12,10 +12,14 @@ from lagwise.ops import Layout
 
 class Block(nn.Module):
     """A residual layer on ``(batch, length, channels)``. Abstract: subclasses implement `run`, `init_state` and
-    `prefill`.
+    `run_next`.
 
     As for mixers, the whole sequence at once, chunks of any size, and one token at a time give the same outputs.
     """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.width = channels
 
     def forward(
         self,
@@ -27,8 +31,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Process whole sequences; arguments as in `lagwise.mixers.Mixer.forward`. ValueError if a shape is wrong."""
         layout = Layout(mask, seq_idx) if layout is None else layout
-        layout.check(*x.shape[:2])
-        return self.run(masked(x, layout.mask), layout)
+        return self.run(self._checked(x, layout), layout)
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
         """`forward` for checked arguments, with x zero at padding."""
@@ -40,8 +43,19 @@ class Block(nn.Module):
 
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Process the next ``length >= 1`` tokens. Returns their outputs and the state after them; the old state stays
-        valid."""
+        valid. ValueError if a shape is wrong."""
+        return self.run_next(self._checked(x, Layout(mask)), state, mask)
+
+    def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        """`prefill` for checked arguments, with x zero at padding."""
         raise NotImplementedError
+
+    def _checked(self, x: Tensor, layout: Layout) -> Tensor:
+        """x with zeros at padding."""
+        if x.dim() != 3 or x.shape[2] != self.width:
+            raise ValueError(f"x must be (batch, length, channels={self.width}), got {tuple(x.shape)}")
+        layout.check(*x.shape[:2])
+        return masked(x, layout.mask)
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Process one token ``(batch, channels)``. Returns its output and the state after it."""

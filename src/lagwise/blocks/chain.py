@@ -46,7 +46,7 @@ class ChainBlock(Block):
     """
 
     def __init__(self, channels: int, *, causal: bool = True, blocks: Sequence[Mapping[str, Any]] = ()):
-        super().__init__()
+        super().__init__(channels)
         if isinstance(blocks, str | Mapping) or not blocks:
             raise ValueError(f"blocks must be a list of at least one block, got {blocks!r}")
         self.blocks = nn.ModuleList(
@@ -62,7 +62,7 @@ class ChainBlock(Block):
     def init_state(self, batch_size: int) -> ChainState:
         return ChainState(tuple(block.init_state(batch_size) for block in self._links()))
 
-    def prefill(self, x: Tensor, state: ChainState, *, mask: Tensor | None = None) -> tuple[Tensor, ChainState]:
+    def run_next(self, x: Tensor, state: ChainState, mask: Tensor | None) -> tuple[Tensor, ChainState]:
         after = []
         for block, before in zip(self._links(), state.states, strict=True):
             x, reached = block.prefill(x, before, mask=mask)

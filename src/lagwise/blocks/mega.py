@@ -13,7 +13,6 @@ from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ACTIVATIONS, ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS, ChunkedAttention
-from lagwise.mixers.base import masked
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.packing import per_document
@@ -83,7 +82,7 @@ class MegaBlock(Block):
         norm: str | Mapping[str, Any] = "layer",
         dropout: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(channels)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         value_size = whole_number("value_size", 2 * channels if value_size is None else value_size)
         whole_number("query_size", query_size)
@@ -122,8 +121,7 @@ class MegaBlock(Block):
     def init_state(self, batch_size: int) -> MegaState:
         return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
 
-    def prefill(self, x: Tensor, state: MegaState, *, mask: Tensor | None = None) -> tuple[Tensor, MegaState]:
-        x = masked(x, mask)
+    def run_next(self, x: Tensor, state: MegaState, mask: Tensor | None) -> tuple[Tensor, MegaState]:
         normed = self.norm(x)
         memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)

@@ -11,7 +11,6 @@ from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm
 from lagwise.mixers import MIXERS
-from lagwise.mixers.base import masked
 from lagwise.ops import Layout
 from lagwise.tables import build
 
@@ -48,7 +47,7 @@ class PreNormBlock(Block):
         norm: str | Mapping[str, Any] = "rms",
         dropout: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(channels)
         self.token_norm = make_norm(norm, channels)
         mixer = {"name": "gtu"} if token_mixer is None else token_mixer
         self.token_mixer = build(MIXERS, mixer, channels, what="token mixer", causal=causal)
@@ -64,7 +63,6 @@ class PreNormBlock(Block):
     def init_state(self, batch_size: int) -> Any:
         return self.token_mixer.init_state(batch_size)
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        x = masked(x, mask)
+    def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.token_mixer.prefill(self.token_norm(x), state, mask=mask)
         return self.channels(x + self.dropout(mixed)), state

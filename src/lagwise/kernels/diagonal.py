@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -52,12 +49,3 @@ class DiagonalKernel(LagKernel):
         if not self.causal:
             raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
         return self.sides()[0]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Keep parameters in at least float32: the error of a rounded pole grows with the lag."""
-
-        def careful(t: Tensor) -> Tensor:
-            changed = fn(t)
-            return changed if torch.finfo(changed.dtype).bits >= 32 else t.to(changed.device)
-
-        return super()._apply(careful, recurse)

@@ -76,7 +76,8 @@ class EMAKernel(LagKernel):
         """See `LagKernel.smooth_at`: at lag 0, where two sides meet, the mean of both."""
         weight, log_decay = self.exponentials()
         distance = lags.abs().to(weight.dtype)
-        sides = torch.einsum("scn,scnl->scl", weight, (log_decay[..., None] * distance).exp())
+        with torch.autocast(weight.device.type, enabled=False):
+            sides = torch.einsum("scn,scnl->scl", weight, (log_decay[..., None] * distance).exp())
         shares = torch.stack([lags > 0, lags < 0]).to(weight.dtype) + 0.5 * (lags == 0)
         values = sides[0] if self.causal else (sides * shares[:, None]).sum(0)
         return values if self.truncation is None else values * (distance < self.truncation)

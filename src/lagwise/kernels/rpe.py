@@ -86,7 +86,8 @@ class RPEKernel(LagKernel):
         with torch.autocast(lags.device.type, enabled=False):
             lags = lags.to(dtype)
             h = self.network.features(self._features(lags))
-            return self.network.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
+            values = self.network.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
+            return values * (lags >= 0) if self.causal else values
 
     def smooth_at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.smooth_at`."""

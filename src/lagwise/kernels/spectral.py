@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from lagwise.kernels.base import LagKernel
 from lagwise.tables import whole_number
 
-_LONGEST = 8192  # of the matrix whose eigenvectors are computed
+_LONGEST = 8192
+_STEP = 0.125  # of the sum in place of the integral, which it equals to 1e-30
+_LEAST = 1e-12  # of singular values, relative to the largest
 
 
 class SpectralKernel(LagKernel):
@@ -67,9 +70,19 @@ class SpectralKernel(LagKernel):
 @functools.lru_cache(maxsize=8)
 def hankel_filters(span: int, filters: int) -> np.ndarray:
     """``s_i**(1/4) phi_i``, ``(filters, span)`` in float64, largest eigenvalues first; the first value of each is
-    positive."""
-    sums = np.arange(1, span + 1)[:, None] + np.arange(1, span + 1)[None]
-    values, vectors = np.linalg.eigh(2 / (sums.astype(np.float64) ** 3 - sums))
-    values, vectors = values[::-1][:filters], vectors[:, ::-1][:, :filters]
-    found = (np.maximum(values, 0) ** 0.25 * vectors).T
+    positive.
+
+    Formula: ``Z_ij = integral over 0 < a < 1 of (1 - a)**2 a**(i + j - 2)``. As a sum over nodes, evenly spaced in
+    ``log(a / (1 - a))``, it is ``G G'``, so that singular vectors of G are eigenvectors of Z, and its singular values
+    the roots of the eigenvalues. Many of these are below the rounding of Z, where its own eigenvectors would be noise
+    that differs between machines. ValueError for filters that are below the rounding of G.
+    """
+    place = np.arange(-40, 20 + math.log(span), _STEP)[:, None]
+    log_node, log_rest = -np.log1p(np.exp(-place)), -np.log1p(np.exp(place))  # of a, and of 1 - a
+    powers = np.arange(span)
+    vectors, roots, _ = np.linalg.svd(np.exp(1.5 * log_rest + (0.5 + powers) * log_node).T, full_matrices=False)
+    roots = roots * math.sqrt(_STEP)
+    if (known := int((roots > _LEAST * roots[0]).sum())) < filters:
+        raise ValueError(f"a span of {span} has at most {known} filters that are not lost in rounding, got {filters}")
+    found = (roots[:filters] ** 0.5 * vectors[:, :filters]).T
     return np.ascontiguousarray(found * np.where(found[:, :1] < 0, -1, 1))

@@ -66,7 +66,8 @@ class WarpedKernel(LagKernel):
 
     def at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.at`."""
-        return self.smooth_at(lags) + self._filter_at(lags)
+        values = self.smooth_at(lags) + self._filter_at(lags)
+        return values * (lags >= 0) if self.causal else values
 
     def smooth_at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.smooth_at`: the part without the filter."""

@@ -83,7 +83,7 @@ class AttentionMixer(Mixer):
             state = state._replace(key=empty, value=empty)
         key, value = (old.append(t.flatten(0, 1)) for old, t in zip((state.key, state.value), new, strict=True))
         state = AttentionState(key, value, state.real.append(real[..., None]))
-        key, value = (window.tokens.unflatten(0, (-1, self.heads)) for window in (key, value))
+        key, value = (window.tokens.to(query.dtype).unflatten(0, (-1, self.heads)) for window in (key, value))
         return self._attend(query, key, value, state.real.tokens[..., 0]), state
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

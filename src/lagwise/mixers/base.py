@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.ops import Layout
 from lagwise.ops.packing import per_document
+from lagwise.ops.symbolic import symbolic
 
 
 class State(Protocol):
@@ -95,6 +96,8 @@ class Mixer(nn.Module):
         """
         layout = Layout(mask, seq_idx) if layout is None else layout
         x = self._checked(x, layout)
+        if not symbolic(x.shape[0]) and x.shape[0] == 0:
+            return x
         if layout.seq_idx is not None:
             return per_document(self.mix, x, layout)
         return self.mix(x, layout)
@@ -121,7 +124,10 @@ class Mixer(nn.Module):
 
         The old state stays valid, so that generation may branch from it. Shapes and errors as in `forward`.
         """
-        return self.mix_next(self._checked(x, Layout(mask)), state, mask)
+        y, after = self.mix_next(self._checked(x, Layout(mask)), state, mask)
+        if y.shape[0] != x.shape[0]:
+            raise ValueError(f"tokens must have the stream's {y.shape[0]} rows, got {x.shape[0]}")
+        return y, after
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         """`prefill` for checked arguments, with x zero at padding."""

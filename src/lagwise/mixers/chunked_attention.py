@@ -20,6 +20,7 @@ from lagwise.ops.attention import (
     rotary_factors,
     rotate,
 )
+from lagwise.ops.packing import check_unbroken
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window
 from lagwise.tables import known, whole_number
@@ -152,9 +153,9 @@ class ChunkedAttention(nn.Module):
     ) -> tuple[Tensor, ChunkState]:
         """Attend from the next ``n >= 1`` tokens of every row. Returns the result and the state after them.
 
-        Shapes as in `forward`. Padding may come before a row's text, and after it in the last call, but not within. A
-        few tokens meet the window directly, O(n * chunk). More than a chunk are cut into chunks; rows that are out of
-        step are aligned, which wastes less than one chunk of work.
+        Shapes as in `forward`. Padding may come before a row's text, and after it in the last call, but not within
+        (ValueError). A few tokens meet the window directly, O(n * chunk). More than a chunk are cut into chunks; rows
+        that are out of step are aligned, which wastes less than one chunk of work.
         """
         n, seen, chunk = query.shape[2], state.seen, state.key.reach
         assert chunk is not None
@@ -310,6 +311,8 @@ def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
 
 def _padding(state: ChunkState, mask: Tensor | None, n: int) -> Tensor | None:
     """Padding before each row's text, after n more tokens; all of them count in a row of only padding."""
+    if mask is not None:
+        check_unbroken(mask.bool(), state.seen > 0 if state.padding is None else state.padding < state.seen)
     if mask is None or (state.seen and state.padding is None):
         return state.padding
     length = torch.where(mask.any(dim=1), first_real(mask), n)

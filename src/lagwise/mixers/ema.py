@@ -92,14 +92,14 @@ class EMAMixer(Mixer):
     def init_state(self, batch_size: int) -> EMAState:
         self.require_causal()
         weight = self.kernel.exponentials()[0][0]
-        average = weight.new_zeros(batch_size, *weight.shape)
         if self.kernel.truncation is None:
-            return EMAState(average, None, None)
+            return EMAState(weight.new_zeros(batch_size, *weight.shape), None, None)
+        average = weight.new_zeros(batch_size, *weight.shape, dtype=torch.float64)  # two of them nearly cancel
         recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=weight)
         return EMAState(average, average, recent)
 
     def mix_next(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, Any]:
-        weight, log_decay = (part[0] for part in self.kernel.exponentials())
+        weight, log_decay = (part[0].to(state.average.dtype) for part in self.kernel.exponentials())
         given, x = x.dtype, x.to(weight.dtype)
         y, average = ema_prefill(x, weight, log_decay, state.average)
         left, recent = state.left, state.recent

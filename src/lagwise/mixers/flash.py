@@ -10,7 +10,7 @@ from lagwise.mixers.base import Mixer, StateTuple, masked
 from lagwise.mixers.gtu import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
-from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.packing import check_unbroken, move_rows, row_extents
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
@@ -83,6 +83,7 @@ class FlashMixer(Mixer):
             window = Window.empty(len(x), inner.shape[2], self.chunk, like=inner)
         first, count = torch.zeros_like(seen), torch.full_like(seen, x.shape[1])
         if mask is not None:
+            check_unbroken(mask.bool(), seen > 0)
             first, lengths = row_extents(mask.bool())
             count = lengths * mask.bool().any(1)
         # For a row that has started, the current chunk; for one that starts here, only padding comes before it.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple, check_heads
 from lagwise.ops import Layout, linear_attention
+from lagwise.ops.symbolic import symbolic
 from lagwise.tables import known, whole_number
 
 FEATURE_MAPS = ("elu", "cosformer", "favor")
@@ -73,6 +74,9 @@ class LinearAttentionMixer(Mixer):
             self.random.copy_(turns.flatten(0, 1)[:count] * lengths[:, None])
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        length = x.shape[1]
+        if self.max_length is not None and layout.mask is None and not symbolic(length) and length > self.max_length:
+            raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {length}")
         return self._attend(x, None, layout.mask)[0]
 
     def init_state(self, batch_size: int) -> StateTuple:
@@ -97,14 +101,15 @@ class LinearAttentionMixer(Mixer):
         key = key * real[:, None, :, None]
         value = F.pad(value, (0, 1), value=1.0)
         y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
-        y = y[..., :-1] / y[..., -1:].clamp(min=torch.finfo(y.dtype).tiny)
+        total = y[..., -1:]  # 0 where every feature is; a quotient by almost 0 would have an infinite gradient
+        y = y[..., :-1] / total.where(total > torch.finfo(y.dtype).tiny, 1)
         return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), StateTuple((sums, place[:, -1].clone()))
 
     def _features(self, u: Tensor, place: Tensor, *, is_query: bool = False) -> Tensor:
         """``(batch, heads, length, features)`` in float32 or better; positions count from 1."""
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         if self.feature_map == "elu":
-            return 1 + F.elu(u)
+            return torch.where(u > 0, 1 + u, u.clamp(max=0).exp())  # 1 + elu(u) without cancellation
         if self.max_length is not None:
             if not torch.compiler.is_compiling() and int(place.max()) > self.max_length:
                 raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {int(place.max())}")

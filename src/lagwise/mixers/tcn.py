@@ -15,11 +15,16 @@ from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefi
 from lagwise.ops.window import Window
 from lagwise.tables import known
 
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "relu": F.relu,
-    "none": lambda x: x,
+    "none": _same,  # by name, so that models can be pickled
 }
 _EPSILON = 1e-6
 

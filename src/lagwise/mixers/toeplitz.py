@@ -14,6 +14,7 @@ from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI, SKIState
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, Modes, online_prefill, toeplitz_product
+from lagwise.ops.packing import from_first_token
 from lagwise.ops.recurrence import modal_prefill
 from lagwise.ops.streaming import OnlineState, OnlineTaps
 from lagwise.ops.symbolic import symbolic
@@ -78,6 +79,12 @@ class ToeplitzMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self.ski is not None:
             return self.ski.mix(self.kernel, x, layout.mask)
+        limit = self.kernel.max_length
+        if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
+            return from_first_token(lambda x, _: self._product(x), x, layout.mask)  # padding does not count
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         spectrum = self._spectrum(x.shape[1])
         if spectrum is not None:
             return spectral_product(x, spectrum)

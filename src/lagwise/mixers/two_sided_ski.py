@@ -14,6 +14,8 @@ from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import whole_number
 
+_MOST_DEGREE = 7  # above, extrapolation at the ends of a text makes errors larger
+
 Length = TypeVar("Length", int, Tensor)
 
 
@@ -31,13 +33,15 @@ class TwoSidedSKI:
         rank: inducing points (SKI-TNN §5.2: 64).
         spacing: most tokens between inducing points; longer texts have more than ``rank`` of them. None, as published,
             keeps their number and moves them apart, so that a model fails on texts much longer than in training.
-        degree: of the interpolation (1, linear).
+        degree: of the interpolation (1, linear), at most 7.
 
     ValueError for options that are out of range, and for a kernel without values between tokens.
     """
 
     def __init__(self, kernel: LagKernel, *, rank: int = 64, spacing: int | None = None, degree: int = 1):
         self.rank, self.degree = whole_number("rank", rank, 2), whole_number("degree", degree, 0)
+        if degree > _MOST_DEGREE:
+            raise ValueError(f"degree must be at most {_MOST_DEGREE}, got {degree}: polynomials explode at the ends")
         self.spacing = None if spacing is None else whole_number("spacing", spacing, 1)
         if not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # raises, and says why

@@ -204,6 +204,18 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
     return move_rows(mix(move_rows(x, -first, longest), moved), first, x.shape[1])
 
 
+def check_unbroken(mask: Tensor, started: Tensor | bool) -> None:
+    """ValueError for padding within the text of a row: between its tokens, or before them in a row that has started.
+    mask ``(batch, length)``; started ``(batch,)`` or for all. Nothing is checked within a graph or a transform."""
+    if torch.compiler.is_compiling() or transformed():
+        return
+    first, lengths = row_extents(mask)
+    broken = mask.any(1) & ((mask.sum(1) < lengths) | ((first > 0) & started))
+    if broken.any():
+        row = int(broken.nonzero()[0])
+        raise ValueError(f"row {row} has padding within its text, which this mixer does not support in a stream")
+
+
 class _MoveRows(torch.autograd.Function):
     """`move_rows` with a gradient that moves back, which is faster than a scatter."""
 
@@ -223,8 +235,7 @@ def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
     outside = (source < 0) | (source >= x.shape[1])
     row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     place = row + source.clamp(0, x.shape[1] - 1)
-    y = x.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, place.shape)
-    return y.masked_fill_(outside[..., None], 0)
+    return x.flatten(0, 1)[place].masked_fill_(outside[..., None], 0)
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:

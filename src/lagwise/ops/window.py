@@ -80,9 +80,12 @@ class Window:
         return self._size
 
     def append(self, x: Tensor) -> Window:
-        """The window after the tokens x ``(batch, n, channels)``, which are cast to its dtype."""
+        """The window after the tokens x ``(batch, n, channels)``, which are cast to its dtype. ValueError for another
+        number of rows."""
         new, buffer = x.shape[1], self._buffer
         storage, end = buffer.storage, self._end
+        if x.shape[0] != storage.shape[0]:
+            raise ValueError(f"tokens must have the stream's {storage.shape[0]} rows, got {x.shape[0]}")
         if x.dtype != storage.dtype:
             x = x.to(storage.dtype)
         kept = self._size if self.reach is None else max(0, min(self._size, self.reach - new))

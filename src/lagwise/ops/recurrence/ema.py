@@ -71,16 +71,19 @@ def ema_scan(
     Shapes: x ``(batch, length, channels)``; weight and log_decay, also those of backward, ``(channels, dimension)``;
     result like x.
 
-    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, otherwise float32.
+    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, or with truncation,
+    otherwise float32.
 
     Source: TCNCA eq. 1; MEGA eq. 3 to 5; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the
     whole average minus a second one that starts ``truncation`` tokens later with weights ``w q**truncation``.
     """
-    kept, x = x.dtype, x.to(compute_dtype(x, weight))  # the two averages nearly cancel: round only afterwards
-    y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
     late = x.shape[1] if truncation is None else _cut(x.shape[1], truncation)
     if late == x.shape[1]:
-        return y.to(kept)
+        return ema_prefill(x, weight, log_decay, None, backward=backward)[0]
+    # Two averages that nearly cancel, and are much larger than the result if they decay slowly.
+    kept, (x, weight, log_decay) = x.dtype, (t.double() for t in (x, weight, log_decay))
+    backward = None if backward is None else (backward[0].double(), backward[1].double())
+    y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
     ended, _ = ema_prefill(x[:, :-late], weight * (log_decay * late).exp(), log_decay, None)
     y = torch.cat([y[:, :late], y[:, late:] - ended], dim=1)
     if backward is not None:

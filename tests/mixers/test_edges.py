@@ -1,0 +1,126 @@
+"""Cases at the edge of what mixers accept: vanishing sums, padding in odd places, low precision, slow decays."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from every_mixer import CHANNELS, make, noise
+
+from lagwise.ops.recurrence import ema_scan
+
+
+@pytest.mark.parametrize(("feature_map", "scale"), [("cosformer", 1.0), ("cosformer", 100.0), ("elu", 30.0)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_linear_attention_has_finite_gradients_where_all_features_vanish(
+    feature_map: str, scale: float, causal: bool
+) -> None:
+    mixer = make("linear_attention", {"feature_map": feature_map}, causal=causal, dtype=torch.float32)
+    x = (scale * noise(2, 60, torch.float32)).requires_grad_()
+    mask = torch.ones(2, 60, dtype=torch.bool)
+    mask[0, :9] = False
+    y = mixer(x, mask=mask)
+    (1000 * y.square().sum()).backward()
+    assert y.isfinite().all()
+    grads = [x.grad, *(p.grad for p in mixer.parameters())]
+    assert all(grad is not None and grad.isfinite().all() for grad in grads)
+
+
+def test_features_of_elu_keep_their_digits() -> None:
+    mixer = make("linear_attention", {}, dtype=torch.float32)
+    u, place = torch.linspace(-40, 3, 200).view(1, 1, -1, 1), torch.ones(1, 200)
+    low, exact = mixer._features(u, place), mixer._features(u.double(), place)
+    torch.testing.assert_close(low.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_a_text_beyond_the_span_is_refused_within_a_graph() -> None:
+    mixer = make("linear_attention", {"heads": 1, "feature_map": "cosformer", "span": 50}, dtype=torch.float32)
+    with pytest.raises(ValueError, match="span is 50 tokens, got a text of 60"):
+        mixer(noise(1, 60, torch.float32))
+    with pytest.raises(Exception, match="span is 50 tokens, got a text of 60"):
+        torch.compile(mixer, backend="eager", fullgraph=True)(noise(1, 60, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["chunked_attention", "flash"])
+def test_padding_within_a_streamed_text_is_refused(name: str) -> None:
+    mixer, x = make(name, {"chunk": 8}, dtype=torch.float32), noise(2, 20, torch.float32)
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[1, 10:13] = False
+    with pytest.raises(ValueError, match="row 1 has padding within its text"):
+        mixer.prefill(x, mixer.init_state(2), mask=mask)
+    _, state = mixer.prefill(x[:, :10], mixer.init_state(2), mask=mask[:, :10])
+    with pytest.raises(ValueError, match="row 1 has padding within its text"):
+        mixer.prefill(x[:, 10:], state, mask=mask[:, 10:])
+    mask[:] = True
+    mask[1, :12], mask[0, 15:] = False, False  # before and after a text
+    whole = mixer(x, mask=mask)
+    first, state = mixer.prefill(x[:, :10], mixer.init_state(2), mask=mask[:, :10])
+    rest, _ = mixer.prefill(x[:, 10:], state, mask=mask[:, 10:])
+    torch.testing.assert_close(torch.cat([first, rest], 1)[mask], whole[mask])
+
+
+def test_padding_does_not_count_towards_a_kernels_longest_text() -> None:
+    mixer = make("toeplitz", {"kernel": {"name": "free", "max_length": 20}}, dtype=torch.float64)
+    x, mask = noise(2, 24), torch.zeros(2, 24, dtype=torch.bool)
+    mask[0, :20], mask[1, 4:] = True, True
+    y = mixer(x, mask=mask)
+    torch.testing.assert_close(y[:1, :20], mixer(x[:1, :20]))
+    torch.testing.assert_close(y[1:, 4:], mixer(x[1:, 4:]))
+    mask[0, 20] = True
+    with pytest.raises(ValueError, match="20 tokens, got a sequence of 21"):
+        mixer(x, mask=mask)
+
+
+@pytest.mark.parametrize(("name", "options"), [("lru", {"least_radius": 0.9}), ("s5", {})])
+def test_poles_stay_in_float32_when_a_mixer_is_changed_to_bfloat16(name: str, options: dict) -> None:
+    mixer, x = make(name, options, dtype=torch.float32), noise(1, 2000, torch.float32)
+    before = mixer(x)
+    low = mixer.bfloat16()
+    assert {p.dtype for p in low.parameters()} == {torch.float32, torch.bfloat16}
+    assert (low(x.bfloat16()).float() - before).abs().max() / before.abs().max() < 0.02
+
+
+def test_a_state_made_under_autocast_continues_without_it() -> None:
+    mixer, x = make("attention", {}, dtype=torch.float32), noise(1, 9, torch.float32)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            _, state = mixer.prefill(x, mixer.init_state(1))
+        assert mixer.step(x[:, 0], state)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["ema", "tcn", "lru", "short_conv", "linear_attention", "chunked_attention"])
+def test_a_state_of_other_rows_is_refused(name: str) -> None:
+    mixer = make(name, {}, dtype=torch.float32)
+    _, state = mixer.prefill(noise(2, 5, torch.float32), mixer.init_state(2))
+    with pytest.raises(ValueError, match="tokens must have the stream's 2 rows, got 1"):
+        mixer.step(noise(1, 1, torch.float32)[:, 0], state)
+
+
+def test_outputs_of_padded_rows_may_be_changed_in_place() -> None:
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, 6:] = False
+    x = noise(2, 9, torch.float32).requires_grad_()
+    y = make("fnet", {}, causal=False, dtype=torch.float32)(x, mask=mask)
+    y += x
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_stack_without_activation_can_be_pickled() -> None:
+    mixer, x = make("tcn", {"activation": "none"}, dtype=torch.float32), noise(1, 20, torch.float32)
+    assert torch.equal(pickle.loads(pickle.dumps(mixer))(x), mixer(x))
+
+
+def test_two_sided_ski_refuses_degrees_that_explode() -> None:
+    with pytest.raises(ValueError, match="degree must be at most 7, got 15"):
+        make("toeplitz", {"kernel": {"name": "ema"}, "engine": {"name": "ski", "degree": 15}}, causal=False)
+
+
+def test_a_truncated_average_with_slow_decays_keeps_its_digits() -> None:
+    """It is the difference of two averages that are much larger."""
+    x, weight = 1 + noise(1, 20_000, torch.float32), torch.rand(CHANNELS, 2)
+    log_decay = torch.full((CHANNELS, 2), -1e-6)
+    low = ema_scan(x, weight, log_decay, truncation=100)
+    exact = ema_scan(x.double(), weight.double(), log_decay.double(), truncation=100)
+    assert (low - exact).abs().max() / exact.abs().max() < 1e-6
