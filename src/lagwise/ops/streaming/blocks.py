@@ -58,7 +58,9 @@ class OnlineTaps:
         self._spectra: defaultdict[tuple[int, int], _ByChannel] = defaultdict(_ByChannel)
         near = self.upto(self._within_reach(ONLINE_BLOCK))
         self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
-        self.near_lags, self.channels = self.near.shape
+        lags, self.channels = self.near.shape
+        #: the last n rows of near, at n, as every token needs them
+        self.nearest = [self.near[lags - n :] for n in range(lags + 1)]
         #: tokens of a large block: fewer than usual if neighbours of fewer tokens hold all pairs in reach
         self.large = FAR_BLOCK if reach is None else min(FAR_BLOCK, max(ONLINE_BLOCK, 1 << (reach - 1).bit_length()))
 

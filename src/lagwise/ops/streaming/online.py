@@ -156,9 +156,9 @@ def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     taps, window, seen, behind, far, tiles, due, _ = online_block(state)
     place, window = seen % ONLINE_BLOCK, window.append(x)
     lags = place + 1 if taps.reach is None else min(place + 1, taps.reach)
-    y = (window.latest(lags) * taps.near[-lags:]).sum(1, keepdim=True)
+    y = (window.latest(lags) * taps.nearest[lags]).sum(1, keepdim=True)
     if due is not None:
-        y = y + due[:, place : place + 1]
+        y += due[:, place : place + 1]
     return y, _followed(OnlineState(taps, window, seen + 1, behind, far, tiles, due), 1)
 
 
