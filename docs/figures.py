@@ -19,6 +19,7 @@ from tables import ROOT, has_results, results
 
 FIGURES = ROOT / "docs" / "figures"
 _OURS, _PEER = "#0b6e4f", "#9aa0a6"
+_FAILED = 3  # times the perplexity at the trained length, from which on a logarithmic axis is needed
 
 
 def training() -> tuple[list[int], list[float]]:
@@ -67,7 +68,7 @@ def draw_results() -> None:
         axes.set_yscale("log")
         axes.set_xlabel("tokens")
         axes.grid(alpha=0.25)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axis in (axes.xaxis, axes.yaxis):
@@ -120,13 +121,20 @@ def draw_language() -> None:
             right.plot(lengths, [value / values[0] for value in values], marker="o", markersize=3, label=model)
     right.axhline(1, color=_PEER, linestyle="--", linewidth=1)
     right.set_xscale("log", base=2)
-    right.set_yscale("log")
+    right.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    if right.get_ylim()[1] > _FAILED:
+        right.set_yscale("log")
+        right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     right.set_xlabel("tokens")
     right.set_ylabel("test perplexity over that at 512")
     right.legend(frameon=False, fontsize=7, ncols=2)
     for axes in (left, right):
         axes.grid(alpha=0.25)
     _save(figure, "language.png")
+
+
+def _thousands(n: float, _: int) -> str:
+    return f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"
 
 
 def _save(figure: Figure, name: str) -> None:

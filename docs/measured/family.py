@@ -51,9 +51,9 @@ def loss_at(run: dict[str, Any], step: float) -> float:
     return points[0][1] if step < points[0][0] else points[-1][1]
 
 
-def perplexities(run: dict[str, Any], split: str = "test") -> dict[int, float]:
-    """A run's perplexities by length."""
-    return {score["length"]: score["perplexity"] for score in run["scores"][split]}
+def perplexities(run: dict[str, Any]) -> dict[int, float]:
+    """A run's test perplexities by length."""
+    return {score["length"]: score["perplexity"] for score in run["scores"]["test"]}
 
 
 def _runs_of(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -89,14 +89,14 @@ def comparison() -> str:
     rows: list[list[Any]] = []
     for model, runs in models.items():
         scores = [perplexities(run) for run in runs]
-        published = ", ".join(f"{value:,.1f}" if value < 1e6 else f"{value:.0e}" for value in PUBLISHED.get(model, ()))
+        published = ", ".join(f"{value:,.2f}" if value < 1e6 else f"{value:.0e}" for value in PUBLISHED.get(model, ()))
         rows.append(
             [
                 model,
                 f"{runs[0]['parameters'] / 1e6:.2f}M",
                 f"{runs[0]['tokens_per_second']:,.0f}",
                 f"{statistics.fmean(loss_at(run, common) for run in runs):.3f}",
-                _mean([min(perplexities(run, "valid").items())[1] for run in runs]),
+                _mean([run["scores"]["valid"]["perplexity"] for run in runs]),
                 *(_mean([s[n] for s in scores]) if n in scores[0] else "–" for n in lengths),
                 published or "–",
             ]
@@ -115,7 +115,7 @@ and 15: 45 million parameters, WikiText-103.
 
 ![Perplexity over speed, and over length](figures/language.png)
 
-{_agreement(models)}"""
+{_agreement(models)}""".rstrip()
 
 
 def _agreement(models: dict[str, list[dict[str, Any]]]) -> str:
