@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-def keeping_float32(change: Callable[[Tensor], Tensor], kept: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
+def keeping_float32(change: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
     """``change`` for `torch.nn.Module._apply`, except that the parameters ``kept`` and their gradients stay in at least
     float32 (``module.bfloat16()``): the error of a rounded pole grows with the text."""
-    held = [t for parameter in kept for t in (parameter, parameter.grad) if t is not None]
+    held = [t for parameter in kept if parameter is not None for t in (parameter, parameter.grad) if t is not None]
 
     def careful(t: Tensor) -> Tensor:
         changed = change(t)

@@ -71,8 +71,8 @@ def ema_scan(
     Shapes: x ``(batch, length, channels)``; weight and log_decay, also those of backward, ``(channels, dimension)``;
     result like x.
 
-    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, or with truncation,
-    otherwise float32.
+    Units, ranges and errors: as `ema_taps`. Arithmetic is float64 if any input is, or with truncation, otherwise
+    float32.
 
     Source: TCNCA eq. 1; MEGA eq. 3 to 5; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the
     whole average minus a second one that starts ``truncation`` tokens later with weights ``w q**truncation``.

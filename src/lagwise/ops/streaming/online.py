@@ -163,7 +163,7 @@ def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
 
 
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
-    """One piece of two tokens or more."""
+    """One piece."""
     taps, window, seen, behind, far, tiles, due, _ = state = online_block(state)
     length, place = x.shape[1], seen % ONLINE_BLOCK
     small, large = place + length <= ONLINE_BLOCK, length >= taps.large
