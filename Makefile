@@ -30,7 +30,7 @@ test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (w
 
 test-device: $(INSTALLED)  ## mixers and commands on a device made in Python, to find what would fail on a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 \
-	  tests/mixers/test_devices.py tests/runs/test_devices.py
+	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py
 
 fuzz: $(INSTALLED)  ## random mixers and models against dense references for 20 minutes, conversions, malformed input
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length

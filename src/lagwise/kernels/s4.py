@@ -93,8 +93,9 @@ class S4Kernel(LagKernel):
         shared = (p.conj() * torch.stack([b, p]))[:, None].expand(-1, len(up), -1)
         products = torch.cat([shared, c.conj() * b, c.conj() * p])  # u* v: (sums, channels, states)
         real = torch.cat([products.real, products.real * rate - products.imag * angle]).transpose(0, 1)
-        first, second = torch.complex(real @ (x * scale), real @ (y * scale)).transpose(0, 1).chunk(2)
-        sums = 2 * (1j * up * first + across * second)  # exp(-i half) s
+        (x_up, x_across), (y_up, y_across) = ((real @ (t * scale)).transpose(0, 1).chunk(2) for t in (x, y))
+        # exp(-i half) s: the first half of the sums times i up, the other times across
+        sums = 2 * torch.complex(across * x_across - up * y_up, across * y_across + up * x_up)
         between, back, forth, through = sums.split([1, 1, len(c), len(c)])
         phase = torch.complex(half.cos(), half.sin())
         return 2 * phase * (forth - through * (across * between / (1 + across * back)))
