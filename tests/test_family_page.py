@@ -50,7 +50,7 @@ def test_models_are_ordered_by_perplexity_and_compared_at_one_step(family: Modul
     save(tmp_path, "language-ablations-cpu.json", {"decay-1": run(60, 90), "without-rpe": run(70, 90, (512,))})
     save(tmp_path, "language-family-cpu.json", {"gss": run(40, 80), **found})
     text = " ".join(family.comparison().split())
-    assert "the paper is -0.50 over 3 models: gss is 2 places higher here, tnn 1 lower." in text
+    assert "the paper is -0.50 over 3 models. Of these, gss moved furthest up (2) and tnn furthest down (1)." in text
     assert "is at most 2.7% of the perplexity (1 models)" in text
     text = family.ablations()
     assert "| tnn | 51.0 | 51.5 | 23.98 | 23.7 |" in text
