@@ -129,7 +129,8 @@ def _agreement(models: dict[str, list[dict[str, Any]]]) -> str:
         correlation = 1 - 6 * sum(d * d for d in moved.values()) / (len(shared) * (len(shared) ** 2 - 1))
         parts.append(
             f"Spearman's correlation of our order at 512 with that of the paper is {correlation:.2f} over "
-            f"{len(shared)} models. Of these, {better} moved furthest up ({-moved[better]}) and {worse} furthest down ({moved[worse]})."
+            f"{len(shared)} models. Of these, {better} moved furthest up ({-moved[better]}) and {worse} furthest down "
+            f"({moved[worse]})."
         )
     spreads = {model: [_trained([run]) for run in runs] for model, runs in models.items() if len(runs) > 1}
     if spreads:
