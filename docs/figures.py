@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from measured.family import by_model, perplexities
+from measured.family import at_trained_length, by_model, perplexities
 from tables import ROOT, has_results, results
 
 FIGURES = ROOT / "docs" / "figures"
@@ -109,7 +109,7 @@ def draw_language() -> None:
     models = by_model(results("language-family-cpu.json")["results"])
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
     for model, runs in models.items():
-        place = runs[0]["tokens_per_second"], min(perplexities(runs[0]).items())[1]
+        place = runs[0]["tokens_per_second"], at_trained_length(runs)
         left.scatter(*place, s=12, color=_OURS)
         left.annotate(model, place, xytext=(4, 2), textcoords="offset points", fontsize=7)
     left.set_xlabel("tokens a second of training, one thread")

@@ -56,11 +56,6 @@ def perplexities(run: dict[str, Any]) -> dict[int, float]:
     return {score["length"]: score["perplexity"] for score in run["scores"]["test"]}
 
 
-def _runs_of(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """A model's runs, with all seeds."""
-    return [run for key, run in found.items() if key.partition("-seed")[0] == name]
-
-
 def _mean(values: Sequence[float]) -> str:
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1f}{spread}"
@@ -68,12 +63,13 @@ def _mean(values: Sequence[float]) -> str:
 
 def by_model(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The runs of each model, with all seeds, the lowest test perplexity at the trained length first."""
-    models = dict.fromkeys(key.partition("-seed")[0] for key in found)
-    runs = {model: _runs_of(found, model) for model in models}
-    return dict(sorted(runs.items(), key=lambda item: _trained(item[1])))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for key, run in found.items():
+        runs.setdefault(key.partition("-seed")[0], []).append(run)
+    return dict(sorted(runs.items(), key=lambda item: at_trained_length(item[1])))
 
 
-def _trained(runs: Sequence[dict[str, Any]]) -> float:
+def at_trained_length(runs: Sequence[dict[str, Any]]) -> float:
     """The mean test perplexity of a model's runs at the trained length."""
     return statistics.fmean(min(perplexities(run).items())[1] for run in runs)
 
@@ -132,7 +128,7 @@ def _agreement(models: dict[str, list[dict[str, Any]]]) -> str:
             f"{len(shared)} models. Of these, {better} moved furthest up ({-moved[better]}) and {worse} furthest down "
             f"({moved[worse]})."
         )
-    spreads = {model: [_trained([run]) for run in runs] for model, runs in models.items() if len(runs) > 1}
+    spreads = {model: [at_trained_length([run]) for run in runs] for model, runs in models.items() if len(runs) > 1}
     if spreads:
         relative = max(statistics.stdev(each) / statistics.fmean(each) for each in spreads.values())
         parts.append(

@@ -136,12 +136,10 @@ def test_wrong_input_is_named(name: str, options: dict) -> None:
     if not mixer.streams:
         with pytest.raises(ValueError, match="does not stream"):
             mixer.init_state(1)
-    else:
-        state = mixer.init_state(2) if mixer.causal else None
-        if state is not None:
-            state = mixer.prefill(noise(2, 3), state)[1]
-            with pytest.raises((ValueError, RuntimeError)):
-                mixer.prefill(noise(1, 2), state)
+    elif mixer.causal:
+        _, state = mixer.prefill(noise(2, 3), mixer.init_state(2))
+        with pytest.raises((ValueError, RuntimeError)):
+            mixer.prefill(noise(1, 2), state)
     if mixer.streams and mixer.directions == (True, False):
         with pytest.raises(ValueError, match="causal=True"):
             make(name, options, causal=False).init_state(1)

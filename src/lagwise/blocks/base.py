@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lagwise.mixers.base import masked
+from lagwise.mixers.base import checked
 from lagwise.ops import Layout
 
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Process whole sequences; arguments as in `lagwise.mixers.Mixer.forward`. ValueError if a shape is wrong."""
         layout = Layout(mask, seq_idx) if layout is None else layout
-        return self.run(self._checked(x, layout), layout)
+        return self.run(checked(x, layout, self.width), layout)
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
         """`forward` for checked arguments, with x zero at padding."""
@@ -44,18 +44,11 @@ class Block(nn.Module):
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Process the next ``length >= 1`` tokens. Returns their outputs and the state after them; the old state stays
         valid. ValueError if a shape is wrong."""
-        return self.run_next(self._checked(x, Layout(mask)), state, mask)
+        return self.run_next(checked(x, Layout(mask), self.width), state, mask)
 
     def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         """`prefill` for checked arguments, with x zero at padding."""
         raise NotImplementedError
-
-    def _checked(self, x: Tensor, layout: Layout) -> Tensor:
-        """x with zeros at padding."""
-        if x.dim() != 3 or x.shape[2] != self.width:
-            raise ValueError(f"x must be (batch, length, channels={self.width}), got {tuple(x.shape)}")
-        layout.check(*x.shape[:2])
-        return masked(x, layout.mask)
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Process one token ``(batch, channels)``. Returns its output and the state after it."""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lagwise.ops import Modes
-from lagwise.ops.precision import keeping_float32
+from lagwise.ops.precision import KeepsFloat32
 
 # Taps below this, relative to the largest, cannot change a sum in this precision.
 _NEGLIGIBLE = {torch.float64: 1e-17}
 _NEGLIGIBLE_FLOAT32 = 1e-8
 
 
-class LagKernel(nn.Module):
+class LagKernel(KeepsFloat32):
     """A parametrisation of k(lag) for each channel. Abstract: subclasses implement `taps` and, if they decay,
     `horizon`.
 
@@ -26,9 +25,6 @@ class LagKernel(nn.Module):
 
     #: parameters with two or more axes that weight decay must skip, such as decay rates; any module may name some
     undecayed: ClassVar[tuple[str, ...]] = ()
-    #: parameters that stay in float32 when a model is loaded in less or changed to it, because a small error in a pole
-    #: grows with the text; any module may name some
-    kept_in_float32: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous: ClassVar[bool] = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
@@ -42,9 +38,6 @@ class LagKernel(nn.Module):
             raise ValueError(f"channels must be at least 1, got {channels}")
         self.channels = channels
         self.causal = causal
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        return super()._apply(keeping_float32(fn, [getattr(self, name) for name in self.kept_in_float32]), recurse)
 
     def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, cut at the horizon.

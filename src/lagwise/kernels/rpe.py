@@ -78,20 +78,20 @@ class RPEKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        return self.at(self.lags(length, self._weight.device))
+        return self.smooth_at(self.lags(length, self._weight.device))
 
     def at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.at`: only the requested lags are computed."""
+        values = self.smooth_at(lags)
+        return values * (lags >= 0) if self.causal else values
+
+    def smooth_at(self, lags: Tensor) -> Tensor:
+        """See `LagKernel.smooth_at`."""
         dtype = self.precision(self._weight)
         with torch.autocast(lags.device.type, enabled=False):
             lags = lags.to(dtype)
             h = self.network.features(self._features(lags))
-            values = self.network.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
-            return values * (lags >= 0) if self.causal else values
-
-    def smooth_at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.smooth_at`."""
-        return self.at(lags)
+            return self.network.last.transposed(h) * self._log_decay(dtype).mul(lags.abs()).exp()
 
     @property
     def _weight(self) -> Tensor:

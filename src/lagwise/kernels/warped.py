@@ -62,7 +62,8 @@ class WarpedKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        return self.at(self.lags(length, self.values.device))
+        lags = self.lags(length, self.values.device)
+        return self.smooth_at(lags) + self._filter_at(lags)
 
     def at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.at`."""

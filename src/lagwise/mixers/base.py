@@ -95,7 +95,7 @@ class Mixer(nn.Module):
             ValueError: If a shape is wrong.
         """
         layout = Layout(mask, seq_idx) if layout is None else layout
-        x = self._checked(x, layout)
+        x = checked(x, layout, self.channels)
         if not symbolic(x.shape[0]) and x.shape[0] == 0:
             return x
         if layout.seq_idx is not None:
@@ -124,7 +124,7 @@ class Mixer(nn.Module):
 
         The old state stays valid, so that generation may branch from it. Shapes and errors as in `forward`.
         """
-        y, after = self.mix_next(self._checked(x, Layout(mask)), state, mask)
+        y, after = self.mix_next(checked(x, Layout(mask), self.channels), state, mask)
         if y.shape[0] != x.shape[0]:
             raise ValueError(f"tokens must have the stream's {y.shape[0]} rows, got {x.shape[0]}")
         return y, after
@@ -141,13 +141,6 @@ class Mixer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the parameters that the mixer holds directly; its layers and kernels draw theirs."""
 
-    def _checked(self, x: Tensor, layout: Layout) -> Tensor:
-        """x with zeros at padding, so that the values there affect no weight, output or gradient."""
-        if x.dim() != 3 or x.shape[2] != self.channels or x.shape[1] == 0:
-            raise ValueError(f"x must be (batch, length >= 1, channels={self.channels}), got {tuple(x.shape)}")
-        layout.check(*x.shape[:2])
-        return masked(x, layout.mask)
-
     def require_causal(self) -> None:
         if not self.streams:
             raise ValueError(f"{type(self).__name__} does not stream: it has no state; run it on whole sequences")
@@ -160,6 +153,15 @@ def check_heads(channels: int, heads: int) -> None:
     """ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+
+
+def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:
+    """x with zeros at padding, so that the values there affect no weight, output or gradient. ValueError if a shape is
+    wrong."""
+    if x.dim() != 3 or x.shape[2] != channels or x.shape[1] == 0:
+        raise ValueError(f"x must be (batch, length >= 1, channels={channels}), got {tuple(x.shape)}")
+    layout.check(*x.shape[:2])
+    return masked(x, layout.mask)
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:

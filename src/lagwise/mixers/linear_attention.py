@@ -74,9 +74,8 @@ class LinearAttentionMixer(Mixer):
             self.random.copy_(turns.flatten(0, 1)[:count] * lengths[:, None])
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        length = x.shape[1]
-        if self.max_length is not None and layout.mask is None and not symbolic(length) and length > self.max_length:
-            raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {length}")
+        if layout.mask is None and not symbolic(x.shape[1]):  # known within a graph too
+            self._check_length(x.shape[1])
         return self._attend(x, None, layout.mask)[0]
 
     def init_state(self, batch_size: int) -> StateTuple:
@@ -105,14 +104,18 @@ class LinearAttentionMixer(Mixer):
         y = y[..., :-1] / total.where(total > torch.finfo(y.dtype).tiny, 1)
         return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), StateTuple((sums, place[:, -1].clone()))
 
+    def _check_length(self, length: int) -> None:
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {length}")
+
     def _features(self, u: Tensor, place: Tensor, *, is_query: bool = False) -> Tensor:
         """``(batch, heads, length, features)`` in float32 or better; positions count from 1."""
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         if self.feature_map == "elu":
             return torch.where(u > 0, 1 + u, u.clamp(max=0).exp())  # 1 + elu(u) without cancellation
         if self.max_length is not None:
-            if not torch.compiler.is_compiling() and int(place.max()) > self.max_length:
-                raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {int(place.max())}")
+            if not torch.compiler.is_compiling():
+                self._check_length(int(place.max()))
             angle = (place.to(u.dtype) * (math.pi / 2 / self.max_length))[:, None, :, None]
             return torch.cat([u.relu() * angle.cos(), u.relu() * angle.sin()], 3)
         assert self.random is not None

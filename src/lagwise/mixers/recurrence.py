@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, StateTuple
 from lagwise.ops import Layout, diagonal_scan
-from lagwise.ops.precision import keeping_float32
+from lagwise.ops.precision import KeepsFloat32
 
 
 class Recurrence(NamedTuple):
@@ -29,7 +28,7 @@ class Recurrence(NamedTuple):
     direct: Tensor
 
 
-class RecurrentMixer(Mixer):
+class RecurrentMixer(KeepsFloat32, Mixer):
     """A linear recurrence with many inputs and outputs. Abstract: subclasses implement `recurrence` and hold the poles;
     B, C and D are held here, B and C as real and imaginary parts. states: the number of states.
 
@@ -37,16 +36,11 @@ class RecurrentMixer(Mixer):
     end, so that lag 0 counts in both.
     """
 
-    kept_in_float32: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, channels: int, causal: bool, states: int):
         super().__init__(channels, causal)
         self.input = nn.Parameter(torch.empty(states, channels, 2))
         self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, states, 2))
         self.direct = nn.Parameter(torch.empty(channels))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        return super()._apply(keeping_float32(fn, [getattr(self, name) for name in self.kept_in_float32]), recurse)
 
     def reset_maps(self, states: int) -> None:
         """B, C and D normal, with variance 1 / (2 channels) per part, 1 / (2 states) per part, and 1; a pair of

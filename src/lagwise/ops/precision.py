@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def keeping_float32(change: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
-    """``change`` for `torch.nn.Module._apply`, except that the parameters ``kept`` and their gradients stay in at least
-    float32 (``module.bfloat16()``): the error of a rounded pole grows with the text."""
-    held = [t for parameter in kept if parameter is not None for t in (parameter, parameter.grad) if t is not None]
+class KeepsFloat32(nn.Module):
+    """A module some of whose parameters stay in at least float32 when it is changed to less, as by
+    ``module.bfloat16()``, or loaded in less: the error of a rounded pole grows with the text."""
 
-    def careful(t: Tensor) -> Tensor:
-        changed = change(t)
-        if not any(t is each for each in held) or torch.finfo(changed.dtype).bits >= 32:
-            return changed
-        return t.to(changed.device)
+    #: names of these parameters; models collect them from all of their modules
+    kept_in_float32: ClassVar[tuple[str, ...]] = ()
 
-    return careful
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = [p for name in self.kept_in_float32 if (p := getattr(self, name)) is not None]
+        kept += [p.grad for p in kept if p.grad is not None]
+
+        def careful(t: Tensor) -> Tensor:
+            changed = fn(t)
+            if not any(t is each for each in kept) or torch.finfo(changed.dtype).bits >= 32:
+                return changed
+            return t.to(changed.device)
+
+        return super()._apply(careful, recurse)
 
 
 def compute_dtype(x: Tensor, taps: Tensor) -> torch.dtype:
