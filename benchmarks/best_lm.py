@@ -4,11 +4,12 @@
         [--models fd-tnn-lm,fd-local,fd-local+4,...] [--workers 2] [--results FILE]
 
 Models are recipes of the package, as a baseline, and those of `CANDIDATES`: stacks of layers with different mixers. A
-model with +N also embeds n-grams of 2 to N bytes. All read bytes in sequences of 512, in batches of 4, with warm-up, a
-cosine schedule and AdamW. The number of steps is what fits into the minutes, by the measured cost of a step and of a
-validation (RUNS/costs.json). Each run is tested at 512, 2,048 and 14,336 bytes, and added to the results file under
-DATA/MINUTES/MODEL/RATE. Finished runs are skipped and interrupted ones resumed. A search is several calls: short runs
-of all models on one text, then longer ones of the best on all three.
+model with +N also embeds n-grams of 2 to N bytes. One that ends in -muon is trained by Muon, the others by AdamW. All
+read bytes in sequences of 512, in batches of 4, with warm-up and a cosine schedule. The number of steps is what fits
+into the minutes, by the measured cost of a step and of a validation (RUNS/costs.json). Each run is tested at 512, 2,048
+and 14,336 bytes, and added to the results file under DATA/MINUTES/MODEL/RATE. Finished runs are skipped and interrupted
+ones resumed. A search is several calls: short runs of all models on one text, then longer ones of the best on all
+three.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from lagwise.training import load_recipe
 Fields = dict[str, Any]
 BASELINES = ("transformer-alibi-lm", "fd-tnn-lm", "tnn-lm", "mega-lm", "tcnca-lm")
 _LENGTHS, _TOKENS, _EVALUATIONS = "512,2048,14336", 131_072, 5
+_MUON = "-muon"
 _FREQUENCY: Fields = {"name": "frequency", "layers": 3, "hidden": 32, "inputs": "omega"}
 
 
@@ -61,7 +63,8 @@ CANDIDATES: dict[str, Fields] = {
 
 def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
     """Write the recipe of a run."""
-    name, _, longest = model.partition("+")
+    optimizer = "muon" if model.endswith(_MUON) else "adamw"
+    name, _, longest = model.removesuffix(_MUON).partition("+")
     fields = CANDIDATES[name] if name in CANDIDATES else load_recipe(name).model
     if longest:
         fields = {**fields, "ngram_sizes": list(range(2, int(longest) + 1))}
@@ -69,7 +72,7 @@ def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
         "description": f"{model} on bytes",
         "model": fields,
         "data": {"source": source, "tokenizer": "bytes", "length": 512},
-        "training": {"batch_size": 4, "learning_rate": rate},
+        "training": {"batch_size": 4, "learning_rate": rate, "optimizer": optimizer},
     }
     path = folder / f"{model}-{rate}.yaml"
     path.write_text(yaml.safe_dump(text, sort_keys=False))
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/best-lm-cpu.json"))
     given = parser.parse_args()
     models = given.models.split(",")
-    if unknown := {model.partition("+")[0] for model in models} - {*BASELINES, *CANDIDATES}:
+    if unknown := {model.removesuffix(_MUON).partition("+")[0] for model in models} - {*BASELINES, *CANDIDATES}:
         parser.error(f"unknown models {', '.join(sorted(unknown))}; known: {', '.join([*BASELINES, *CANDIDATES])}")
     made = {}
     for part in given.data.split(","):

@@ -52,14 +52,14 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
     from lagwise.training import check_recipe, load_recipe
     from lagwise.training.hardware import bfloat16_is_fast
     from lagwise.training.model import build_model
-    from lagwise.training.trainer import parameter_groups
+    from lagwise.training.optimizer import make_optimizer
 
     recipe = load_recipe(recipe_name, overrides)
     task = check_recipe(recipe)
     task.open(progress=True)
     model = build_model(recipe, task).train()
     options = recipe.training
-    optimizer = torch.optim.AdamW(parameter_groups(model, options.weight_decay), lr=1e-6, fused=True)
+    optimizer = make_optimizer(model, dataclasses.replace(options, learning_rate=1e-6))
     batch, micro = options.batch_size, options.batch_size // options.accumulate
     examples: Any = task.training_examples((_WARMUP + _TIMED) * _APART, batch, 0)
     held_out: Any = task.validation_examples(options.evaluate_tokens)
@@ -130,6 +130,8 @@ def _content(recipe: str, overrides: Sequence[str]) -> str:
 
     found = dataclasses.asdict(load_recipe(recipe, overrides))
     training = {name: found["training"][name] for name in ("batch_size", "accumulate", "evaluate_tokens")}
+    if found["training"]["optimizer"] != "adamw":  # not written for AdamW, so that costs measured before stay known
+        training["optimizer"] = found["training"]["optimizer"]
     text = json.dumps([found["model"], found["task"], found["data"], training], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -13,7 +13,7 @@ from lagwise.blocks import BLOCKS
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.training.trainer import parameter_groups
+from lagwise.training.optimizer import parameter_groups
 
 # Last names of the parameters that decay. A new entry of a table needs a line here.
 DECAYED: dict[str, set[str]] = {

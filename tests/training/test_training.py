@@ -18,7 +18,7 @@ from lagwise.models import LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.model import build_model
-from lagwise.training.trainer import parameter_groups
+from lagwise.training.optimizer import parameter_groups
 
 
 def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) -> None:

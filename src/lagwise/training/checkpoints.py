@@ -101,13 +101,18 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer | None) -> Non
                 raise ValueError(f"optimizer.pt has {name} {str(group[name])[:40]}, the recipe {mine[name]}")
         if not isinstance(group["lr"], float):
             raise ValueError(f"optimizer.pt has learning rate {str(group['lr'])[:40]!r}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if set(moments) != set(range(len(parameters))):
+    moments_of = [
+        (parameter, ("momentum_buffer",) if "momentum" in group else ("exp_avg", "exp_avg_sq"))
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    if set(moments) != set(range(len(moments_of))):
         raise ValueError("optimizer.pt lacks the state of some parameters, or has too many")
-    for number, parameter in enumerate(parameters):
-        shapes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+    for number, (parameter, names) in enumerate(moments_of):
+        shapes = dict.fromkeys(names, parameter.shape)
         found = {name: value.shape for name, value in moments[number].items() if value.is_floating_point()}
-        if found != shapes:
+        step = found.pop("step", torch.Size())
+        if found != shapes or step != torch.Size():
             raise ValueError(f"optimizer.pt has moments of other shapes than the weights (parameter {number})")
 
 

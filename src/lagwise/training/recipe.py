@@ -20,6 +20,7 @@ from lagwise.tables import known, option_names, shown
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
+OPTIMIZERS = ("adamw", "muon")
 SELECTIONS = ("last", "best")
 DEFAULT_RECIPE = "tnn-lm"
 MOST_STEPS = 10**8  # the length of each step is drawn beforehand
@@ -38,6 +39,8 @@ class TrainingOptions:
     """Sequences per step, over all processes."""
     accumulate: Count = 1
     """Micro-batches per step, to save memory."""
+    optimizer: str = "adamw"
+    """`adamw`, or `muon`: Muon for the matrices of linear layers and AdamW for the rest."""
     learning_rate: Annotated[Number, Field(gt=0)] = 4e-3
     """Peak learning rate."""
     schedule: str = "cosine"
@@ -284,6 +287,7 @@ def _check(recipe: Recipe) -> None:
     if recipe.task.get("name") is None:
         raise ValueError(f"task must be a mapping with a 'name', got {recipe.task!r}")
     known(training.schedule, SCHEDULES, "schedule")
+    known(training.optimizer, OPTIMIZERS, "optimizer")
     known(training.select, SELECTIONS, "training.select")
     known(training.precision, PRECISIONS, "precision")
     for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):

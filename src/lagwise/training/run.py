@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
 
@@ -29,8 +28,9 @@ from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, model_config, with_start, without_start
+from lagwise.training.optimizer import make_optimizer
 from lagwise.training.recipe import Recipe, load_recipe
-from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress, parameter_groups
+from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress
 
 RECIPE_FILE = "recipe.yaml"
 RUN_FILE = "run.json"
@@ -255,13 +255,6 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
     model: Any = build_model(recipe, task)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, options.weight_decay),
-        lr=options.learning_rate,
-        betas=(options.beta1, options.beta2),
-        eps=options.epsilon,
-        fused=True,
-    )
     out = Path(str(arguments.output_dir))
     average = AveragedWeights(model, options.average)
     best = BestModel(out, task.headline, task.greater_is_better, options.patience, options.select == "best")
@@ -271,7 +264,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         args=arguments,
         train_dataset=task.training_examples(options.steps, options.batch_size, options.seed),
         eval_dataset=task.validation_examples(options.evaluate_tokens),
-        optimizers=(optimizer, None),
+        optimizers=(make_optimizer(model, options), None),
         callbacks=[average, best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
         processing_class=task.tokenizer,
         task=task,

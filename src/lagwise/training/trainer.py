@@ -167,19 +167,3 @@ def _mean_loss(history: list[dict[str, float]]) -> float:
         if "loss" in line:
             total, step = total + line["loss"] * (line["step"] - step), line["step"]
     return total / max(step, 1)
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: weight decay applies to matrices and taps, but not to biases, norms, embeddings and parameters that
-    a module names ``undecayed``.
-
-    A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
-    """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
-    spared |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    decayed = [p for p in trained if p.dim() >= 2 and id(p) not in spared]
-    chosen = {id(p) for p in decayed}
-    rest = [p for p in trained if id(p) not in chosen]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]

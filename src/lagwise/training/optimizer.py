@@ -1,0 +1,118 @@
+"""Optimizers: AdamW, and Muon for the matrices of linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lagwise.training.hardware import bfloat16_is_fast
+from lagwise.training.recipe import TrainingOptions
+
+_MOMENTUM, _ITERATIONS = 0.95, 5
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan et al.: steepest at zero, so that small values grow quickly
+
+
+def make_optimizer(model: PreTrainedModel, training: TrainingOptions) -> torch.optim.Optimizer:
+    """The optimizer of a recipe, over the model's parameters."""
+    groups = parameter_groups(model, training.weight_decay)
+    if training.optimizer == "muon":
+        groups = with_matrices(groups, model)
+    kind = Muon if training.optimizer == "muon" else torch.optim.AdamW
+    betas = (training.beta1, training.beta2)
+    return kind(groups, lr=training.learning_rate, betas=betas, eps=training.epsilon, fused=True)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """AdamW groups: weight decay applies to matrices and taps, but not to biases, norms, embeddings and parameters that
+    a module names ``undecayed``.
+
+    A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
+    spared |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    decayed = [p for p in trained if p.dim() >= 2 and id(p) not in spared]
+    chosen = {id(p) for p in decayed}
+    rest = [p for p in trained if id(p) not in chosen]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def with_matrices(groups: list[dict[str, Any]], model: PreTrainedModel) -> list[dict[str, Any]]:
+    """The groups with a group of its own for the weights of the linear layers in a model's blocks, with a ``momentum``.
+
+    Kernels and their networks are not among these: their parameters are no maps between channels.
+    """
+    backbone: Any = model.base_model
+    linear = {id(m.weight) for m in backbone.layers.modules() if isinstance(m, nn.Linear)}
+    parted = []
+    for group in groups:
+        matrices = [p for p in group["params"] if id(p) in linear]
+        rest = [p for p in group["params"] if id(p) not in linear]
+        parted += [{**group, "params": matrices, "momentum": _MOMENTUM}, {**group, "params": rest}]
+    return [group for group in parted if group["params"]]
+
+
+class Muon(torch.optim.AdamW):
+    """Muon for groups with a ``momentum``, and AdamW for the others.
+
+    Formula: ``m <- momentum * m + (1 - momentum) * g``, then
+    ``w <- (1 - lr * weight_decay) * w - lr * 0.2 * max(rows, columns)**0.5 * orthogonal(u)`` where
+    ``u = (1 - momentum) * g + momentum * m`` is Nesterov's step. The factor gives updates the size of AdamW's, so one
+    learning rate is for both.
+
+    Products are in bfloat16 where they are faster in it, as published, otherwise in float32. `torch.optim.Muon` always
+    takes bfloat16, which takes twice the time on a CPU without instructions for it.
+
+    A step removes the gradients of the matrices.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the factor and the decay:
+    Liu et al. 2025, "Muon is Scalable for LLM Training", eq. 4.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """See `torch.optim.Optimizer.step`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if "momentum" in group:
+                self._step_matrices(group)
+        super().step()  # passes over parameters without a gradient
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        rate, momentum = float(group["lr"]), group["momentum"]
+        for matrix in group["params"]:
+            if matrix.grad is None:
+                continue
+            gradient, state = matrix.grad, self.state[matrix]
+            if not state:
+                state["step"] = torch.zeros(())  # AdamW's loading expects one of every state
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            state["step"] += 1
+            mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+            update = orthogonal(gradient.lerp(mean, momentum))
+            matrix.mul_(1 - rate * group["weight_decay"])
+            matrix.add_(update, alpha=-rate * 0.2 * max(matrix.shape) ** 0.5)
+            matrix.grad = None
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """A matrix with the singular vectors of ``matrix`` and singular values between about 0.7 and 1.2, by five steps
+    ``x <- a x + b (x x') x + c (x x')**2 x``. Singular values far below the norm may stay smaller."""
+    dtype = torch.bfloat16 if bfloat16_is_fast() else torch.float32
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = matrix.to(dtype) if wide else matrix.to(dtype).T
+    x = x / x.norm().clamp(min=1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x if wide else x.T).to(matrix.dtype)

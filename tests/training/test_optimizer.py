@@ -1,0 +1,145 @@
+"""Muon: against torch's, which matrices it takes, and checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from run_results import losses, weights
+from torch import Tensor, nn
+
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training import Recipe, load_recipe, resume, train
+from lagwise.training import optimizer as optimizer_module
+from lagwise.training.checkpoints import checkpoints
+from lagwise.training.optimizer import Muon, make_optimizer, orthogonal
+from lagwise.training.recipe import TrainingOptions
+
+
+@pytest.fixture
+def in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_module, "bfloat16_is_fast", lambda: True)
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4)])
+def test_matrices_take_the_steps_of_torchs_muon(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    own, other = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.empty(shape))
+    other.data.copy_(own)
+    muon = Muon([{"params": [own], "momentum": 0.95}], lr=0.1, weight_decay=0.2)
+    torchs = torch.optim.Muon([other], lr=0.1, weight_decay=0.2, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        own.grad = torch.randn(shape)
+        other.grad = own.grad.clone()
+        muon.step()
+        torchs.step()
+        assert own.grad is None
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
+def test_other_parameters_take_the_steps_of_adamw() -> None:
+    torch.manual_seed(0)
+    matrix, own, other = (nn.Parameter(torch.randn(5, 5)) for _ in range(3))
+    other.data.copy_(own)
+    muon = Muon([{"params": [matrix], "momentum": 0.95}, {"params": [own], "weight_decay": 0.3}], lr=0.1)
+    adamw = torch.optim.AdamW([other], lr=0.1, weight_decay=0.3)
+    for _ in range(3):
+        own.grad, matrix.grad = torch.randn(5, 5), torch.randn(5, 5)
+        other.grad = own.grad.clone()
+        muon.step()
+        adamw.step()
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 12), (12, 5)])
+def test_the_update_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
+    left, _, right = torch.linalg.svd(
+        torch.randn(shape, generator=torch.Generator().manual_seed(0)), full_matrices=False
+    )
+    matrix = (left * torch.linspace(0.1, 1, left.shape[1])) @ right
+    values = left.T @ orthogonal(matrix) @ right.T
+    torch.testing.assert_close(values, values.diagonal().diag(), rtol=0, atol=1e-4)  # the same singular vectors
+    assert values.diagonal().min() > 0.6
+    assert values.diagonal().max() < 1.3
+
+
+def test_a_matrix_without_values_stays() -> None:
+    assert not orthogonal(torch.zeros(3, 4)).any()
+
+
+def test_a_closure_is_called_once() -> None:
+    matrix = nn.Parameter(torch.eye(3))
+    calls = []
+
+    def closure() -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        loss = matrix.square().sum()
+        loss.backward()
+        return loss
+
+    loss = Muon([{"params": [matrix], "momentum": 0.95}], lr=0.1).step(closure)
+    assert calls == [True]
+    assert loss.item() == 3
+    assert not torch.equal(matrix, torch.eye(3))
+
+
+def test_muon_takes_the_matrices_of_linear_layers_in_blocks() -> None:
+    mixer = {"name": "gtu", "kernel": {"name": "rpe", "layers": 1, "hidden": 4}}
+    config = LagwiseConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=2, block={"name": "prenorm", "token_mixer": mixer}
+    )
+    model = LagwiseForCausalLM(config)
+    optimizer = make_optimizer(model, TrainingOptions(optimizer="muon", weight_decay=0.1))
+    names = {id(p): name for name, p in model.named_parameters()}
+    taken = {id(p) for group in optimizer.param_groups if "momentum" in group for p in group["params"]}
+    linear = {f"{part}.weight" for part in ("gate", "value", "out")}
+    expected = {
+        f"model.layers.{n}.block.{part}.{w}"
+        for n in (0, 1)
+        for part in ("token_mixer", "channels.mixer")
+        for w in linear
+    }
+    assert {names[each] for each in taken} == expected
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(names)
+    for group in optimizer.param_groups:
+        assert group["lr"] == TrainingOptions().learning_rate
+    assert type(make_optimizer(model, TrainingOptions())) is torch.optim.AdamW
+
+
+@pytest.fixture
+def muon_recipe(tiny_recipe: Recipe) -> Recipe:
+    tiny_recipe.training.optimizer = "muon"
+    return tiny_recipe
+
+
+def test_a_run_with_muon_learns_and_resumes_exactly(muon_recipe: Recipe, tmp_path: Path) -> None:
+    muon_recipe.training.steps, muon_recipe.training.learning_rate = 6, 0.02
+    whole = train(muon_recipe, tmp_path / "whole", progress=False)
+    assert losses(whole)[6] < losses(whole)[1]
+    half = train(muon_recipe, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json"):
+        (half / file).unlink()
+    for checkpoint in checkpoints(half)[1:]:
+        for file in checkpoint.iterdir():
+            file.unlink()
+        checkpoint.rmdir()
+    resume(half, progress=False)
+    for name, weight in weights(whole).items():
+        assert torch.equal(weight, weights(half)[name]), name
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(muon_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(muon_recipe, tmp_path / "run", progress=False)
+    (run / "config.json").unlink()
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(recipe.replace("optimizer: muon", "optimizer: adamw"))
+    with pytest.raises(ValueError, match=r"optimizer.pt has other parameter groups"):
+        resume(run, progress=False)
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown optimizer: 'muonn'; did you mean 'muon'"):
+        load_recipe("tnn-lm", ["training.optimizer=muonn"])
