@@ -77,6 +77,25 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[
     return meta
 
 
+def keep_also(folder: Path, other: Path, meta: dict[str, Any]) -> None:
+    """Keep a folder of the cache, of which ``meta`` is known, under another name too. Its files are not copied where
+    the file system has hard links."""
+
+    def make(partial: Path) -> dict[str, Any]:
+        shutil.copytree(folder, partial, copy_function=_link, dirs_exist_ok=True)
+        (partial / _META).unlink()
+        return meta
+
+    cached_folder(other, make)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
     """Fill a folder, unless another process does so first."""
     folder.parent.mkdir(parents=True, exist_ok=True)

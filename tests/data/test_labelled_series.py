@@ -208,3 +208,10 @@ def test_stretched_windows_keep_their_events() -> None:
         np.testing.assert_array_equal(
             stretched(values, (values[:, 0] > 9).astype(int), length, events=False)[1], moved[:, 0].round() > 9
         )
+
+
+def test_a_row_may_have_null_for_no_events(tmp_path: Path) -> None:
+    made = [{"input_values": [float(n)] * 20, "at": [3, 9], "label": ["x", "y"]} for n in range(5)]
+    made[1] |= {"at": None, "label": None}
+    data = prepared(tmp_path, made, events="at")
+    assert sum(sum(counts.values()) - counts["none"] for counts in data.counts.values()) == 8

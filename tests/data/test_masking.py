@@ -154,3 +154,10 @@ def test_a_mask_token_is_added_once_and_keeps_the_other_ids(bpe) -> None:
     assert plain.mask_token is None
     filled = bpe.decode(bpe("saw <|mask|> again", add_special_tokens=False)["input_ids"])
     assert filled == "saw<|mask|> again"  # the mask stands for the space before the word too
+
+
+def test_words_of_a_vocabulary_of_words_are_single() -> None:
+    tokenizer = with_mask(word_tokenizer([f"w{i}" for i in range(50)]))
+    continues, extends = word_edges(tokenizer)
+    assert not continues.any()
+    assert not extends.any()

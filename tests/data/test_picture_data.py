@@ -252,3 +252,21 @@ def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:
     assert pictures_key(open_pictures(str(root)), (8, 8), 3) != before
     (root / "dog").rename(root / "fox")
     assert pictures_key(open_pictures(str(root)), None, 3) != before
+
+
+def test_arrays_without_pictures_to_train_on_are_refused(tmp_path: Path) -> None:
+    images, labels = arrays()
+    np.savez(tmp_path / "data.npz", x_test=images, y_test=labels)
+    with pytest.raises(ValueError, match="no pictures to train on, only test"):
+        prepared(tmp_path / "data.npz", tmp_path)
+
+
+def test_pictures_are_checked_once_whether_their_size_is_given_or_found(tmp_path: Path) -> None:
+    found = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
+    (found.folder.parent / found.folder.name / "train.arrow").touch()
+    before = sorted(found.folder.parent.iterdir())
+    given = prepared(tmp_path / "data", tmp_path, size=found.size)
+    assert sorted(found.folder.parent.iterdir()) == before  # nothing was made anew
+    assert given.folder != found.folder
+    assert (given.size, given.mean, given.label_names) == (found.size, found.mean, found.label_names)
+    assert (given.folder / "train.arrow").samefile(found.folder / "train.arrow")

@@ -136,3 +136,40 @@ def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
     path.write_text("x,y\n")
     with pytest.raises(ValueError, match="has no samples"):
         source.as_series("label").read()
+
+
+def test_the_class_of_a_sound_is_part_of_its_identity(tmp_path: Path) -> None:
+    folder = classes(tmp_path, yes=RATE, no=RATE)
+    before = open_rows(str(folder)).fingerprint()
+    (folder / "yes" / "0.wav").rename(folder / "no" / "2.wav")
+    moved = open_rows(str(folder)).fingerprint()
+    (folder / "no").rename(folder / "negative")
+    assert len({before, moved, open_rows(str(folder)).fingerprint()}) == 3
+
+
+def test_the_folder_of_a_recording_is_part_of_its_identity_where_it_is_the_class(tmp_path: Path) -> None:
+    found = []
+    for text in ("value\n1\n2\n", "value,label\n1,a\n2,b\n"):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "r.csv").write_text(text)
+            found.append(open_rows(str(tmp_path / name)).as_series("label", per_sample=True).fingerprint())
+    assert found[0] != found[1]
+    assert found[2] == found[3]
+
+
+def test_suffixes_may_be_upper_case(tmp_path: Path) -> None:
+    folder = classes(tmp_path, yes=RATE, no=RATE)
+    (folder / "yes" / "0.wav").rename(folder / "yes" / "0.WAV")
+    assert open_rows(str(folder)).read()["train"]["file"][:] == ["0.wav", "1.wav", "0.WAV", "1.wav"]
+    write(folder / "no" / "2.WAV", wave().astype(np.float32), 2 * RATE)
+    with pytest.raises(ValueError, match="sampling rate of 16000 Hz"):
+        open_rows(str(folder)).read()
+
+
+def test_files_that_macos_adds_to_archives_are_ignored(tmp_path: Path) -> None:
+    folder = classes(tmp_path, yes=RATE, no=RATE)
+    (folder / "__MACOSX" / "yes").mkdir(parents=True)
+    (folder / "__MACOSX" / "yes" / "._0.wav").write_bytes(b"\0")
+    (folder / "yes" / "._0.wav").write_bytes(b"\0")
+    assert len(open_rows(str(folder)).read()["train"]) == 4

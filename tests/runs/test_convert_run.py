@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
-from lagwise.runs import convert_run
-from lagwise.training import Recipe
+from lagwise.runs import convert_run, evaluate_run
+from lagwise.training import Recipe, train
 
 
 @pytest.fixture
@@ -37,3 +38,14 @@ def test_a_full_disk_leaves_no_partial_conversion(saved_model: Path, monkeypatch
     with pytest.raises(OSError, match="cannot save"):
         convert_run(saved_model, 0.01, out, progress=False)
     assert load_model(out)[0].config.block == before
+
+
+def test_a_conversion_keeps_the_runs_own_tokenizer(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """So that it is scored on the run's data wherever the run has gone."""
+    load_tokenizer("bytes").save_pretrained(tmp_path / "tokenizer")
+    tiny_recipe.data.tokenizer = str(tmp_path / "tokenizer")
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    convert_run(run, 0.1, tmp_path / "out", max_tokens=100, progress=False)
+    shutil.rmtree(run)
+    shutil.rmtree(tmp_path / "tokenizer")
+    assert evaluate_run(tmp_path / "out", lengths=[8], max_tokens=50, progress=False)["test"]

@@ -74,3 +74,8 @@ def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(ValueError, match=r"column 'price' of .* has no value in the last 16 rows"):
         predict_run(run, source=str(tmp_path / "new.csv"))
+
+
+def test_parts_are_tenths_of_the_rows(tmp_path: Path) -> None:
+    task = opened(tmp_path, rows=1000)
+    assert [len(part) for part in task.parts.values()] == [700, 110, 210]

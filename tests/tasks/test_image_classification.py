@@ -127,3 +127,16 @@ def test_a_run_crops_new_pictures(tmp_path: Path) -> None:
 def test_wrong_crops(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageClassification(DataOptions(source="digits"), **options)
+
+
+def test_given_means_and_deviations_are_used(tmp_path: Path) -> None:
+    task = ImageClassification(DataOptions(source="digits"), channels=1, size=8, mean=[0.5])
+    task.open(progress=False)
+    found = task.resolved()
+    assert found["mean"] == [0.5]
+    assert found["std"] == list(task.pictures.std)
+    assert task._reader().mean == (0.5,)
+    with pytest.raises(ValueError, match=r"task.mean must have a value for each of 3 channels, got \[0.5\]"):
+        ImageClassification(DataOptions(source="digits"), mean=[0.5])
+    with pytest.raises(ValueError, match=r"task.size must be a side or \[height, width\]"):
+        ImageClassification(DataOptions(source="digits"), size=0)

@@ -13,6 +13,7 @@ from every_task import recipe
 from scipy.io import wavfile
 
 from lagwise.data.labelled_series import prepare_series
+from lagwise.evaluation.events import event_scores
 from lagwise.models import StreamingClassifier, load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceLabelling
@@ -85,7 +86,8 @@ def test_delay_and_stride_of_steps_reach_every_sample(tmp_path: Path) -> None:
     samples, labels = next(iter(task.scored["test"]))
     steps = -(-(len(samples) + 4) // 3)
     targets = task._targets(labels, steps)
-    assert targets.tolist() == [labels[n] if 0 <= n < len(labels) else -100 for n in range(-2, 3 * steps - 2, 3)]
+    last = len(labels) - 1  # its label is also that of the samples which fill the last step
+    assert targets.tolist() == [labels[min(n, last)] if n >= 0 else -100 for n in range(-2, 3 * steps - 2, 3)]
     classes = task._of_samples(np.arange(steps), len(samples))
     assert all(3 * step <= n + 4 < 3 * step + 3 for n, step in enumerate(classes))
 
@@ -170,3 +172,27 @@ def test_the_recipe_for_signals_learns_a_folder_of_sounds(tmp_path: Path, causal
     wavfile.write(tmp_path / "other.wav", 16000, np.ones(400, np.int16))
     with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
         predict_run(run, source=str(tmp_path / "other.wav"), progress=False)
+
+
+def test_a_batch_without_labels_has_no_loss(tmp_path: Path) -> None:
+    task = opened(tmp_path, STEPS)
+    out, labels = SimpleNamespace(logits=torch.zeros(2, 8, 2)), torch.full((2, 8), -100)
+    assert task.loss(out, labels) == task.loss(out, labels, torch.tensor(0)) == task.loss(out, labels, 0) == 0
+
+
+def test_validation_without_events_or_labels_is_scored(tmp_path: Path) -> None:
+    task = opened(tmp_path / "events", EVENTS)
+    none = np.eye(len(task.label_names), dtype=np.float32)[np.zeros((2, 9), dtype=int)]
+    scores = task.metrics(0.0, none, np.zeros((2, 9), dtype=int))
+    assert scores == dict.fromkeys(("accuracy", "macro_f1", "found", "precision"), 0.0)
+    scores, details = event_scores(np.zeros(0, dtype=int), np.zeros(0, dtype=int), task.label_names)
+    assert not np.any(details["confusion"])
+    steps = opened(tmp_path / "steps", STEPS)
+    assert not any(steps.metrics(0.0, np.zeros((1, 4), dtype=int), np.full((1, 4), -100)).values())
+
+
+def test_strengths_of_augmentations_are_numbers(tmp_path: Path) -> None:
+    """YAML reads 1e-1 as text."""
+    task = opened(tmp_path, STEPS, "task.augment={noise: 1e-1}", "task.class_weights={'on': 2e0}")
+    assert task.changes == {"noise": 0.1}
+    assert len(task.training_examples(4, 2, 0)[0]["labels"])

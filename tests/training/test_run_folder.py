@@ -220,3 +220,13 @@ def test_a_crash_after_the_last_step(tiny_recipe: Recipe, tmp_path: Path, monkey
     resume(tmp_path / "run", progress=False)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == before
     assert (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    for checkpoint in checkpoints(run):  # as a user does who needs the space
+        shutil.rmtree(checkpoint)
+    before = {f.name: f.read_bytes() for f in run.iterdir() if f.is_file()}
+    resume(run, progress=False)
+    assert {f.name: f.read_bytes() for f in run.iterdir() if f.is_file()} == before
+    assert not checkpoints(run)

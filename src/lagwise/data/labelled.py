@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.cache import cached_folder, default_cache
+from lagwise.cache import cached_folder, default_cache, keep_also
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
 from lagwise.data.labels import KINDS
@@ -115,7 +115,11 @@ def prepare_labelled(
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
         return _write(rows, tokenizer, vocab_size, length, separate, partial, progress)
 
-    return _load(folder, cached_folder(folder, make))
+    meta = cached_folder(folder, make)
+    if tuple(meta["columns"]) != columns:  # a run keeps the column that was found, and opens its rows by that
+        found: dict[str, Any] = {**reading, "text": meta["columns"][0]}
+        keep_also(folder, folder.with_name(labelled_key(source, **found, **encoding, separate=separate)), meta)
+    return _load(folder, meta)
 
 
 def labelled_key(

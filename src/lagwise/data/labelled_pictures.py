@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.cache import cached_folder, default_cache
+from lagwise.cache import cached_folder, default_cache, keep_also
 from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode
@@ -75,8 +75,11 @@ def prepare_pictures(
     Missing splits are made as in `split_rows`. ValueError, one line, for a picture that cannot be read, pictures
     without labels, and classes too small to split.
     """
-    folder = (cache or default_cache()) / "pictures" / pictures_key(source, size, channels)
+    root = (cache or default_cache()) / "pictures"
+    folder = root / pictures_key(source, size, channels)
     meta = cached_folder(folder, lambda partial: _write(source, size, channels, partial, progress))
+    if size is None:  # a run keeps the size that was found, and opens its pictures by that
+        keep_also(folder, root / pictures_key(source, (meta["size"][0], meta["size"][1]), channels), meta)
     from datasets import Dataset
 
     return PictureData(
@@ -99,6 +102,8 @@ def _write(
     work = folder / "work"
     work.mkdir()
     tables = source.read(work)
+    if "train" not in tables:
+        raise ValueError(f"{source.name!r} has no pictures to train on, only {' and '.join(tables)}")
     for split, rows in tables.items():
         if "label" not in rows.column_names:
             raise ValueError(

@@ -109,7 +109,8 @@ def read_label_rows(
     positions = None if events is None else table.column(events)
     for i, samples in enumerate(read_series(table.column(values), values, where)):
         try:
-            found, places = _label_places(cells[i], None if positions is None else positions[i].as_py(), len(samples))
+            own = None if positions is None else positions[i].as_py() or []
+            found, places = _label_places(cells[i], own, len(samples))
         except ValueError as error:
             raise ValueError(f"{where(i)}: {error}") from error
         yield samples, found, places

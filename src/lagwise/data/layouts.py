@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.reading import decoded, read_whole
+from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.rows import RowSource
 from lagwise.data.sources import check_file, load_hub
 from lagwise.files import expanded
@@ -103,7 +103,7 @@ def open_layout(name: str, layout: Layout, hub: str | None = None) -> LayoutSour
         return LayoutSource(name, dataset={"train": loaded["train"], "test": loaded[held_out]}, layout=layout)
     path = expanded(name)
     if path.is_file():
-        if _kind(path) not in _SUFFIXES:
+        if inner_suffix(path) not in _SUFFIXES:
             raise ValueError(f"{name!r} is not a file of {family}: the name must end in {', '.join(_SUFFIXES)} or .xz")
         check_file(path)
         return LayoutSource(name, {"train": [path]}, layout=layout)
@@ -126,10 +126,6 @@ def open_layout(name: str, layout: Layout, hub: str | None = None) -> LayoutSour
 
 
 _NO_MARKS = str.maketrans("", "", "-_ ")
-
-
-def _kind(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
 
 
 def _file_named(folder: Path, stem: str) -> Path | None:
@@ -182,7 +178,7 @@ def _file_rows(path: Path, layout: Layout) -> Dataset:
 
 def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
     """The lines that are not empty, as their numbers and fields. Between tabs a quote is an ordinary character."""
-    if _kind(path) != ".csv":
+    if inner_suffix(path) != ".csv":
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield number, line.removesuffix("\r").split("\t")

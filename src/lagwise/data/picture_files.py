@@ -18,7 +18,7 @@ from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import decoded, read_whole
 from lagwise.data.row_files import load_arrays
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, split_word
+from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, split_word
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
         return PictureSource(name, image, label, rows=open_rows(name))
     if tables := sorted(path.glob("**/metadata/*.npy")):
         return _pathfinder(PictureSource(name, image, label), tables)
-    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file() and not _hidden(f, path))
+    files = sorted(
+        f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file() and not is_hidden(f, path)
+    )
     if not files:
         return PictureSource(name, image, label, rows=open_rows(name))
     check_classes(path, files, "pictures")
@@ -228,10 +230,6 @@ def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
     first, last = (len(pictures) * tenths // 10 for tenths in (8, 9))
     files = {"train": pictures[:first], "valid": pictures[first:last], "test": pictures[last:]}
     return replace(source, files=files, labels=labels)
-
-
-def _hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in file.relative_to(root).parts)
 
 
 def _bytes(value: Any, where: str) -> bytes:

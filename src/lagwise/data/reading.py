@@ -13,11 +13,21 @@ from lagwise.process import memory
 _PIECE = 1 << 24  # bytes read at a time
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file is packed, by its name."""
+    return path.suffix.lower() == ".xz"
+
+
+def inner_suffix(path: Path) -> str:
+    """The suffix of a file under any .xz, in lower case."""
+    return Path(path.stem if is_compressed(path) else path).suffix.lower()
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """An open file to read from, unpacked if it is an .xz file. ValueError if it is damaged."""
     try:
-        with lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb") as f:
+        with lzma.open(path, "rb") if is_compressed(path) else open(path, "rb") as f:
             yield f
     except (lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{path} is truncated or not an .xz file ({error}); download it again") from error

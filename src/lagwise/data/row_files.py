@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.reading import decoded, opened, read_whole
+from lagwise.data.reading import decoded, inner_suffix, is_compressed, opened, read_whole
 from lagwise.data.series_files import wav_table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 
 def file_kind(path: Path) -> str | None:
     """The suffix of a file of rows, under any .xz; None for another file."""
-    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+    suffix = inner_suffix(path)
     return suffix if suffix in READERS else None
 
 
@@ -44,7 +44,7 @@ def read_columns(path: Path) -> tuple[str, ...]:
             line = next((line for line in f if line.strip()), b"")
         assert kind is not None
         return tuple(READERS[kind](line, path, None).column_names)
-    if kind == ".parquet" and path.suffix != ".xz":
+    if kind == ".parquet" and not is_compressed(path):
         from pyarrow import ArrowException, parquet
 
         try:

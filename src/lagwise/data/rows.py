@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lagwise.data.reading import read_whole
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.series_files import check_sounds, read_sound, series_table
-from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, load_hub, split_word
+from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, load_hub, split_word
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ class RowSource:
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
     hub data set instead of files. tables: how tables of .csv and .tsv files become rows, if rows are not their lines;
-    rate: the sampling rate that sound files must have. `as_series` sets both.
+    label: the column of labels there; rate: the sampling rate that sound files must have. `as_series` sets these.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
     dataset: Any = None
     tables: Callable[[Any, Path, Sequence[str] | None], Any] | None = None
+    label: str | None = None
     rate: int | None = None
 
     def as_series(self, label: str, *, per_sample: bool = False, rate: int | None = None) -> RowSource:
@@ -43,7 +44,7 @@ class RowSource:
         def convert(table: Any, path: Path, columns: Sequence[str] | None) -> Any:
             return series_table(table, path, label, columns, per_sample=per_sample)
 
-        return replace(self, tables=convert, rate=rate)
+        return replace(self, tables=convert, label=label, rate=rate)
 
     def sampling_rate(self) -> int | None:
         """Of the first sound file, in Hz; None if there is none."""
@@ -70,7 +71,13 @@ class RowSource:
         digest = hashlib.sha256(b"rows")
         if self.dataset is not None:
             digest.update("".join(f"{s}:{self.dataset[s]._fingerprint}" for s in self.split_names).encode())
+        for path in (path for split in self.split_names for path in self.files.get(split, ())):
+            if self._has_class_of_folder(path):
+                digest.update(f"{path.parent.name}/{path.name}:".encode())
         return hash_files(self.files, digest)
+
+    def _has_class_of_folder(self, path: Path) -> bool:
+        return file_kind(path) == ".wav" or (self._is_series(path) and self.label not in read_columns(path))
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
@@ -134,7 +141,7 @@ def open_rows(name: str) -> RowSource:
         return RowSource(name, {"train": [path]})
     if not path.is_dir():
         raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
-    files = sorted(f for f in path.rglob("*") if f.is_file() and file_kind(f))
+    files = sorted(f for f in path.rglob("*") if f.is_file() and file_kind(f) and not is_hidden(f, path))
     if not files:
         raise ValueError(f"no {suffixes} file in folder {name!r}")
     for file in files:

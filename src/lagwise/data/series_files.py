@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.reading import read_whole
+from lagwise.data.reading import inner_suffix, read_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -
     cannot be read."""
     wanted, by = rate, "the model was trained at"
     channels: tuple[int, Path] | None = None
-    for path in (path for paths in files.values() for path in paths if ".wav" in path.suffixes[-2:]):
+    for path in (path for paths in files.values() for path in paths if inner_suffix(path) == ".wav"):
         own, samples = read_sound(read_whole(path), path)
         if wanted is None:
             wanted, by = own, f"{path} has"

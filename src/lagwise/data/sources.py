@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lagwise.data.reading import check_size, decoded, most_text, opened, read_whole
+from lagwise.data.reading import (
+    check_size,
+    decoded,
+    inner_suffix,
+    is_compressed,
+    most_text,
+    opened,
+    read_whole,
+)
 from lagwise.files import expanded, one_line
 
 SPLITS = ("train", "valid", "test")
@@ -93,7 +101,7 @@ def open_source(name: str) -> Source:
         raise FileNotFoundError(
             f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
         )
-    files = sorted(f for f in path.rglob("*") if _is_data(f))
+    files = sorted(f for f in path.rglob("*") if _is_data(f) and not is_hidden(f, path))
     if not files:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz) in folder {name!r}")
     for file in files:
@@ -216,13 +224,19 @@ def _ranges() -> dict[str, tuple[float, float]]:
 
 def _kind(path: Path) -> str:
     """How to read a file: by its suffix before any .xz; files other than tables of records are text."""
-    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+    suffix = inner_suffix(path)
     return suffix if suffix in SUFFIXES else ".txt"
 
 
 def _is_data(path: Path) -> bool:
     """Whether a file found in a folder is meant as data."""
-    return path.is_file() and (path.suffix in SUFFIXES or path.suffix == ".xz")
+    return path.is_file() and (is_compressed(path) or inner_suffix(path) in SUFFIXES)
+
+
+def is_hidden(path: Path, root: Path) -> bool:
+    """Whether a file in the folder ``root`` is not meant as data: its own name or a folder's begins with a point, or it
+    is what macOS adds to archives."""
+    return any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
 
 
 def check_file(path: Path) -> None:
@@ -235,7 +249,7 @@ def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
     filled = {folder for path in files for folder in path.parents}
     for parent in {path.parent.parent for path in files if path.parent != root}:
         for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not folder.name.startswith(".") and folder not in filled:
+            if folder.is_dir() and not is_hidden(folder, root) and folder not in filled:
                 raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
 
 

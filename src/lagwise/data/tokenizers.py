@@ -91,12 +91,14 @@ def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarr
     can be continued.
 
     Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies ``##`` marks a
-    continuation.
+    continuation. In a vocabulary of words every token is one.
     """
     continues, extends = np.zeros(len(tokenizer), dtype=bool), np.zeros(len(tokenizer), dtype=bool)
     special, by_bytes = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
     letters = {char for byte, char in enumerate(_byte_alphabet()) if byte > 127 or chr(byte).isalnum()}
     pieces_are_marked = any(token.startswith("##") for token in tokenizer.get_vocab())
+    if not pieces_are_marked and _described(tokenizer)["model"].get("type") == "WordLevel":
+        return continues, extends
     for token, index in tokenizer.get_vocab().items():
         if index in special or not token:
             continue
@@ -121,9 +123,14 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerBase:
     return _wrap(tokenizer)
 
 
+def _described(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The parts of a fast tokenizer, as its file has them."""
+    return json.loads(cast(Any, tokenizer).backend_tokenizer.to_str())
+
+
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether every character of a token is one byte of text, as in GPT-2's tokenizer and ours."""
-    decoder = json.loads(cast(Any, tokenizer).backend_tokenizer.to_str())["decoder"] or {}
+    decoder = _described(tokenizer)["decoder"] or {}
     return any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ())))
 
 

@@ -113,6 +113,8 @@ def event_scores(
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     ids = list(range(1, len(names)))
+    if not len(true):  # scikit-learn refuses empty input
+        true = predicted = np.zeros(1, dtype=np.int64)
     by_class: Any = precision_recall_fscore_support(true, predicted, labels=ids, zero_division=0)
     occur = [f for f, rows in zip(by_class[2], by_class[3], strict=True) if rows]
     events, reported = max(1, int((true > 0).sum())), max(1, int((predicted > 0).sum()))
@@ -123,8 +125,10 @@ def event_scores(
         "found": both / events,
         "precision": both / reported,
     }
+    confusion = confusion_matrix(true, predicted, labels=[0, *ids])
+    confusion[0, 0] = 0
     details = {
-        "confusion": confusion_matrix(true, predicted, labels=[0, *ids]).tolist(),
+        "confusion": confusion.tolist(),
         "classes": {
             name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
             for name, p, r, f, n in zip(names[1:], *by_class, strict=True)

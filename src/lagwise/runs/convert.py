@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, StreamingCache, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE
@@ -18,6 +19,7 @@ from lagwise.models.loading import default_device, load_language_model, quiet, s
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.training import load_run, make_task
+from lagwise.training.run import TOKENIZER
 
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64
@@ -70,6 +72,8 @@ def convert_run(
         save_tokenizer(tokenizer, partial, converted.length_limit)
         if recipe is not None:
             (partial / "recipe.yaml").write_text(recipe.to_yaml())
+            if (run / TOKENIZER).is_dir():  # the run's own folder may be moved
+                copy_tokenizer(run / TOKENIZER, partial / TOKENIZER)
             if (run / "run.json").is_file():
                 shutil.copyfile(run / "run.json", partial / "run.json")
     for each in (model, converted):

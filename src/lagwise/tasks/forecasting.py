@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-_PARTS = (0.7, 0.1)  # of the rows in train and valid; the rest is test
+_TENTHS = (7, 8)  # of the rows, where train and valid end; the rest is test
 _BATCH = 256  # windows of an evaluation
 
 
@@ -89,7 +89,7 @@ class Forecasting(Task):
         table = read_series(expanded(source or str(self.data.source)), self.time, self.series)
         x, self.noted = table.frame.to_numpy(np.float64), table.notes
         length, width = self.data.length, self.data.length + self.horizon
-        train, valid = (int(len(x) * share) for share in (_PARTS[0], sum(_PARTS)))
+        train, valid = (len(x) * tenths // 10 for tenths in _TENTHS)
         train = len(x) if source is not None else train
         mean, deviation = scales(x[:train])
         z = ((x - mean) / deviation).astype(np.float32)

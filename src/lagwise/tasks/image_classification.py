@@ -99,9 +99,12 @@ class ImageClassification(Task):
                 raise ValueError(f"task.{name} must be at least 0, got {value!r}")
         check_changes(augment or [])
         self.image, self.label, self.channels = image, label, channels
-        self.size = None if size is None else (size, size) if isinstance(size, int) else _two(size)
+        self.size = None if size is None else _two(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
         self.label_smoothing, self.mean, self.std, self.crop = label_smoothing, mean, std, crop
+        for name, given in (("mean", mean), ("std", std)):
+            if given is not None and len(given) != channels:
+                raise ValueError(f"task.{name} must have a value for each of {channels} channels, got {given!r}")
         check_crop(crop, self.size)
         self.pictures: PictureData
         self.label_names: tuple[str, ...]
@@ -167,7 +170,7 @@ class ImageClassification(Task):
 
     def resolved(self) -> dict[str, Any]:
         found = self.pictures
-        return {"size": list(found.size), "mean": list(found.mean), "std": list(found.std)}
+        return {"size": list(found.size), "mean": list(self.mean or found.mean), "std": list(self.std or found.std)}
 
     def save_preprocessing(self, folder: Path, limit: int | None) -> None:
         self._reader().processor().save_pretrained(folder)
@@ -317,7 +320,8 @@ class ImageClassification(Task):
     def _reader(self) -> PictureReader:
         if self.mean is not None and self.std is not None and self.size is not None:  # of a trained run
             return PictureReader(self.size, tuple(self.mean), tuple(self.std), self.crop)
-        return replace(self.pictures.reader, crop=self.crop)
+        found = self.pictures.reader
+        return PictureReader(found.size, tuple(self.mean or found.mean), tuple(self.std or found.std), self.crop)
 
     def _source(self) -> PictureSource:
         assert self.data.source is not None
@@ -337,7 +341,8 @@ class ImageClassification(Task):
         return finite(np.concatenate(found), "logits")
 
 
-def _two(size: list[int]) -> tuple[int, int]:
-    if len(size) != 2:
+def _two(size: int | list[int]) -> tuple[int, int]:
+    size = [size, size] if isinstance(size, int) else size
+    if len(size) != 2 or min(size) < 1:
         raise ValueError(f"task.size must be a side or [height, width], got {size!r}")
     return size[0], size[1]

@@ -84,7 +84,7 @@ class LanguageModelling(RunningText):
         compared = [(f"this model, length {test[0]['length']}", test[0]["bits_per_byte"])]
         compared += [
             *evaluation["compressors"].items(),
-            (f"(all of validation, length {valid['length']})", valid["bits_per_byte"]),
+            (f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", valid["bits_per_byte"]),
         ]
         title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
         if test[-1]["length"] > test[-1]["tokens"]:
@@ -117,7 +117,7 @@ class LanguageModelling(RunningText):
         assert self.tokenizer is not None
         end, found = self.tokenizer.eos_token_id, []
         for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
-            ids = self.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+            ids = self.tokenizer(row["text"], add_special_tokens=False, split_special_tokens=True)["input_ids"]
             stream = np.asarray([end, *ids, end])
             score = evaluate(
                 model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(self.tokenizer))

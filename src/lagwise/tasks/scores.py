@@ -40,6 +40,7 @@ def classification_scores(
 
     Shapes: predicted and true ``(rows,)``, places in ``names``. Macro F1 is the mean over the classes that occur among
     the true or predicted ones. Matthews' correlation is 0 if all rows have one class, or are predicted to have one.
+    Without rows everything is 0.
     """
     from sklearn.metrics import (
         accuracy_score,
@@ -50,6 +51,11 @@ def classification_scores(
     )
 
     labels = list(range(len(names)))
+    if not len(true):  # scikit-learn refuses empty input
+        empty = dict.fromkeys(("accuracy", "macro_f1", "matthews", *(["f1"] if len(names) == 2 else [])), 0.0)
+        of_class = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0}
+        confusion = np.zeros((len(names), len(names)), dtype=int).tolist()
+        return empty, {"confusion": confusion, "classes": dict.fromkeys(names, of_class), "majority": 0.0}
     by_class: Any = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
     scores = {
         "accuracy": float(accuracy_score(true, predicted)),

@@ -102,14 +102,19 @@ class SequenceLabelling(Task):
         self.tolerance = tolerance
         if data.length < stride + delay:
             raise ValueError(f"data.length {data.length} is less than task.stride and task.delay, {stride} + {delay}")
-        self.changes = {known(name, CHANGES, "key in task.augment"): value for name, value in (augment or {}).items()}
+        self.changes = {
+            known(name, CHANGES, "key in task.augment"): typed(float, value, f"task.augment.{name}")
+            for name, value in (augment or {}).items()
+        }
         for name, value in self.changes.items():
-            if not 0 <= typed(float, value, f"task.augment.{name}") <= CHANGES[name]:
+            if not 0 <= value <= CHANGES[name]:
                 raise ValueError(f"task.augment.{name} must be in [0, {CHANGES[name]:g}], got {value!r}")
         if isinstance(class_weights, str):
             known(class_weights, CLASS_WEIGHTS, "task.class_weights")
-        elif not all(typed(float, w, f"task.class_weights.{name}") > 0 for name, w in class_weights.items()):
-            raise ValueError(f"task.class_weights must be greater than 0, got {class_weights}")
+        else:
+            class_weights = {n: typed(float, w, f"task.class_weights.{n}") for n, w in class_weights.items()}
+            if not all(weight > 0 for weight in class_weights.values()):
+                raise ValueError(f"task.class_weights must be greater than 0, got {class_weights}")
         self.class_weights = class_weights
         self.values, self.label, self.events, self.rate = values, label, events, rate
         self.collate = StepCollator(stride)  # type: ignore[method-assign]
@@ -152,7 +157,7 @@ class SequenceLabelling(Task):
         if not isinstance(self.class_weights, str):
             for name in self.class_weights:
                 known(name, self.label_names, "class in task.class_weights")
-            return torch.tensor([float(self.class_weights.get(name, 1)) for name in self.label_names])
+            return torch.tensor([self.class_weights.get(name, 1.0) for name in self.label_names])
         if self.class_weights == "none":
             return None
         counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
@@ -228,7 +233,8 @@ class SequenceLabelling(Task):
         logits, labels = outputs.logits.float().flatten(0, 1), labels.flatten()
         weight = None if self.weights is None else self.weights.to(logits)
         total = F.cross_entropy(logits, labels, weight=weight, ignore_index=IGNORED, reduction="sum")
-        return total / ((labels != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+        counted = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(counted, device=total.device).clamp(min=1)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return (logits.argmax(-1) if self.events is None else logits.float().softmax(-1)), labels
@@ -330,8 +336,8 @@ class SequenceLabelling(Task):
 
     def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
         """Targets of a whole series whose last sample was repeated, as in `_probabilities`."""
-        after = np.full(steps * self.stride - len(labels), IGNORED)
-        return step_targets(np.concatenate([labels, after]), self.stride, self.delay, events=False)
+        whole = np.pad(labels, (0, steps * self.stride - len(labels)), mode="edge")
+        return step_targets(whole, self.stride, self.delay, events=False)
 
     def _of_samples(self, steps: np.ndarray, length: int) -> np.ndarray:
         """The class of each sample: that of the step whose last sample, less the delay, is the first not before it."""

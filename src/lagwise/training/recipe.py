@@ -139,6 +139,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     values = _parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
+    if not isinstance(values.get("model") or {}, dict):
+        raise ValueError(f"model in recipe {name!r} must be a mapping, got {shown(values['model'])}")
     values = upgraded(values)
     _check_overrides(overrides)
     whole = [each for each in overrides if each.startswith(("model=", "model.init_from="))]

@@ -29,7 +29,7 @@ from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, model_config, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.recipe import Recipe, load_recipe
+from lagwise.training.recipe import MOST_STEPS, Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress
 
 RECIPE_FILE = "recipe.yaml"
@@ -103,9 +103,9 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
     recipe = load_run(out)
     arguments = _arguments(recipe, out)
     with _sole_trainer(out, arguments):
-        checkpoint = newest_whole_checkpoint(out)
-        if checkpoint and (out / "config.json").is_file():  # written at the end of a training
+        if (out / "config.json").is_file():  # written at the end of a training
             return out
+        checkpoint = newest_whole_checkpoint(out)
         if not data_unchanged(out, recipe):
             raise ValueError(
                 f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
@@ -195,6 +195,8 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
     options = recipe.training
     if options.epochs is not None:
         steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)))
+        if steps > MOST_STEPS:
+            raise ValueError(f"training.epochs {options.epochs:g} are {steps:.1e} steps, of at most {MOST_STEPS:,}")
         options = replace(options, steps=steps, warmup_steps=min(options.warmup_steps, steps // 10))
     return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
 
