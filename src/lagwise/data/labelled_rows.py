@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
 from lagwise.data.labels import Labels, known_labels, read_labels
-from lagwise.data.rows import RowSource, split_rows
+from lagwise.data.rows import RowSource, rows_to_evaluate, split_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,10 +84,7 @@ def rows_to_score(
     model's classes ``names``, or numbers if these are None. ValueError as `known_labels`, and for missing columns or
     rows.
     """
-    tables = source.read()
-    rows = tables["test"] if "test" in tables else next(iter(tables.values()))
-    if not len(rows):
-        raise ValueError(f"{source.name!r} has no rows to evaluate on")
+    rows = rows_to_evaluate(source.read(), source.name)
     for column in (*columns, label):
         if column not in rows.column_names:
             raise ValueError(f"{source.name!r} has no column {column!r} (it has {', '.join(rows.column_names)})")

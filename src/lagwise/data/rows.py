@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,14 @@ class RowSource:
         if self.tables is None or not self._is_series(path):
             return read_table(path, columns)
         return self.tables(read_table(path), path, columns)
+
+
+def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
+    """The test split of another table, or else its first. ValueError if it has no rows."""
+    rows = tables["test"] if "test" in tables else next(iter(tables.values()))
+    if not len(rows):
+        raise ValueError(f"{name!r} has no rows to evaluate on")
+    return rows
 
 
 def open_rows(name: str) -> RowSource:

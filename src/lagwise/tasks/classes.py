@@ -1,4 +1,4 @@
-"""Names of classes: in a model's configuration, and beside its predictions."""
+"""Names of classes, in a model's configuration and beside its predictions; and their weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+CLASS_WEIGHTS = ("none", "balanced")
+
+
+def balanced_weights(counts: Tensor) -> Tensor:
+    """Weights of classes by the inverse of their shares: of equal shares all are 1. Of a class without rows, as if it
+    had one."""
+    return counts.sum() / (len(counts) * counts.clamp(min=1))
 
 
 def class_fields(names: Sequence[str]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from lagwise.data.pictures import (
     thumbnail,
     torchvision_transforms,
 )
+from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
 from lagwise.tasks.classes import class_columns, class_fields, class_names
@@ -158,9 +159,8 @@ class ImageClassification(Task):
 
         config: Any = read_config(run)
         self.label_names = class_names(config)
-        tables = open_pictures(source, image=self.image, label=self.label).read()
-        rows: Any = tables["test"] if "test" in tables else next(iter(tables.values()))
-        if not len(rows) or "label" not in rows.column_names:
+        rows: Any = rows_to_evaluate(self.open_rows(source).read(), source)
+        if "label" not in rows.column_names:
             raise ValueError(f"{source!r} has no labelled pictures to evaluate on")
         labels = known_labels(rows["label"][:], self.label_names, lambda i: rows["file"][i])
         self.scored = {"test": rows.remove_columns("label").add_column("label", labels)}

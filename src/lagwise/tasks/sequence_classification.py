@@ -36,7 +36,7 @@ from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
-from lagwise.tasks.classes import class_columns, class_fields, class_names
+from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_columns, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.row_logits import row_logits
 from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-CLASS_WEIGHTS = ("none", "balanced")
 
 
 class SequenceClassification(Task):
@@ -179,7 +177,7 @@ class SequenceClassification(Task):
         self.weights: Tensor | None = None
         if self.label_names is not None and self.class_weights == "balanced":
             counts = torch.tensor([self.rows.counts["train"][name] for name in self.label_names])
-            self.weights = counts.sum() / (len(counts) * counts)
+            self.weights = balanced_weights(counts)
         if self.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
         self.label_variance = float(np.var(self.rows.splits["train"]["label"][:])) or 1.0

@@ -19,6 +19,7 @@ from lagwise.data.batches import series
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
+from lagwise.data.rows import rows_to_evaluate
 from lagwise.data.series_windows import (
     RandomWindows,
     SeriesWindows,
@@ -31,15 +32,13 @@ from lagwise.evaluation.events import event_scores, expected_events, find_events
 from lagwise.progress import progress_bar
 from lagwise.tables import known, typed, whole_number
 from lagwise.tasks.base import Table, Task, finite, require_none
-from lagwise.tasks.classes import class_fields, class_names
+from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.scores import classification_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
-
-CLASS_WEIGHTS = ("none", "balanced")
 
 
 class SequenceLabelling(Task):
@@ -163,7 +162,7 @@ class SequenceLabelling(Task):
         counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
         if self.events is not None:
             counts[0] /= self.stride  # steps without an event
-        return counts.sum() / (len(counts) * counts.clamp(min=1))
+        return balanced_weights(counts)
 
     def _open_other(self, run: Path, source: str) -> None:
         """Rows of another table (its test split, or all), with the labels of a run."""
@@ -171,13 +170,10 @@ class SequenceLabelling(Task):
 
         config: Any = read_config(run)
         self.label_names = class_names(config)
-        tables: dict[str, Any] = dict(self.open_rows(source).read())
-        rows = tables["test"] if "test" in tables else next(iter(tables.values()))
-
-        pairs = list(read_series_for(rows, self.label_names, self.values, self.label, self.events, source))
-        if not pairs:
-            raise ValueError(f"{source!r} has no rows to evaluate on")
-        self.scored = {"test": pairs}
+        rows = rows_to_evaluate(self.open_rows(source).read(), source)
+        self.scored = {
+            "test": list(read_series_for(rows, self.label_names, self.values, self.label, self.events, source))
+        }
 
     def fields(self) -> dict[str, Any]:
         scale = {"mean": self.rows.mean, "std": self.rows.std}
