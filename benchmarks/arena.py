@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +28,7 @@ from typing import Any
 
 from run_queue import finish, keep, planned, scores, together
 
-from lagwise.bench.harness import process_bytes
+from lagwise.bench.harness import in_own_process, process_bytes
 from lagwise.bench.text_baselines import bag_of_bytes
 from lagwise.data import open_format, read_labelled
 from lagwise.tables import known
@@ -139,10 +138,10 @@ def _training(folder: Path, recipe: str, overrides: list[str]) -> dict[str, Any]
 def path_x(given: argparse.Namespace) -> None:
     """50 steps of Path-X in a process of their own, and the peak of its memory."""
     folder = given.folder / PATH_X
-    if (folder / "config.json").is_file():
-        return
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        peak = pool.apply(_peak_of_training, (*_PATH_X, folder))
+    memory = folder.with_name(f"{PATH_X}.memory")
+    if not memory.is_file():
+        memory.write_text(str(in_own_process(_peak_of_training, *_PATH_X, folder)))
+    peak = int(memory.read_text())
     result = _training(folder, *_PATH_X)
     keep(given.results, PATH_X, {**result, "machine": json.loads((folder / "run.json").read_text()), "memory": peak})
     print(f"{PATH_X}: {peak / 2**20:,.0f} MB, losses {[loss for _, loss in result['losses']]}", flush=True)

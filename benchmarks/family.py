@@ -9,10 +9,10 @@ A step is a forward and backward pass in float32 on one thread, with ``tokens / 
 are timed in turn with TNN. Mixers without the chosen direction use the other one, and so does their TNN baseline.
 
 Before timing, every mixer of lagwise is compared with the dense reference of its tests (mixers of other packages, which
-`register_mixer` or an entry point adds, have none), every stack is compared with itself in
-float64, and outputs of causal stacks must not depend on later tokens. Outputs and gradients of other packages only need
-to be finite. Each result is written to the file at once and is not measured again. The setting of TNN table 5, single
-sequences through two layers of 64 channels, is
+`register_mixer` or an entry point adds, have none), every stack is compared with itself in float64, and outputs of
+causal stacks must not depend on later tokens. Outputs and gradients of other packages only need to be finite. Each
+result is written to the file at once and is not measured again. The setting of TNN table 5, single sequences through
+two layers of 64 channels, is
 
     --channels 64 --lengths 1024,2048,3072,4096,5120 --tokens 1 --direction two-sided
 """
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from lagwise.bench.attention_peers import ATTENTION_PEERS
 from lagwise.bench.harness import interleaved, memory_of, save_results, training_step
 from lagwise.blocks import BLOCKS, PreNormBlock
+from lagwise.files import one_line
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS, Mixer
 from lagwise.ops import Layout
@@ -223,9 +224,9 @@ def main(given: argparse.Namespace) -> None:
             except ImportError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
-            except ValueError as error:
-                row = {**key, "refused": str(error)}
-                print(f"| {name} | {key['direction']} | {length} | refused: {error} |||", flush=True)
+            except (ValueError, RuntimeError, AssertionError) as error:  # as layers of other packages raise them
+                row = {**key, "refused": one_line(error)}
+                print(f"| {name} | {key['direction']} | {length} | refused: {one_line(error)} |||", flush=True)
             else:
                 seconds, ratio = row["step"].median, row["tnn"].median / row["step"].median
                 cells = (name, key["direction"], length, f"{1 / seconds:.2f}", f"{ratio:.2f}×")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.bench.forecasting import BENCHMARKS, read_benchmark
-from lagwise.bench.harness import process_bytes, save_results
+from lagwise.bench.harness import in_own_process, process_bytes, save_results
 from lagwise.cli.terminal import print_table
 
 LOOK_BACK = 720
@@ -150,8 +149,7 @@ def main() -> None:
     rows = []
     for name in options.data.split(","):
         for method in METHODS:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                rows.append(pool.apply(measure, (options.folder, name, options.horizon, method)))
+            rows.append(in_own_process(measure, options.folder, name, options.horizon, method))
             print(rows[-1], flush=True)
     print_table(
         f"Fit of all series, look-back {LOOK_BACK}, horizon {options.horizon}",

@@ -187,6 +187,7 @@ def train(run: Path, seed: int, path: Path, about: Fields, results: Path) -> Non
         {
             "seed": seed,
             **about,
+            "elapsed_seconds": done["seconds"],
             "tokens_per_second": _BATCH * LENGTH / about["seconds"],
             "machine": done["machine"],
             "curve": [(m["step"], m["eval_loss"]) for m in done["evaluations"]],
@@ -223,7 +224,8 @@ def main() -> None:
     calls = []
     for seed in range(given.seeds):
         for name, (path, about) in made.items():
-            run, about = runs / (name if seed == 0 else f"{name}-seed{seed}"), {**about, **plan[name]}
+            run = runs / (name if seed == 0 else f"{name}-seed{seed}")
+            about = {**about, "minutes": given.minutes, **plan[name]}
             calls.append(partial(train, run, seed, path, about, results))
     together(given.workers, calls)
 

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -84,8 +85,11 @@ def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
     return (guesses == labels).double().mean().item()
 
 
-def trained(model: nn.Module, pictures: Tensor, labels: Tensor, seconds: float, held: tuple[Tensor, Tensor]) -> list:
-    """Train for so many seconds of CPU time; return (picture number, accuracy on those held out) after each epoch."""
+def trained(
+    model: nn.Module, pictures: Tensor, labels: Tensor, seconds: float, held: tuple[Tensor, Tensor]
+) -> Iterator[list[tuple[int, float]]]:
+    """Train for so many seconds of CPU time. After each epoch, yields (picture number, accuracy on those held out) of
+    all epochs."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     begun, curve, seen = time.process_time(), [], 0
     while (done := (time.process_time() - begun) / seconds) < 1:
@@ -106,7 +110,7 @@ def trained(model: nn.Module, pictures: Tensor, labels: Tensor, seconds: float, 
                 break
         curve.append((seen, accuracy(model, *held)))
         print(f"{seen:,} pictures: loss {loss.item():.3f}, held-out accuracy {curve[-1][1]:.4f}", flush=True)
-    return curve
+        yield curve
 
 
 def main() -> None:
@@ -122,17 +126,16 @@ def main() -> None:
     pictures, labels = drawn(given.pictures + _HELD_OUT, given.side)
     held = pictures[given.pictures :], labels[given.pictures :]
     model = network(given.side, given.width).to(memory_format=torch.channels_last)
-    curve = trained(model, pictures[: given.pictures], labels[: given.pictures], 60 * given.minutes, held)
-    results = {
+    out = given.out or Path(f"benchmarks/results/pathfinder-cnn-{given.side}-cpu.json")
+    about = {
         "side": given.side,
         "pictures": given.pictures,
         "minutes": given.minutes,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "accuracy": curve[-1][1],
-        "curve": curve,
     }
-    out = given.out or Path(f"benchmarks/results/pathfinder-cnn-{given.side}-cpu.json")
-    save_results(out, f"python benchmarks/pathfinder_cnn.py {' '.join(sys.argv[1:])}".rstrip(), results)
+    for curve in trained(model, pictures[: given.pictures], labels[: given.pictures], 60 * given.minutes, held):
+        results = {**about, "accuracy": curve[-1][1], "curve": curve}
+        save_results(out, f"python benchmarks/pathfinder_cnn.py {' '.join(sys.argv[1:])}".rstrip(), results)
 
 
 if __name__ == "__main__":

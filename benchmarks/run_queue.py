@@ -155,7 +155,8 @@ def finish(run: Path, new: Sequence[str], evaluation: Sequence[str] = ()) -> dic
     """Train a run by ``lagwise train`` with the arguments ``new``, or resume it, and then evaluate it. Finished parts
     are skipped. The log is written next to the run's folder.
 
-    Returns the run's machine and the logged evaluations: the step, and values by ``eval_NAME``.
+    Returns the run's machine, its seconds of training and validation without pauses, and the logged evaluations: the
+    step, and values by ``eval_NAME``.
     """
     log = run.with_name(f"{run.name}.log")
     if not (run / "config.json").is_file():
@@ -166,6 +167,7 @@ def finish(run: Path, new: Sequence[str], evaluation: Sequence[str] = ()) -> dic
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "machine": json.loads((run / "run.json").read_text()),
+        "seconds": max(line["seconds"] for line in lines),
         "evaluations": [line for line in lines if "eval_loss" in line],
     }
 

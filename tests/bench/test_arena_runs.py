@@ -107,7 +107,7 @@ def test_path_x_reports_the_memory_of_its_steps(
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
     recipe, overrides = script._PATH_X
     short = ["training.steps=2", "training.batch_size=2", "training.accumulate=2", "training.log_every=1"]
-    small = ["data.source=lra-path-x:10", "model.hidden_size=8", "model.num_hidden_layers=1"]
+    small = ["data.source=lra-path-x:300", "model.hidden_size=8", "model.num_hidden_layers=1"]
     monkeypatch.setattr(script, "_PATH_X", (recipe, [*overrides, *short, *small]))
     monkeypatch.setitem(sys.modules, "arena", script)
     given = Namespace(folder=tmp_path, results=tmp_path / "results.json")
@@ -116,3 +116,6 @@ def test_path_x_reports_the_memory_of_its_steps(
     assert [step for step, _ in found["losses"]] == [1, 2]
     assert found["rows_seen"] == 4
     assert found["memory"] > 2**27
+    (tmp_path / "results.json").unlink()  # stopped before the results were written
+    script.path_x(given)
+    assert json.loads(given.results.read_text())["results"]["path-x-tnn-2d"] == found

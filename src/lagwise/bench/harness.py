@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,14 @@ def memory_of(make: Callable[..., Iterator[Callable[[], None]]], *arguments: Any
         arguments: Arguments of ``make``.
         threads: CPU threads of the process.
     """
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_memory_here, (make, arguments, threads))
+    return in_own_process(_memory_here, make, arguments, threads)
+
+
+def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function of a module, called in a new process. `concurrent.futures.process.BrokenProcessPool` if
+    that is killed, for example for its memory."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def _memory_here(make: Callable[..., Iterator[Callable[[], None]]], arguments: tuple[Any, ...], threads: int) -> int:

@@ -43,6 +43,7 @@ def describe() -> dict[str, Any]:
     import transformers
 
     from lagwise import __version__
+    from lagwise.ops import native
 
     return {
         "lagwise": __version__,
@@ -57,6 +58,7 @@ def describe() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "bfloat16": bfloat16_is_fast(),
+        "native": native.available(),
     }
 
 
