@@ -49,3 +49,6 @@ def test_plotted_curves_have_the_kernels_values() -> None:
     assert (
         kernel_matrices([kernel], size=3).axes[0].images[0].get_array().filled(0).tolist() == kernel.matrix(3).tolist()
     )
+    nothing = kernel_matrices([LayerKernel("0", np.zeros((1, 4)))])
+    nothing.canvas.draw()
+    assert not nothing.axes[0].images[0].get_array().filled(0).any()

@@ -31,7 +31,7 @@ def test_training_reports_the_accuracy_after_each_epoch() -> None:
     labels = torch.arange(128) % 2
     pictures = (255 * labels[:, None, None, None]).expand(-1, 1, 32, 32).to(torch.uint8)
     model = SCRIPT["network"](32, 2)
-    curve = SCRIPT["trained"](model, pictures, labels, 1.0, (pictures[:10], labels[:10]))
+    *_, curve = SCRIPT["trained"](model, pictures, labels, 1.0, (pictures[:10], labels[:10]))
     assert curve[0][0] <= 128
     assert all(0 <= share <= 1 for _, share in curve)
     assert all(math.isfinite(p.sum().item()) for p in model.parameters())

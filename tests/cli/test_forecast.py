@@ -89,3 +89,20 @@ def test_bench_writes_a_table_and_results(data: Path, monkeypatch: pytest.Monkey
     cells = json.loads(out.read_text())["results"]["cells"]
     assert {(each["horizon"], each["windows"]) for each in cells} == {(12, 69), (24, 57)}
     assert len(cells) == 2 * len(bench.models(made, 12))
+
+
+def test_series_named_as_ends_of_intervals_are_refused(data: Path) -> None:
+    table = pd.read_csv(data)
+    table["load_lower"] = table["load"]
+    table.to_csv(data, index=False)
+    result = runner.invoke(app, ["forecast", "--data", str(data), "--horizon", "3", "--columns", "load,load_lower"])
+    assert "'load_lower' has the name that intervals of 'load' get" in str(result.exception)
+
+
+def test_the_names_of_forecasts_keep_points(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    data.rename(data.with_name("my.2024.csv"))
+    options = ["--horizon", "3", "--columns", "load", "--model", "ridge", "--look-back", "20"]
+    result = runner.invoke(app, ["forecast", "--data", "my.2024.csv", *options])
+    assert result.exit_code == 0, result.output
+    assert (data.parent / "my.2024-forecast.csv").is_file()

@@ -260,3 +260,10 @@ def test_integers_of_numpy_are_accepted() -> None:
     plain, theirs = (LagForecaster(h, n).fit(x) for h, n in ((6, 24), (np.int64(6), np.int64(24))))
     assert np.array_equal(plain.predict(), theirs.predict())
     assert plain._recent[0].base is None or len(plain._recent[0].base) == 24  # not all rows of training
+
+
+def test_parameters_may_be_numbers_of_numpy() -> None:
+    x = np.sin(np.arange(300.0))
+    numbers = {"horizon": np.int64(5), "look_back": np.int64(20), "rank": np.int64(3), "validation": np.int64(50)}
+    made = LagForecaster(**numbers).fit(x).predict(np.int64(2))
+    np.testing.assert_allclose(made, LagForecaster(5, 20, rank=3, validation=50).fit(x).predict(2))

@@ -41,3 +41,24 @@ def test_forecasts_equal_ours_and_updates_stream() -> None:
     np.testing.assert_allclose(quantiles[0][0.5], adapter.predict())
     with pytest.raises(NotImplementedError, match="in-sample"):
         SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])
+
+
+@pytest.mark.parametrize("kind", ["dates", "periods", "numbers"])
+def test_updates_take_only_what_follows_the_window(kind: str) -> None:
+    """sktime passes rows that overlap with those before; others are missing."""
+    x = np.sin(np.arange(110) / 3)
+    dates = pd.date_range("2024-01-01", periods=110, freq="D")
+    y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), "numbers": pd.RangeIndex(110)}[kind])
+
+    def after(*parts: pd.Series) -> np.ndarray:
+        adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=[1, 2])
+        for part in parts:
+            adapter.update(part, update_params=False)
+        return adapter.predict().to_numpy()
+
+    expected = after(y[80:95])
+    np.testing.assert_allclose(after(y[70:95]), expected)
+    np.testing.assert_allclose(after(y[80:90], y[80:95]), expected)
+    missing = y.copy()
+    missing[90:93] = np.nan
+    np.testing.assert_allclose(after(y[80:90], y[93:95]), after(missing[80:95]))

@@ -120,3 +120,8 @@ def test_dates_with_and_without_a_time_of_day() -> None:
     times = pd.date_range("2024-03-01", periods=30, freq="h")
     text = [str(time).removesuffix(" 00:00:00") for time in times]
     assert list(regular_times(column(text))[1]) == list(times)
+
+
+def test_infinite_times_are_named() -> None:
+    with pytest.raises(ValueError, match="inf"):
+        regular_times(column([0.0, 1.0, np.inf, 3.0]))

@@ -130,3 +130,18 @@ def test_padded_prompts_are_not_exported() -> None:
             generation_config=STATIC,
         )
     assert "attention_mask" in str(caught.value.__cause__)
+
+
+@torch.no_grad()
+def test_a_static_cache_continues_its_own_rows_only() -> None:
+    model, ids = model_of("mega-lm"), torch.randint(256, (2, 8))
+    cache = FixedCache()
+    mask = torch.ones_like(ids)
+    mask[0, -1] = 0
+    with pytest.raises(ValueError, match="padded on the right"):
+        model(ids, past_key_values=cache, attention_mask=mask)
+    model(ids[:1], past_key_values=cache)
+    with pytest.raises(ValueError, match="holds a batch of 1, the input is a batch of 2"):
+        model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="filled by another model"):
+        model_of("mega-lm")(ids[:1], past_key_values=cache)

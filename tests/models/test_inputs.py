@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification, LagwiseModel
+from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification, LagwiseModel, StreamingCache
 from lagwise.ops import Layout
 
 INPUTS: dict[str, tuple[Any, str, torch.Size]] = {
@@ -147,3 +147,49 @@ def test_much_padding_does_not_change_hidden_states(causal: bool) -> None:
         for ours, wanted in zip(out.hidden_states, alone.hidden_states, strict=True):
             torch.testing.assert_close(ours[i, : len(row)], wanted[0], rtol=0, atol=1e-9)
     assert out.last_hidden_state[1, 3:].abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", ["values", "patches"])
+def test_models_in_bfloat16_accept_inputs_in_float32(kind: str) -> None:
+    exact, rounded = make(kind)(**example(kind)).logits, make(kind).bfloat16()(**example(kind)).logits
+    assert rounded.dtype == torch.bfloat16
+    assert rounded.shape == exact.shape
+
+
+def test_a_signal_far_from_zero_keeps_its_digits_in_bfloat16() -> None:
+    inputs = {"name": "values", "features": 1, "mean": [1000.0], "std": [1.0]}
+    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_labels": 3, "inputs": inputs}
+    torch.manual_seed(0)
+    model = LagwiseForSequenceClassification(LagwiseConfig(**fields)).eval()
+    x = 1000 + torch.randn(2, 30, 1)
+    exact = model(input_values=x).logits
+    error = (model.bfloat16()(input_values=x).logits - exact).norm() / exact.norm()
+    assert error < 0.05
+
+
+def test_numbers_far_from_zero_keep_their_digits_under_autocast() -> None:
+    model = make("values", problem_type="regression", num_labels=1, label_mean=2000.0, label_std=5.0)
+    exact = model(**(inputs := {"input_values": torch.randn(4, 10, 3)})).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(**inputs).logits
+    assert exact.std() > 0.01
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"token_type_ids": torch.full((2, 12), 7)}, r"token_type_ids must be in \[0, 2\), got 7 to 7"),
+        ({"token_type_ids": torch.zeros(2, 5, dtype=torch.long)}, r"token_type_ids must be .* \(2, 12\), got \(2, 5\)"),
+        ({"token_type_ids": torch.zeros(1, 1, dtype=torch.long)}, r"got \(1, 1\)"),
+        ({"input_ids": torch.zeros(2, 12)}, "input_ids must be whole numbers, got torch.float32"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 12)}, r"inputs_embeds must be \(batch, length, 16\)"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(2, 12, 3)}, r"got \(2, 12, 3\)"),
+    ],
+    ids=str,
+)
+def test_wrong_types_and_embeddings_are_named(given: dict[str, Any], message: str) -> None:
+    model, cache = make("tokens", type_vocab_size=2, causal=True), StreamingCache(2)
+    with pytest.raises(ValueError, match=message):
+        model.model(**{**example("tokens"), **given}, past_key_values=cache)
+    model.model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)  # an error leaves the cache as it was

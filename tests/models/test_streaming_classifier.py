@@ -147,3 +147,18 @@ def test_a_step_is_a_linear_map_of_its_standardized_samples() -> None:
         make("tcn", inputs={"name": "values", "features": 1, "std": [0.0]})
     with pytest.raises(ValueError, match="mean must have a number for each of 2 features"):
         make("tcn", inputs={"name": "values", "features": 2, "mean": [0.0]})
+
+
+def test_several_labels_have_probabilities_of_their_own() -> None:
+    model = make("tcn", LagwiseForSequenceClassification, pooling="last", problem_type="multi_label_classification")
+    x = torch.randn(30, 2, dtype=torch.float64)
+    expected = model(input_values=x[None]).logits[0].sigmoid()
+    torch.testing.assert_close(StreamingClassifier(model).push(x)[-1], expected.detach(), rtol=0, atol=1e-9)
+
+
+def test_a_stream_in_bfloat16_standardizes_as_the_whole_signal() -> None:
+    model = make("tcn", inputs={"name": "values", "features": 2, "stride": 3, "mean": [1000.0, 0.0], "std": [1.0, 1.0]})
+    x = torch.randn(60, 2) + torch.tensor([1000.0, 0.0])
+    with torch.no_grad():
+        whole = model.bfloat16()(input_values=x[None]).logits[0].softmax(-1)
+    torch.testing.assert_close(StreamingClassifier(model).push(x), whole, rtol=0, atol=0.02)

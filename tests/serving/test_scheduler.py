@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -256,3 +257,21 @@ def test_requests_beyond_the_limits_are_refused(tokenizer: PreTrainedTokenizerBa
     assert answer.most == 2
     finish(limited)
     assert answer.finish is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_end_only_their_request(scheduler: Scheduler, temperature: float) -> None:
+    prompt = tokens(4)
+    expected = scheduler.submit(prompt, Sampling(9, **GREEDY))
+    finish(scheduler)
+    one, other = (scheduler.submit(prompt, Sampling(9, temperature=t)) for t in (temperature, 0.0))
+    scheduler.turn()
+    scheduler.turn()
+    logits = scheduler.session.logits.clone()
+    logits[0] = math.nan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(scheduler.session), "logits", property(lambda self: logits))
+        scheduler.turn()
+    assert isinstance(one.error, FloatingPointError)
+    finish(scheduler)
+    assert other.take() == expected.take()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from every_task import recipe
 
 from lagwise.data.options import DataOptions
 from lagwise.runs import predict_run
+from lagwise.runs.predict import write_rows
 from lagwise.tasks.forecasting import Forecasting, Windows
 from lagwise.training import train
 
@@ -67,9 +71,9 @@ def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
     assert [list(row) for row in made] == [["time", "load", "price"]] * 6
     for name in ("load", "price"):
         (alone,) = predict_run(run, [{"past_values": table[name].tolist()}], progress=False)
-        np.testing.assert_allclose([row[name] for row in made], alone["forecast"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose([row[name] for row in made], json.loads(alone["forecast"]), rtol=0, atol=1e-5)
     near = predict_run(run, [{"past_values": (table["load"] - 1e6).tolist()}], progress=False)[0]["forecast"]
-    np.testing.assert_allclose([row["load"] - 1e6 for row in made], near, atol=1e-5)
+    np.testing.assert_allclose([row["load"] - 1e6 for row in made], json.loads(near), atol=1e-5)
     table.loc[20:, "price"] = np.nan
     table.to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(ValueError, match=r"column 'price' of .* has no value in the last 16 rows"):
@@ -79,3 +83,12 @@ def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
 def test_parts_are_tenths_of_the_rows(tmp_path: Path) -> None:
     task = opened(tmp_path, rows=1000)
     assert [len(part) for part in task.parts.values()] == [700, 110, 210]
+
+
+def test_a_table_of_pasts_gets_a_column_of_forecasts(tmp_path: Path) -> None:
+    run = train(recipe("forecasts", tmp_path / "data"), tmp_path / "run", progress=False)
+    rows = predict_run(run, [{"id": 1, "past_values": [1.0, 2.0, 4.0]}], progress=False)
+    write_rows(rows, file := io.StringIO())
+    (row,) = csv.DictReader(io.StringIO(file.getvalue()))
+    assert row["id"] == "1"
+    assert len(json.loads(row["forecast"])) == 6

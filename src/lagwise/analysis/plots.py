@@ -50,7 +50,8 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Fig
     for axes, kernel in zip(drawn, kernels, strict=True):
         matrix = kernel.matrix(min(size, kernel.reach))
         shown = np.ma.masked_less_equal(matrix, 0)
-        image = axes.imshow(shown, norm=LogNorm(vmin=max(shown.max() * 1e-3, 1e-12), vmax=shown.max()), cmap="viridis")
+        largest = max(matrix.max(), 1e-9)  # a kernel may be zero
+        image = axes.imshow(shown, norm=LogNorm(vmin=largest * 1e-3, vmax=largest), cmap="viridis")
         axes.set(title=f"layer {kernel.layer}", xlabel="from token j", ylabel="to token i")
         figure.colorbar(image, ax=axes, shrink=0.8)
     figure.suptitle("Toeplitz matrices: mean size over channels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import plain, print_table
 
 _ROWS, _SERIES = 10, 5  # of forecasts that are printed
+_ENDINGS = r"(\.(csv|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
 
 
 def forecast(
@@ -30,7 +32,7 @@ def forecast(
         str | None,
         typer.Option(
             callback=not_empty,
-            help="ridge, toeplitz, rpe, frequency or modal.",
+            help="ridge, toeplitz, rpe, frequency, modal or s4d.",
             show_default="the best of several on a held-out end",
         ),
     ] = None,
@@ -62,13 +64,15 @@ def forecast(
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
     """
     from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
+    from lagwise.forecasting.writing import check_names
 
-    out = out or Path(f"{data.name.split('.')[0]}-forecast.csv")
+    out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
     if out.suffix != ".csv" or not out.parent.is_dir():
         raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out.exists() and data.exists() and out.samefile(data):
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
     table = read_series(data, time, None if columns is None else columns.split(","))
+    check_names(list(table.frame.columns))
     first, last = (_time(at) for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:

@@ -61,12 +61,12 @@ class Design:
 
 def make_design(forecaster: Any) -> Design:
     """The design for a forecaster's parameters. A ValueError names a parameter that is out of range."""
-    model, rank, penalty = forecaster.model, forecaster.rank, forecaster.penalty
+    model, rank, penalty = forecaster.model, plain(forecaster.rank), forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
     name = known(spec.get("name"), CLOSED_FORM + LEARNED, "model")
-    horizon, kernels = (whole_number(option, _plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
-    look_back = _plain(forecaster.look_back)
-    look_backs = [look_back] if isinstance(look_back, int | str) else [_plain(each) for each in look_back]
+    horizon, kernels = (whole_number(option, plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
+    look_back = plain(forecaster.look_back)
+    look_backs = [look_back] if isinstance(look_back, int | str) else [plain(each) for each in look_back]
     if not look_backs:
         raise ValueError(f"look_back must be a number or several, got {shown(look_back)}")
     if horizon % kernels:
@@ -94,13 +94,14 @@ def make_design(forecaster: Any) -> Design:
     )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert numpy integers, as a grid search passes them, to Python integers."""
     return int(value) if isinstance(value, np.integer) else value
 
 
 def held_out_rows(design: Design, validation: float, rows: int) -> int:
     """Number of rows to hold out, from ``validation`` as a share or a number."""
+    validation = plain(validation)
     if isinstance(validation, float):
         if not 0 <= validation < 1:
             raise ValueError(f"validation must be a share in [0, 1) or a number of rows, got {validation!r}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from lagwise.forecasting.design import Design, held_out_rows, make_design
+from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
 from lagwise.forecasting.errors import error_quantiles, error_sizes, forecast_errors
 from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, scales
@@ -289,7 +289,7 @@ class LagForecaster(BaseEstimator):
         fitted = self.maps_.shape[2]
         if horizon is None:
             return fitted
-        if whole_number("horizon", horizon) > fitted:
+        if whole_number("horizon", horizon := plain(horizon)) > fitted:
             raise ValueError(f"horizon must be at most the {fitted} rows fitted for, got {horizon}")
         return horizon
 

@@ -23,6 +23,8 @@ class SktimeLagForecaster(BaseForecaster):
     update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
     ``update_params=True`` the forecaster is fitted again. Parameters and errors are those of `LagForecaster`.
 
+    Rows that the window has already are passed over, and rows missing before the first new one count as unobserved.
+
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
     Examples
@@ -80,6 +82,8 @@ class SktimeLagForecaster(BaseForecaster):
         horizon = int(self._steps(fh).max())
         self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(y.to_numpy())
         self.columns_ = y.columns
+        self.last_ = y.index[-1]
+        self.frequency_ = getattr(y.index, "freq", None) or getattr(y.index, "inferred_freq", None)
         return self
 
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
@@ -99,9 +103,20 @@ class SktimeLagForecaster(BaseForecaster):
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
         if update_params:
             return self._fit(self._y, X, self.fh)
-        for row in y.to_numpy():
+        for row in y.reindex(self._following(y.index)).to_numpy():
             self.forecaster_.update(row)
+        self.last_ = max(self.last_, y.index[-1])
         return self
+
+    def _following(self, index: pd.Index) -> pd.Index:
+        """The times from the window's last row to the end of ``index``, also those that it lacks."""
+        if isinstance(index, pd.PeriodIndex):
+            return pd.period_range(self.last_, index[-1])[1:]
+        if not isinstance(index, pd.DatetimeIndex):
+            return pd.RangeIndex(self.last_ + 1, index[-1] + 1)
+        if self.frequency_ is None:
+            return index[index > self.last_]
+        return pd.date_range(self.last_, index[-1], freq=self.frequency_)[1:]
 
     def _steps(self, fh: Any) -> np.ndarray:
         """The steps of a horizon after the data, from 1; sktime refuses others."""

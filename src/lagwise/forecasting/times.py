@@ -55,8 +55,9 @@ def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(column):
-        if column.isna().any():
-            _no_time(column, column)
+        finite = column.where(~column.isin([np.inf, -np.inf]))
+        if finite.isna().any():
+            _no_time(column, finite)
         if pd.api.types.is_integer_dtype(column) and column.between(10**7, 10**8).all():
             dates = pd.to_datetime(column.astype(str), format="%Y%m%d", errors="coerce")
             column = dates if dates.notna().all() else column

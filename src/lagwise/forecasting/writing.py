@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def check_names(names: Sequence[str]) -> None:
+    """ValueError if a series has the name that an end of another one's intervals gets."""
+    taken = {f"{name}_{end}": name for name in names for end in ("lower", "upper")}
+    if both := next((name for name in names if name in taken), None):
+        raise ValueError(f"series {both!r} has the name that intervals of {taken[both]!r} get; rename or omit it")
+
+
 def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path]:
     """Write the forecast of the rows after a table, by a forecaster fitted to it.
 
     ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, and a .png file of the same name the
-    plot. Returns the table and the path of the plot.
+    plot. Returns the table and the path of the plot. ValueError as `check_names`.
     """
     import pandas as pd
 
+    check_names(list(table.frame.columns))
     values = forecaster.predict()
     lower, upper = forecaster.predict_interval()
     times = table.next_times(len(values))

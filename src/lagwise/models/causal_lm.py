@@ -50,7 +50,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         `generate`, `StreamingSession` and all other code that continues a `StreamingCache` token by token, without
         gradients, then use it. It gives the same logits, up to rounding, several times as fast. A stream keeps the
         weights that it started with; a stream started later uses the current weights, however they have been trained
-        since.
+        since (but not changes through a parameter's ``.data``, which PyTorch does not count).
 
         Args:
             batch_size: Rows of the batch; None: any number of them.

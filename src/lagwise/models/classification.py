@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -63,7 +64,8 @@ class LagwiseForSequenceClassification(Head):
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         if self.config.problem_type == "regression":
-            logits = logits * self.config.label_std + self.config.label_mean
+            wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
+            logits = logits.to(wide) * self.config.label_std + self.config.label_mean
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)

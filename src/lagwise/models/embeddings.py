@@ -27,7 +27,9 @@ class TokenInput(nn.Embedding):
 
     @staticmethod
     def check(input_ids: Tensor, embedding: nn.Embedding) -> None:
-        """ValueError for ids of a wrong shape or outside the vocabulary."""
+        """ValueError for ids of a wrong type or shape, or outside the vocabulary."""
+        if input_ids.is_floating_point():
+            raise ValueError(f"input_ids must be whole numbers, got {input_ids.dtype}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; begin an empty prompt "
@@ -71,12 +73,13 @@ class ValueInput(nn.Linear):
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
 
     def forward(self, input_values: Tensor) -> Tensor:
-        x = input_values.to(self.weight.dtype)
+        # In at least float32: in bfloat16 a signal far from 0 would lose its digits.
+        x = input_values.to(torch.promote_types(input_values.dtype, torch.float32))
         if self.mean is not None:
             x = x - x.new_tensor(self.mean)
         if self.std is not None:
             x = x / x.new_tensor(self.std)
-        return super().forward(x.reshape(x.shape[0], -1, self.in_features))
+        return super().forward(x.to(self.weight.dtype).reshape(x.shape[0], -1, self.in_features))
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
@@ -113,7 +116,7 @@ class PatchInput(nn.Conv2d):
         # As a matrix product, whose result lies in memory as all layers need it; a convolution's does not.
         side = self.stride[0]
         patches = pixel_values.unflatten(3, (-1, side)).unflatten(2, (-1, side)).permute(0, 2, 4, 1, 3, 5)
-        return F.linear(patches.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)
+        return F.linear(patches.flatten(3).flatten(1, 2).to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
     def grid(self, pixel_values: Tensor) -> tuple[int, int]:
         """Rows and columns of patches."""

@@ -27,6 +27,7 @@ class FixedCache(RowCache):
     def __init__(self, state: dict[str, Tensor] | None = None):
         super().__init__(layers=[])
         self.state, self.seen = state, 0
+        self.model: int | None = None  # the number of the model that filled it, where that is known
 
     def advance(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
         """Process tokens and update the state: a prompt as a whole, later tokens one by one.
@@ -40,8 +41,8 @@ class FixedCache(RowCache):
             Logits ``(batch, length, vocab_size)``.
 
         Raises:
-            ValueError: If tokens after the prompt (in a graph, any tokens) are padded, or if an argument is not
-                supported by a step.
+            ValueError: If a prompt is padded on the right, or tokens after it (in a graph, any tokens) are padded; if
+                an argument is not supported by a step; for another model or number of rows than those of the prompt.
         """
         if torch.compiler.is_exporting():
             return self._traced(model, step, inputs)
@@ -49,9 +50,11 @@ class FixedCache(RowCache):
             cache = StreamingCache(len(model.model.layers))
             given = {**inputs, "past_key_values": cache, "use_cache": True, "return_dict": True}
             logits = type(model).forward(model, **given).logits  # exporters record calls of the model's own forward
-            self.state, self.seen = step.take(cache)[0], cache.seen
+            cache.require_no_right_padding()
+            self.state, self.seen, self.model = step.take(cache)[0], cache.seen, cache.model
             return logits
         _require_plain(inputs)
+        self._check(model, len(inputs["input_ids"]))
         ids, mask, limit = inputs["input_ids"], inputs.get("attention_mask"), model.length_limit
         if mask is not None and not mask[:, -ids.shape[1] :].all():
             raise ValueError("only prompts may be padded with cache_implementation='static'")
@@ -63,6 +66,13 @@ class FixedCache(RowCache):
             rows.append(logits)
         self.seen += len(rows)
         return torch.stack(rows, 1)
+
+    def _check(self, model: Any, rows: int) -> None:
+        own = next(iter(self.state.values())).shape[0] if self.state else rows
+        if rows != own:
+            raise ValueError(f"past_key_values holds a batch of {own}, the input is a batch of {rows}")
+        if self.model not in (None, model.model.number):
+            raise ValueError("past_key_values was filled by another model; begin a new cache")
 
     def _traced(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
         """`advance` in a graph that is being exported. It always uses the step, for prompts too."""
@@ -92,7 +102,7 @@ class FixedCache(RowCache):
         return False
 
     def reset(self) -> None:
-        self.state, self.seen = None, 0
+        self.state, self.seen, self.model = None, 0, None
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a static cache cannot be rolled back; assisted decoding needs cache_implementation='dynamic'")

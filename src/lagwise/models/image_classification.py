@@ -45,7 +45,7 @@ class LagwiseForImageClassification(Head):
     ) -> ImageClassifierOutput:
         assert out.last_hidden_state is not None
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
-        logits = self.classifier(self.hidden(self.dropout(pooled)))
+        logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)

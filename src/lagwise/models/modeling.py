@@ -204,6 +204,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = False
         if past_key_values is None and use_cache:
             past_key_values = StreamingCache(len(self.layers))
+        self._check_types(token_type_ids, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
         self._check_length(batch, length, mask, past_key_values, seq_idx)
         if past_key_values is not None:
@@ -254,6 +255,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         if embeds is not None:
             if self.embed_ngrams is not None:
                 raise ValueError("this model embeds n-grams of tokens (ngram_sizes); give input_ids, not inputs_embeds")
+            if embeds.dim() != 3 or embeds.shape[2] != self.config.hidden_size:
+                raise ValueError(
+                    f"inputs_embeds must be (batch, length, {self.config.hidden_size}), got {tuple(embeds.shape)}"
+                )
             check_finite("inputs_embeds", embeds)
             return embeds, None
         x = given[expected]
@@ -275,6 +280,15 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
+
+    def _check_types(self, types: Tensor | None, batch: int, length: int) -> None:
+        if types is None or self.embed_types is None:
+            return
+        if tuple(types.shape) != (batch, length):
+            raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {tuple(types.shape)}")
+        count = self.embed_types.num_embeddings
+        if types.device.type == "cpu" and not _traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
+            raise ValueError(f"token_type_ids must be in [0, {count}), got {int(types.min())} to {int(types.max())}")
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
         if seq_idx is not None:

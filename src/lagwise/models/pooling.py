@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.ops.packing import document_starts
+from lagwise.tables import known
 
 
 def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
@@ -25,8 +26,9 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
         better.
 
     Raises:
-        ValueError: For a mask of another shape, and for a row without any token.
+        ValueError: For another pooling, a mask of another shape, and a row without any token.
     """
+    known(pooling, ("mean", "first", "last"), "pooling of single texts")
     shape = tuple(hidden.shape[:2])
     if mask is not None and mask.shape != shape:
         raise ValueError(f"attention_mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")

@@ -14,8 +14,9 @@ from lagwise.models.modeling import LagwiseModelOutput
 class LagwiseForQuestionAnswering(Head):
     """Scores every position of a question and its text as the first and as the last token of the answer.
 
-    Takes the inputs of `LagwiseModel`, and for the loss start_positions and end_positions ``(batch,)``; positions
-    outside the sequence are ignored. Logits are ``(batch, length)`` each.
+    Takes the inputs of `LagwiseModel`, and for the loss start_positions and end_positions ``(batch,)``; as in
+    transformers, those beyond the sequence are ignored, and negative ones count as 0. Logits are ``(batch, length)``
+    each.
     """
 
     accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these

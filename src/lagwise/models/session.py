@@ -43,7 +43,7 @@ class StreamingSession:
         prefill_chunk: Tokens of a prompt to process at once, which bounds the memory of a long prompt.
 
     Raises:
-        ValueError: For another kind of model, and from every call while the model is in training mode.
+        ValueError: For another kind of model, and from calls that compute while the model is in training mode.
     """
 
     def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):

@@ -27,7 +27,8 @@ class StreamingClassifier:
                 ...
 
     With a `LagwiseForTokenClassification` these are the probabilities of the step; with a
-    `LagwiseForSequenceClassification` those of the signal up to and including the step.
+    `LagwiseForSequenceClassification` those of the signal up to and including the step. Of several labels
+    (``problem_type="multi_label_classification"``) each has a probability of its own.
 
     Args:
         model: A causal model of real values, in evaluation mode, whose weights must not change. Memory is bounded if
@@ -67,7 +68,8 @@ class StreamingClassifier:
         """Start again: the next sample is the first of a signal."""
         weight = self.model.classifier.weight
         self._cache = StreamingCache(len(self.model.model.layers))
-        self._waiting = weight.new_zeros(0, self.features)  # samples of the incomplete step
+        kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
+        self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
         self._steps = 0
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, self.model.config.hidden_size, dtype=wide)
@@ -101,7 +103,7 @@ class StreamingClassifier:
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()
         parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
-        return torch.cat(parts) if parts else x.new_zeros(0, self.model.num_labels)
+        return torch.cat(parts) if parts else self.model.classifier.weight.new_zeros(0, self.model.num_labels)
 
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
@@ -110,7 +112,9 @@ class StreamingClassifier:
         if isinstance(self.model, LagwiseForSequenceClassification):
             hidden = self.model.hidden(self._pool(hidden).to(dtype))
         self._steps += len(hidden)
-        return self.model.classifier(hidden.to(dtype)).softmax(-1)
+        logits = self.model.classifier(hidden.to(dtype))
+        several = self.model.config.problem_type == "multi_label_classification"
+        return logits.sigmoid() if several else logits.softmax(-1)
 
     def _pool(self, hidden: Tensor) -> Tensor:
         """The pooled signal, as in the model's head, up to each of these steps."""

@@ -35,6 +35,9 @@ def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> lis
     Args:
         logits: ``(rows, vocab_size)``.
         rules: Options and random number generator of each row.
+
+    Returns:
+        A token of each row, any if its logits are NaN.
     """
     chosen = logits.argmax(dim=1)
     rows = [row for row, (rule, _) in enumerate(rules) if rule.temperature > 0]
@@ -51,6 +54,6 @@ def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> lis
         total = probability.masked_fill(before >= top_p, 0).cumsum(dim=1)
         place = torch.searchsorted(total, numbers * total[:, -1:], right=True)
         # A number near 1 may be rounded up to the total.
-        last = (before < top_p).sum(dim=1, keepdim=True) - 1
+        last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # none is, where logits are NaN
         chosen[rows] = order.gather(1, torch.minimum(place, last)).squeeze(1)
     return chosen.tolist()

@@ -248,7 +248,10 @@ class Scheduler:
             answers = [self._running[handle][0] for handle in handles]
             tokens = draw(self.session.logits, [(answer.sampling, answer.numbers) for answer in answers])
             chosen = dict(zip(handles, tokens, strict=True))
-            self._drop([handle for handle, token in chosen.items() if self._take(handle, token)])
+            lost = self.session.logits.isnan().any(dim=1).tolist()
+            for answer in (answer for answer, bad in zip(answers, lost, strict=True) if bad):
+                answer.end("error", FloatingPointError("the model's logits are not numbers"))
+            self._drop([h for h, bad in zip(handles, lost, strict=True) if bad or self._take(h, chosen[h])])
             self.session.step({handle: chosen[handle] for handle in self.session.handles})
         except Exception as error:  # for example out of memory; the session is unchanged
             _log.exception("a step of the batch failed")

@@ -186,8 +186,8 @@ class Forecasting(Task):
         return ("past_values",)
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
-        """``forecast``, the next values of each row's ``past_values``: numbers of one series on any scale, null where
-        missing; only the last ``data.length`` are used."""
+        """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
+        scale, null where missing; only the last ``data.length`` are used."""
         found = []
         for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
             given = row["past_values"]
@@ -198,7 +198,7 @@ class Forecasting(Task):
             if values.ndim != 1 or not len(values) or np.isnan(values).all():
                 raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
             past = torch.from_numpy(values[-self.data.length :])[None, :, None]
-            found.append({"forecast": self._forecast(model, past)[0, :, 0].tolist()})
+            found.append({"forecast": json.dumps(self._forecast(model, past)[0, :, 0].tolist())})
         return found
 
     @torch.inference_mode()
