@@ -31,8 +31,11 @@ def check_mixer(factory: Factory, *, channels: int = 16, lengths: Sequence[int] 
 
     Raises:
         AssertionError: If a check fails; it says which.
+        ValueError: For a mixer over a grid (`Mixer.needs_grid`), because the checks are for sequences.
     """
     kind = type(_any(factory, channels))
+    if kind.needs_grid:
+        raise ValueError(f"check_mixer is for mixers of sequences; {kind.__name__} mixes over a grid")
     for causal in kind.directions:
         check_shapes(factory, channels, causal, lengths)
         check_padding(factory, channels, causal)

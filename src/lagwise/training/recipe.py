@@ -113,7 +113,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
     Two overrides replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
     `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions, for a chain by as many
-    layers as it has blocks; and ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
+    layers as it has blocks, and with the fields that the recipe's section ``words`` has for it, such as published
+    sizes; and ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
 
     ``NAME`` in ``model. ... .kernel.name=NAME``, and of another mixer or block, takes the place of the recipe's part,
     whose options stay where the new part has them too. Keys below ``model.block`` are checked when the model is built.
@@ -151,6 +152,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         _drop_options(values, override)
     for override in rest:
         _apply(values, override)
+    values.pop("words", None)
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
@@ -210,6 +212,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if of_pictures:
             _keep_expansions(values["model"]["block"], old.get("block"))
         _keep_depth(values["model"], old.get("block"))
+        own = _mapping(_mapping(values.get("words"), "words").get(text), f"words.{text}")
+        values["model"] |= {
+            **own,
+            "block": values["model"]["block"] | _mapping(own.get("block"), f"words.{text}.block"),
+        }
         return
     if key == "model.init_from" and separator:
         values["model"] = _kept(values)
@@ -233,6 +240,13 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
     values[last] = _parsed(text, f"in override {shown(override)}, the value")
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    """A mapping that a recipe may leave out."""
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{what} in a recipe must be a mapping, got {shown(value)}")
+    return value or {}
 
 
 def _drop_options(values: Any, override: str) -> None:
