@@ -201,22 +201,7 @@ def _is_moderate(root: yaml.Node | None) -> bool:
 def _apply(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if key == "model" and separator:
-        known(text, PRESETS, "model")
-        old = values.get("model") or {}
-        inputs = old.get("inputs") if isinstance(old, dict) else None
-        of_pictures = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
-        preset = (PRESETS | GRID_PRESETS if of_pictures else PRESETS)[text]
-        kept = {k: v for k, v in old.items() if k not in ("block", "norm")}
-        values["model"] = {**kept, **copy.deepcopy(preset)}
-        values["model"]["block"] |= _kept(values | {"model": old}).get("block", {})
-        if of_pictures:
-            _keep_expansions(values["model"]["block"], old.get("block"))
-        _keep_depth(values["model"], old.get("block"))
-        own = _mapping(_mapping(values.get("words"), "words").get(text), f"words.{text}")
-        values["model"] |= {
-            **own,
-            "block": values["model"]["block"] | _mapping(own.get("block"), f"words.{text}.block"),
-        }
+        _use_preset(values, text)
         return
     if key == "model.init_from" and separator:
         values["model"] = _kept(values)
@@ -247,6 +232,23 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{what} in a recipe must be a mapping, got {shown(value)}")
     return value or {}
+
+
+def _use_preset(values: dict[str, Any], word: str) -> None:
+    """Put the block of a word in the place of the recipe's, with what the recipe's ``words`` set for it."""
+    known(word, PRESETS, "model")
+    old = values.get("model") or {}
+    inputs = old.get("inputs")
+    of_pictures = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
+    preset = (PRESETS | GRID_PRESETS if of_pictures else PRESETS)[word]
+    model = {k: v for k, v in old.items() if k not in ("block", "norm")} | copy.deepcopy(preset)
+    model["block"] |= _kept(values).get("block", {})
+    if of_pictures:
+        _keep_expansions(model["block"], old.get("block"))
+    _keep_depth(model, old.get("block"))
+    own = dict(_mapping(_mapping(values.get("words"), "words").get(word), f"words.{word}"))
+    model["block"] |= _mapping(own.pop("block", None), f"words.{word}.block")
+    values["model"] = model | own
 
 
 def _drop_options(values: Any, override: str) -> None:
