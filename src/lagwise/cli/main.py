@@ -135,7 +135,10 @@ def evaluate(
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(callback=not_empty, help="Other data than the run's own, as for `train`.")
+        str | None,
+        typer.Option(
+            callback=not_empty, help="Other data than the run's own, as for `train`: its test split is scored."
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
