@@ -8,6 +8,8 @@ language.png: language models of one size (`benchmarks/language.py`).
 
 from __future__ import annotations
 
+import textwrap
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -19,6 +21,7 @@ from tables import ROOT, has_results, results
 
 FIGURES = ROOT / "docs" / "figures"
 _OURS, _PEER = "#0b6e4f", "#9aa0a6"
+_FLAT = 0.02  # largest change of a perplexity with the length that the figure does not tell apart
 _FAILED = 3  # times the perplexity at the trained length, from which on a logarithmic axis is needed
 
 
@@ -114,11 +117,19 @@ def draw_language() -> None:
         left.annotate(model, place, xytext=(4, 2), textcoords="offset points", fontsize=7)
     left.set_xlabel("tokens a second of training, one thread")
     left.set_ylabel("test perplexity at 512")
+    flat: list[str] = []
     for model, runs in models.items():
         scores = perplexities(runs[0])
         if len(scores) > 1:
             lengths, values = zip(*sorted(scores.items()), strict=True)
-            right.plot(lengths, [value / values[0] for value in values], marker="o", markersize=3, label=model)
+            ratios = [value / values[0] for value in values]
+            changed = abs(ratios[-1] - 1) > _FLAT
+            right.plot(lengths, ratios, marker="o", markersize=3, color=None if changed else _OURS, zorder=2 + changed)
+            if changed:
+                place = lengths[-1], ratios[-1]
+                right.annotate(model, place, xytext=(-4, 4), textcoords="offset points", fontsize=7, ha="right")
+            else:
+                flat.append(model)
     right.axhline(1, color=_PEER, linestyle="--", linewidth=1)
     right.set_xscale("log", base=2)
     right.xaxis.set_major_formatter(FuncFormatter(_thousands))
@@ -127,7 +138,8 @@ def draw_language() -> None:
         right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     right.set_xlabel("tokens")
     right.set_ylabel("test perplexity over that at 512")
-    right.legend(frameon=False, fontsize=7, ncols=2)
+    within = textwrap.fill(f"within {_FLAT:.0%} of 1: {', '.join(flat)}", 52, break_on_hyphens=False)
+    right.text(0.03, 0.97, within, transform=right.transAxes, va="top", fontsize=7, color=_OURS)
     for axes in (left, right):
         axes.grid(alpha=0.25)
     _save(figure, "language.png")
