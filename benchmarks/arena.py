@@ -140,15 +140,15 @@ def path_x(given: argparse.Namespace) -> None:
     folder = given.folder / PATH_X
     memory = folder.with_name(f"{PATH_X}.memory")
     if not memory.is_file():
-        memory.write_text(str(in_own_process(_peak_of_training, *_PATH_X, folder)))
+        in_own_process(_train_and_measure, *_PATH_X, folder, memory)
     peak = int(memory.read_text())
     result = _training(folder, *_PATH_X)
     keep(given.results, PATH_X, {**result, "machine": json.loads((folder / "run.json").read_text()), "memory": peak})
     print(f"{PATH_X}: {peak / 2**20:,.0f} MB, losses {[loss for _, loss in result['losses']]}", flush=True)
 
 
-def _peak_of_training(recipe: str, overrides: list[str], folder: Path) -> int:
-    """The largest memory of this process in bytes after a training, or the rest of an interrupted one."""
+def _train_and_measure(recipe: str, overrides: list[str], folder: Path, memory: Path) -> None:
+    """Write the largest memory of this process in bytes after a training, or the rest of an interrupted one."""
     import torch
 
     torch.set_num_threads(1)
@@ -156,7 +156,7 @@ def _peak_of_training(recipe: str, overrides: list[str], folder: Path) -> int:
         resume(folder)
     else:
         train(load_recipe(recipe, overrides), folder)
-    return process_bytes("VmHWM")
+    memory.write_text(str(process_bytes("VmHWM")))
 
 
 def bytes_baseline(given: argparse.Namespace) -> None:

@@ -82,8 +82,8 @@ def keep_also(folder: Path, other: Path, meta: dict[str, Any]) -> None:
     the file system has hard links."""
 
     def make(partial: Path) -> dict[str, Any]:
-        shutil.copytree(folder, partial, copy_function=_link, dirs_exist_ok=True)
-        (partial / _META).unlink()
+        ignored = shutil.ignore_patterns(_META)
+        shutil.copytree(folder, partial, copy_function=_link, dirs_exist_ok=True, ignore=ignored)
         return meta
 
     cached_folder(other, make)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 LOCK = ".lock"
-MARK = ".lagwise-demo"  # in the folder of a demo
 PARTIAL = ".saving"  # prefix of unfinished files and folders; the next process removes them
 
 
@@ -64,10 +63,10 @@ def remove_partial(folder: Path) -> None:
 
 
 def is_unused(folder: Path, *ours: str) -> bool:
-    """Whether a folder is absent, or empty except for a lock, a mark, unfinished files, and the given names."""
+    """Whether a folder is absent, or empty except for a lock, unfinished files, and the given names."""
     if not folder.is_dir():
         return not folder.exists()
-    return all(path.name in (LOCK, MARK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
+    return all(path.name in (LOCK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The demo, after an interruption and beside other files."""
+"""Which folders the demo replaces."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from pathlib import Path
 import pytest
 
 from lagwise.cli import demo
-from lagwise.training.run import _check_unused
 
 
-def test_an_interrupted_demo_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-
+def test_only_finished_demos_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(recipe: object, out: Path) -> None:
-        _check_unused(out)  # as training does
+        out.mkdir()
         (out / "recipe.yaml").touch()
-        begun.append(out)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "train", interrupted)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            demo.run_demo(tmp_path / "demo", [], write=print)
-    assert len(begun) == 2
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "precious").touch()
-    with pytest.raises(ValueError, match="is not an earlier demo"):
-        demo.run_demo(tmp_path / "other", [], write=print)
-    assert (tmp_path / "other" / "precious").exists()
+    with pytest.raises(KeyboardInterrupt):
+        demo.run_demo(tmp_path / "demo", [], write=print)
+    with pytest.raises(ValueError, match=r"one that did not finish.*lagwise train --resume"):
+        demo.run_demo(tmp_path / "demo", [], write=print)
+    assert (tmp_path / "demo" / "recipe.yaml").exists()
+    (tmp_path / "demo" / ".lagwise-demo").touch()
+    with pytest.raises(KeyboardInterrupt):
+        demo.run_demo(tmp_path / "demo", [], write=print)

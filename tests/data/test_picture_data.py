@@ -263,7 +263,6 @@ def test_arrays_without_pictures_to_train_on_are_refused(tmp_path: Path) -> None
 
 def test_pictures_are_checked_once_whether_their_size_is_given_or_found(tmp_path: Path) -> None:
     found = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
-    (found.folder.parent / found.folder.name / "train.arrow").touch()
     before = sorted(found.folder.parent.iterdir())
     given = prepared(tmp_path / "data", tmp_path, size=found.size)
     assert sorted(found.folder.parent.iterdir()) == before  # nothing was made anew

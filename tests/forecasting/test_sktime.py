@@ -43,12 +43,13 @@ def test_forecasts_equal_ours_and_updates_stream() -> None:
         SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])
 
 
-@pytest.mark.parametrize("kind", ["dates", "periods", "numbers"])
+@pytest.mark.parametrize("kind", ["dates", "periods", "numbers", "even numbers"])
 def test_updates_take_only_what_follows_the_window(kind: str) -> None:
     """sktime passes rows that overlap with those before; others are missing."""
     x = np.sin(np.arange(110) / 3)
     dates = pd.date_range("2024-01-01", periods=110, freq="D")
-    y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), "numbers": pd.RangeIndex(110)}[kind])
+    numbers = {"numbers": pd.RangeIndex(110), "even numbers": pd.RangeIndex(0, 220, 2)}
+    y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
 
     def after(*parts: pd.Series) -> np.ndarray:
         adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=[1, 2])

@@ -143,3 +143,11 @@ def test_a_checkpoint_of_another_optimizer_is_refused(muon_recipe: Recipe, tmp_p
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown optimizer: 'muonn'; did you mean 'muon'"):
         load_recipe("tnn-lm", ["training.optimizer=muonn"])
+
+
+def test_hooks_of_a_step_run_once() -> None:
+    torch.optim.AdamW([nn.Parameter(torch.ones(1))])  # from now on AdamW's own step runs hooks
+    optimizer, seen = Muon([nn.Parameter(torch.ones(1))]), []
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    optimizer.step()
+    assert seen == ["post"]

@@ -114,12 +114,16 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 
 def test_a_word_brings_the_sizes_that_a_recipe_has_for_it(tmp_path: Path) -> None:
     made = load_recipe("lra-listops", ["model=mega", "model.block.chunk=64"]).model
-    assert (made["num_hidden_layers"], made["hidden_size"], made["norm"]) == (6, 80, "scale")
+    assert (made["num_hidden_layers"], made["hidden_size"], made["norm"]) == (6, 80, "layer")
     assert (made["block"]["value_size"], made["block"]["memory"]["name"], made["block"]["chunk"]) == (160, "ema", 64)
     assert load_recipe("lra-listops", ["model=tcnca"]).model["block"]["memory"]["name"] == "tcn"
     assert load_recipe("lra-listops", ["model=tnn"]).model["hidden_size"] == 128
     assert "\nwords:" not in load_recipe("lra-listops").to_yaml()
     for wrong in ("words: 3", "words: {mega: 3}", "words: {mega: {block: 3}}"):
         (tmp_path / "r.yaml").write_text(wrong)
-        with pytest.raises(ValueError, match="in a recipe must be a mapping, got 3"):
-            load_recipe(str(tmp_path / "r.yaml"), ["model=mega"])
+        for overrides in ([], ["model=mega"]):
+            with pytest.raises(ValueError, match="in a recipe must be a mapping, got 3"):
+                load_recipe(str(tmp_path / "r.yaml"), overrides)
+    (tmp_path / "r.yaml").write_text("words: {megaa: {hidden_size: 3}}")
+    with pytest.raises(ValueError, match="unknown word of a recipe: 'megaa'; did you mean 'mega'"):
+        load_recipe(str(tmp_path / "r.yaml"))

@@ -11,13 +11,13 @@ import typer
 
 from lagwise.analysis.report import SAMPLE_FILE, plot_run
 from lagwise.cli.tables import print_evaluation
-from lagwise.files import MARK
 from lagwise.models import generate_text
 from lagwise.models.loading import default_device, load_language_model
 from lagwise.runs import evaluate_run
 from lagwise.training import check_recipe, load_recipe, train
 
 PROMPT = "class "
+_MARKER = ".lagwise-demo"  # only a folder that holds this file is ever replaced
 
 
 def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None]) -> None:
@@ -25,13 +25,15 @@ def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None
     started = time.monotonic()
     recipe = load_recipe("demo", overrides)
     check_recipe(recipe)
-    if (out / MARK).is_file():  # only a folder that holds this file is ever replaced
+    if (out / _MARKER).is_file():
         shutil.rmtree(out)
     elif out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{str(out)!r} is not an earlier demo; choose another folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).touch()  # now, so that an interrupted demo can be repeated
+        raise ValueError(
+            f"{str(out)!r} is not an earlier demo, or one that did not finish: choose another folder with --out, or go "
+            f"on with 'lagwise train --resume {out}'"
+        )
     train(recipe, out)
+    (out / _MARKER).touch()
     print_evaluation(out, evaluate_run(out))
     model, tokenizer = load_language_model(out, device=default_device())
     typer.secho("A sample:\n", bold=True)

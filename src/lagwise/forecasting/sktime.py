@@ -23,7 +23,7 @@ class SktimeLagForecaster(BaseForecaster):
     update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
     ``update_params=True`` the forecaster is fitted again. Parameters and errors are those of `LagForecaster`.
 
-    Rows that the window has already are passed over, and rows missing before the first new one count as unobserved.
+    Rows that the window has already are passed over, and rows that are missing between count as unobserved.
 
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
@@ -83,7 +83,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(y.to_numpy())
         self.columns_ = y.columns
         self.last_ = y.index[-1]
-        self.frequency_ = getattr(y.index, "freq", None) or getattr(y.index, "inferred_freq", None)
+        self.frequency_ = _frequency(y.index)
         return self
 
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
@@ -103,7 +103,9 @@ class SktimeLagForecaster(BaseForecaster):
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
         if update_params:
             return self._fit(self._y, X, self.fh)
-        for row in y.reindex(self._following(y.index)).to_numpy():
+        new = y[y.index > self.last_]
+        following = self._following(y.index)
+        for row in (new.reindex(following) if new.index.isin(following).all() else new).to_numpy():
             self.forecaster_.update(row)
         self.last_ = max(self.last_, y.index[-1])
         return self
@@ -113,7 +115,7 @@ class SktimeLagForecaster(BaseForecaster):
         if isinstance(index, pd.PeriodIndex):
             return pd.period_range(self.last_, index[-1])[1:]
         if not isinstance(index, pd.DatetimeIndex):
-            return pd.RangeIndex(self.last_ + 1, index[-1] + 1)
+            return pd.RangeIndex(self.last_ + self.frequency_, index[-1] + 1, self.frequency_)
         if self.frequency_ is None:
             return index[index > self.last_]
         return pd.date_range(self.last_, index[-1], freq=self.frequency_)[1:]
@@ -127,3 +129,12 @@ class SktimeLagForecaster(BaseForecaster):
         """Parameters for the short series of sktime's tests."""
         options = {"look_back": 3, "shared": True, "penalty": 0.1}
         return [options, {**options, "model": "toeplitz", "level": "last"}]
+
+
+def _frequency(index: pd.Index) -> Any:
+    """The distance of rows: of dates as pandas has it, None if there is none; of numbers the first difference."""
+    if isinstance(index, pd.DatetimeIndex):
+        return index.freq or (index.inferred_freq if len(index) > 2 else None)
+    if isinstance(index, pd.PeriodIndex):
+        return index.freq
+    return index[1] - index[0] if len(index) > 1 else 1

@@ -138,6 +138,10 @@ class PatchInput(nn.Conv2d):
                 f"height and width of pixel_values must be multiples of the patch's {side} pixels, "
                 f"got {tuple(pixel_values.shape[2:])}"
             )
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values must be normalised numbers, as from the image processor, got {pixel_values.dtype}"
+            )
         check_finite("pixel_values", pixel_values)
 
 

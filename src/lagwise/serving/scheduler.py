@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -248,9 +249,9 @@ class Scheduler:
             answers = [self._running[handle][0] for handle in handles]
             tokens = draw(self.session.logits, [(answer.sampling, answer.numbers) for answer in answers])
             chosen = dict(zip(handles, tokens, strict=True))
-            lost = self.session.logits.isnan().any(dim=1).tolist()
+            lost = (~(self.session.logits.amax(dim=1) > -math.inf)).tolist()  # with NaN, or without any possible token
             for answer in (answer for answer, bad in zip(answers, lost, strict=True) if bad):
-                answer.end("error", FloatingPointError("the model's logits are not numbers"))
+                answer.end("error", FloatingPointError("the model's logits are NaN, or all -inf"))
             self._drop([h for h, bad in zip(handles, lost, strict=True) if bad or self._take(h, chosen[h])])
             self.session.step({handle: chosen[handle] for handle in self.session.handles})
         except Exception as error:  # for example out of memory; the session is unchanged

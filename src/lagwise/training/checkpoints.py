@@ -109,10 +109,9 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer | None) -> Non
     if set(moments) != set(range(len(moments_of))):
         raise ValueError("optimizer.pt lacks the state of some parameters, or has too many")
     for number, (parameter, names) in enumerate(moments_of):
-        shapes = dict.fromkeys(names, parameter.shape)
+        shapes = {"step": torch.Size(), **dict.fromkeys(names, parameter.shape)}
         found = {name: value.shape for name, value in moments[number].items() if value.is_floating_point()}
-        step = found.pop("step", torch.Size())
-        if found != shapes or step != torch.Size():
+        if found != shapes:
             raise ValueError(f"optimizer.pt has moments of other shapes than the weights (parameter {number})")
 
 

@@ -58,7 +58,7 @@ def describe() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "bfloat16": bfloat16_is_fast(),
-        "native": native.available(),
+        "native": None if torch.cuda.is_available() else native.available(),  # whether the loops in C are in use
     }
 
 

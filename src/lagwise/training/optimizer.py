@@ -13,6 +13,7 @@ from lagwise.training.hardware import bfloat16_is_fast
 from lagwise.training.recipe import TrainingOptions
 
 _MOMENTUM, _ITERATIONS = 0.95, 5
+_adamw_step = getattr(torch.optim.AdamW.step, "__wrapped__", torch.optim.AdamW.step)  # without hooks, which run once
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan et al.: steepest at zero, so that small values grow quickly
 
 
@@ -74,6 +75,10 @@ class Muon(torch.optim.AdamW):
     Liu et al. 2025, "Muon is Scalable for LLM Training", eq. 4.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._step_supports_amp_scaling = False  # a GradScaler has to scale the gradients back itself
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """See `torch.optim.Optimizer.step`."""
@@ -84,7 +89,7 @@ class Muon(torch.optim.AdamW):
         for group in self.param_groups:
             if "momentum" in group:
                 self._step_matrices(group)
-        super().step()  # passes over parameters without a gradient
+        _adamw_step(self)  # passes over parameters without a gradient
         return loss
 
     def _step_matrices(self, group: dict[str, Any]) -> None:

@@ -152,7 +152,9 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         _drop_options(values, override)
     for override in rest:
         _apply(values, override)
-    values.pop("words", None)
+    for word, fields in _mapping(values.pop("words", None), "words").items():
+        known(word, PRESETS, "word of a recipe")
+        _mapping(_mapping(fields, f"words.{word}").get("block"), f"words.{word}.block")
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
