@@ -134,7 +134,7 @@ class SktimeLagForecaster(BaseForecaster):
 def _frequency(index: pd.Index) -> Any:
     """The distance of rows: of dates as pandas has it, None if there is none; of numbers the first difference."""
     if isinstance(index, pd.DatetimeIndex):
-        return index.freq or (index.inferred_freq if len(index) > 2 else None)
+        return index.freq or (pd.infer_freq(index) if len(index) > 2 else None)
     if isinstance(index, pd.PeriodIndex):
         return index.freq
     return index[1] - index[0] if len(index) > 1 else 1
