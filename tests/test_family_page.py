@@ -31,6 +31,8 @@ def run(perplexity: float, steps: int, lengths: tuple[int, ...] = (512, 1024)) -
     return {
         "parameters": 2_500_000,
         "tokens_per_second": 5000.4,
+        "minutes": 20.0,
+        "elapsed_seconds": 1500.0,
         "curve": [(steps // 2, 6.0), (steps, 4.0)],
         "scores": {
             "valid": {"length": 512, "perplexity": perplexity + 2},

@@ -46,7 +46,8 @@ def test_a_text_run_evaluates_on_other_text(tmp_path: Path, text_file: Path) -> 
     result = evaluate_run(run, [32], source=str(text_file), max_tokens=500, progress=False)
     assert 0 < result["test"][0]["bits_per_byte"] < 20
     with pytest.raises((ValueError, FileNotFoundError), match=r"words\.txt"):
-        resume(run)
+        evaluate_run(run, [32], progress=False)
+    assert resume(run) == run  # finished, and left as it is
 
 
 def test_the_feed_forward_layer_of_a_saved_mega_keeps_its_activation() -> None:
