@@ -67,7 +67,22 @@ class StateLayer(CacheLayerMixin):
 
 
 class RowCache(Cache):
-    """A cache whose rows `generate` may reorder, repeat and select. Abstract: subclasses implement `_map_rows`."""
+    """A cache whose rows `generate` may reorder, repeat and select. Abstract: subclasses implement `_map_rows`.
+
+    Attributes:
+        rows: Batch size, None before the first token.
+        model: Number of the model that filled the cache, None where that is not known.
+    """
+
+    rows: int | None
+    model: int | None
+
+    def require_continues(self, rows: int, model: int) -> None:
+        """ValueError for another batch size or model than those of the cache."""
+        if self.rows not in (None, rows):
+            raise ValueError(f"past_key_values holds a batch of {self.rows}, the input is a batch of {rows}")
+        if self.model not in (None, model):
+            raise ValueError("past_key_values was filled by another model; begin a new cache")
 
     def reorder_cache(self, beam_idx: Any) -> None:
         self._map_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
@@ -90,10 +105,8 @@ class StreamingCache(RowCache):
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
         recent: The last tokens of each row, as `NgramEmbedding` needs them, ``(batch, largest size - 1)``.
-        rows: Batch size.
         began: Whether a row has had a real token, ``(batch,)``.
         right_padded: Whether a row has had padding after a real token, ``(batch,)``.
-        model: Number of the model that filled the cache.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
@@ -105,8 +118,8 @@ class StreamingCache(RowCache):
         self.recent: Tensor | None = None
         self.began: Tensor | None = None
         self.right_padded: Tensor | None = None
-        self.rows: int | None = None
-        self.model: int | None = None
+        self.rows = None
+        self.model = None
         self.behind: Tensor | None = None
         self.stream: Any = None
         self.past: list[StreamingCache] | None = None

@@ -27,7 +27,7 @@ class FixedCache(RowCache):
     def __init__(self, state: dict[str, Tensor] | None = None):
         super().__init__(layers=[])
         self.state, self.seen = state, 0
-        self.model: int | None = None  # the number of the model that filled it, where that is known
+        self.model = None
 
     def advance(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
         """Process tokens and update the state: a prompt as a whole, later tokens one by one.
@@ -54,7 +54,7 @@ class FixedCache(RowCache):
             self.state, self.seen, self.model = step.take(cache)[0], cache.seen, cache.model
             return logits
         _require_plain(inputs)
-        self._check(model, len(inputs["input_ids"]))
+        self.require_continues(len(inputs["input_ids"]), model.model.number)
         ids, mask, limit = inputs["input_ids"], inputs.get("attention_mask"), model.length_limit
         if mask is not None and not mask[:, -ids.shape[1] :].all():
             raise ValueError("only prompts may be padded with cache_implementation='static'")
@@ -67,12 +67,10 @@ class FixedCache(RowCache):
         self.seen += len(rows)
         return torch.stack(rows, 1)
 
-    def _check(self, model: Any, rows: int) -> None:
-        own = next(iter(self.state.values())).shape[0] if self.state else rows
-        if rows != own:
-            raise ValueError(f"past_key_values holds a batch of {own}, the input is a batch of {rows}")
-        if self.model not in (None, model.model.number):
-            raise ValueError("past_key_values was filled by another model; begin a new cache")
+    @property
+    def rows(self) -> int | None:  # type: ignore[override]
+        """Batch size, which is the first axis of every tensor of the state."""
+        return next(iter(self.state.values())).shape[0] if self.state else None
 
     def _traced(self, model: Any, step: StreamingStep, inputs: Mapping[str, Any]) -> Tensor:
         """`advance` in a graph that is being exported. It always uses the step, for prompts too."""

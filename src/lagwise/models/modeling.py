@@ -296,10 +296,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if not isinstance(cache, StreamingCache) or len(cache.layers) != len(self.layers):
             got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
             raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
-        if cache.rows not in (None, batch):
-            raise ValueError(f"past_key_values holds a batch of {cache.rows}, the input is a batch of {batch}")
-        if cache.model not in (None, self.number):
-            raise ValueError("past_key_values was filled by another model; begin a new cache")
+        cache.require_continues(batch, self.number)
         cache.rows, cache.model = batch, self.number
 
     def _check_length(

@@ -140,8 +140,10 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     values = _parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
-    if not isinstance(values.get("model") or {}, dict):
-        raise ValueError(f"model in recipe {name!r} must be a mapping, got {shown(values['model'])}")
+    _mapping(values.get("model"), "model")
+    for word, fields in _mapping(values.get("words"), "words").items():
+        known(word, PRESETS, "word of a recipe")
+        _mapping(_mapping(fields, f"words.{word}").get("block"), f"words.{word}.block")
     values = upgraded(values)
     _check_overrides(overrides)
     whole = [each for each in overrides if each.startswith(("model=", "model.init_from="))]
@@ -152,9 +154,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         _drop_options(values, override)
     for override in rest:
         _apply(values, override)
-    for word, fields in _mapping(values.pop("words", None), "words").items():
-        known(word, PRESETS, "word of a recipe")
-        _mapping(_mapping(fields, f"words.{word}").get("block"), f"words.{word}.block")
+    values.pop("words", None)
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
@@ -248,9 +248,8 @@ def _use_preset(values: dict[str, Any], word: str) -> None:
     if of_pictures:
         _keep_expansions(model["block"], old.get("block"))
     _keep_depth(model, old.get("block"))
-    own = dict(_mapping(_mapping(values.get("words"), "words").get(word), f"words.{word}"))
-    model["block"] |= _mapping(own.pop("block", None), f"words.{word}.block")
-    values["model"] = model | own
+    own = (values.get("words") or {}).get(word) or {}
+    values["model"] = {**model, **own, "block": model["block"] | (own.get("block") or {})}
 
 
 def _drop_options(values: Any, override: str) -> None:
