@@ -100,15 +100,16 @@ def comparison() -> str:
     columns = ["model", "parameters", "tokens/s", f"loss at step {common:,}", "validation, 512", *lengths]
     columns.append("TNN's tables: 512, 14336")
     elapsed = [run["elapsed_seconds"] / 60 for run in found.values()]
+    introduction = f"""Six layers with about 2.5 million parameters without embeddings, BPE of 8,192 tokens on 100
+novels, sequences of 512, in batches of 4 at one learning rate, 0.002. Each model takes the steps that
+{next(iter(found.values()))["minutes"]:g} minutes of one idle thread hold; two runs at a time, on a machine with other
+work, took {min(elapsed):.0f} to {max(elapsed):.0f}. Perplexity on validation text, and on test text by length (a dash
+for lengths that a model does not have), with the standard deviation over seeds where there are several. Losses at one
+step are from runs whose schedules end at different steps. The last column is from TNN's tables 2 and 15: 45 million
+parameters, WikiText-103."""
     return f"""## Language models of one size
 
-Six layers with about 2.5 million parameters without embeddings, BPE of 8,192 tokens on 100 novels, sequences of 512,
-in batches of 4 at one learning rate, 0.002. Each model takes the steps that {next(iter(found.values()))["minutes"]:g}
-minutes of one idle thread hold; two runs at a time, on a machine with other work, took {min(elapsed):.0f} to
-{max(elapsed):.0f}. Perplexity on validation text, and on
-test text by length (– for lengths that a model does not have), with the standard deviation over seeds where there are
-several. Losses at one step are from runs whose schedules end at different steps. The last column is from TNN's tables 2
-and 15: 45 million parameters, WikiText-103.
+{paragraph(introduction)}
 
 {measured_table(name, columns, rows)}
 
