@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import RECIPES, tiny
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, memory
@@ -35,6 +37,22 @@ def test_a_step_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, chan
     memory.check_step_memory(LagwiseForCausalLM, CONFIG, **step)
     with pytest.raises(ValueError, match=r"a step of .* training\.batch_size"):
         memory.check_step_memory(LagwiseForCausalLM, CONFIG, **{**step, **changed})
+
+
+def test_hidden_states_that_nobody_asked_for_are_not_kept() -> None:
+    model = tiny("tnn-lm", num_hidden_layers=3).eval()
+    inputs: list[weakref.ref[torch.Tensor]] = []
+
+    def note(layer: Any, given: tuple[torch.Tensor, ...]) -> None:
+        inputs.append(weakref.ref(given[0]))
+        if len(inputs) == 3:
+            assert inputs[1]() is None
+
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(note)
+    with torch.no_grad():
+        model(torch.arange(20)[None], use_cache=False)
+    assert len(inputs) == 3
 
 
 def test_a_block_with_too_many_layers_is_not_built() -> None:

@@ -196,54 +196,62 @@ class LagwiseModel(LagwisePreTrainedModel):
             position_ids=position_ids if past_key_values is None else None,
             attention_mask=attention_mask,
         )
-        if use_cache is None:  # packed rows are complete texts: nothing follows them
-            use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
-        if self.gradient_checkpointing and self.training:
-            use_cache = False  # recomputing a block would advance its state twice
-        if not self.config.causal:
-            use_cache = False
-        if past_key_values is None and use_cache:
-            past_key_values = StreamingCache(len(self.layers))
+        cache = self._cache(past_key_values, use_cache, seq_idx)
         self._check_types(token_type_ids, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
-        self._check_length(batch, length, mask, past_key_values, seq_idx)
-        if past_key_values is not None:
-            self._check_cache(past_key_values, batch, seq_idx)
-            past_key_values.stop()
-            past_key_values.record()
-            past_key_values.note_padding(mask)
+        self._check_length(batch, length, mask, cache, seq_idx)
+        if cache is not None:
+            self._begin(cache, batch, mask, seq_idx)
         layout = Layout(mask, seq_idx, grid=grid)
-        h = self._with_positions(h, layout, past_key_values)
-        if self.embed_ngrams is not None:
-            assert input_ids is not None  # `_embed` has checked it
-            earlier = None if past_key_values is None else past_key_values.recent
-            ngrams, recent = self.embed_ngrams(input_ids, layout, earlier)
-            h = h + self._scaled(ngrams)
-            if past_key_values is not None:
-                past_key_values.recent = recent
-        if self.embed_types is not None:  # type 0 by default, as in BERT
-            h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if token_type_ids is None else token_type_ids)
-        h = self.dropout(h)
+        h = self._with_positions(h, layout, cache)
+        h = self._with_ngrams(h, input_ids, layout, cache)
+        h = self.dropout(self._with_types(h, token_type_ids))
+        states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
+        return LagwiseModelOutput(
+            last_hidden_state=states[-1],
+            past_key_values=cache,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            seq_idx=seq_idx,
+        )
+
+    def _cache(
+        self, given: StreamingCache | None, use_cache: bool | None, seq_idx: Tensor | None
+    ) -> StreamingCache | None:
+        """The cache to continue from, or a new one if it is wanted."""
+        if given is not None:
+            return given
+        if self.gradient_checkpointing and self.training:  # recomputing a block would advance its state twice
+            return None
+        if use_cache is None:  # packed rows are complete texts: nothing follows them
+            use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
+        return StreamingCache(len(self.layers)) if use_cache and self.config.causal else None
+
+    def _begin(self, cache: StreamingCache, batch: int, mask: Tensor | None, seq_idx: Tensor | None) -> None:
+        """Check a cache, and prepare it for the layers."""
+        self._check_cache(cache, batch, seq_idx)
+        cache.stop()
+        cache.record()
+        cache.note_padding(mask)
+
+    def _through_layers(self, h: Tensor, layout: Layout, cache: StreamingCache | None, *, every: bool) -> list[Tensor]:
+        """The normalized output of the last layer, and, if `every`, the inputs of all layers before it. Where a batch
+        has much padding, only real tokens are computed, and the rest is zero."""
+        batch, length, channels = h.shape
         kept = None
         merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
-        if past_key_values is None and merges and not _traced() and layout.compact is not None:
+        if cache is None and merges and not _traced() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
         states = []
         for i, layer in enumerate(self.layers):
-            states.append(h)
-            h = layer(h, layout, None if past_key_values is None else past_key_values.layers[i])
+            if every:
+                states.append(h)
+            h = layer(h, layout, None if cache is None else cache.layers[i])
         states.append(self.norm(h, layout.mask))
-        if kept is not None:
-            wanted = states if output_hidden_states else states[-1:]
-            states = [h.new_zeros(batch * length, h.shape[2]).index_copy(0, kept, h[0]) for h in wanted]
-            states = [h.unflatten(0, (batch, length)) for h in states]
-        return LagwiseModelOutput(
-            last_hidden_state=states[-1],
-            past_key_values=past_key_values,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            seq_idx=seq_idx,
-        )
+        if kept is None:
+            return states
+        apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]
+        return [h.unflatten(0, (batch, length)) for h in apart]
 
     def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
         """One vector for each token ``(batch, length, hidden_size)``, and the grid for pictures."""
@@ -280,6 +288,20 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
+
+    def _with_ngrams(self, h: Tensor, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None) -> Tensor:
+        if self.embed_ngrams is None:
+            return h
+        assert input_ids is not None  # `_embed` has checked it
+        ngrams, recent = self.embed_ngrams(input_ids, layout, None if cache is None else cache.recent)
+        if cache is not None:
+            cache.recent = recent
+        return h + self._scaled(ngrams)
+
+    def _with_types(self, h: Tensor, types: Tensor | None) -> Tensor:
+        if self.embed_types is None:
+            return h
+        return h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
 
     def _check_types(self, types: Tensor | None, batch: int, length: int) -> None:
         if types is None or self.embed_types is None:
