@@ -9,13 +9,16 @@ language.png: language models of one size (`benchmarks/language.py`).
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import Bbox
 from measured.family import at_trained_length, by_model, perplexities
 from tables import ROOT, has_results, results
 
@@ -111,10 +114,11 @@ def draw_language() -> None:
     """Test perplexities of the models of one size: over the speed of their training, and over the length."""
     models = by_model(results("language-family-cpu.json")["results"])
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    names = []
     for model, runs in models.items():
         place = runs[0]["tokens_per_second"], at_trained_length(runs)
         left.scatter(*place, s=12, color=_OURS)
-        left.annotate(model, place, xytext=(4, 2), textcoords="offset points", fontsize=7)
+        names.append(left.annotate(model, place, xytext=(4, -2), textcoords="offset points", fontsize=7))
     left.set_xlabel("tokens a second of training, one thread")
     left.set_ylabel("test perplexity at 512")
     flat: list[str] = []
@@ -142,7 +146,20 @@ def draw_language() -> None:
     right.text(0.03, 0.97, within, transform=right.transAxes, va="top", fontsize=7, color=_OURS)
     for axes in (left, right):
         axes.grid(alpha=0.25)
+    _move_apart(figure, names)
     _save(figure, "language.png")
+
+
+def _move_apart(figure: Figure, labels: Sequence[Annotation]) -> None:
+    """Move labels up, from the lowest on, until none covers another."""
+    figure.draw_without_rendering()
+    placed: list[Bbox] = []
+    for label in sorted(labels, key=lambda each: each.xy[1]):
+        x, y = label.xyann
+        while any(label.get_window_extent().overlaps(other) for other in placed):
+            y += 1
+            label.xyann = (x, y)
+        placed.append(label.get_window_extent())
 
 
 def _thousands(n: float, _: int) -> str:
