@@ -49,6 +49,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.images,
     encoders.pictures,
     layers.padded,
+    layers.vocabulary_loss,
     arena.trainings,
 )
 

@@ -128,6 +128,26 @@ In whole blocks the memory is a small part of the time; `mega-steps-cpu.json` ha
 (`{results("mega-steps-cpu.json")["command"]}`)."""
 
 
+def vocabulary_loss() -> str:
+    name = "vocabulary-loss-cpu.json"
+    rows = [
+        [
+            f"{row['vocabulary']:,}",
+            f"{row['rows']} × {row['length']:,}",
+            f"{ratio(row['seconds']['all logits'], row['seconds']['in chunks']):.2f}×",
+            *(mebibytes(row["memory"][how]) for how in ("all logits", "in chunks")),
+        ]
+        for row in results(name)["results"]["rows"]
+    ]
+    columns = ["vocabulary", "batch", "speed", "MiB with all logits", "MiB in chunks"]
+    return f"""## The loss of a large vocabulary
+
+Training steps of a TNN of 4 layers and 256 channels whose loss is computed 512 tokens at a time, by PyTorch's
+linear_cross_entropy, over steps with the logits of all tokens. Losses and gradients were compared first.
+
+{measured_table(name, columns, rows)}"""
+
+
 def padded() -> str:
     name = "padded-batch-cpu.json"
     rows = [

@@ -33,10 +33,17 @@ def test_a_model_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tra
 @pytest.mark.parametrize("changed", [{"rows": 400}, {"length": 400}, {"checkpointing": False}])
 def test_a_step_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]) -> None:
     step = {"rows": 4, "length": 100, "checkpointing": True}
-    monkeypatch.setattr(memory, "available_memory", lambda: 4 * 400 * (3 * 16 + 2 * CONFIG.vocab_size))
-    memory.check_step_memory(LagwiseForCausalLM, CONFIG, **step)
+    config = LagwiseConfig(hidden_size=16, num_hidden_layers=3, vocab_size=60)  # small enough for all logits at once
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * 400 * (3 * 16 + 2 * 60))
+    memory.check_step_memory(LagwiseForCausalLM, config, **step)
     with pytest.raises(ValueError, match=r"a step of .* training\.batch_size"):
-        memory.check_step_memory(LagwiseForCausalLM, CONFIG, **{**step, **changed})
+        memory.check_step_memory(LagwiseForCausalLM, config, **{**step, **changed})
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="PyTorch before 2.13")
+def test_logits_of_a_large_vocabulary_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * 400 * 3 * 16)
+    memory.check_step_memory(LagwiseForCausalLM, CONFIG, rows=4, length=100, checkpointing=True)
 
 
 def test_hidden_states_that_nobody_asked_for_are_not_kept() -> None:

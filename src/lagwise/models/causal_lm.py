@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -26,8 +27,9 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     """Causal language model with tied embeddings.
 
     Takes the inputs of `LagwiseModel`, labels ``(batch, length)`` for the loss (shifted internally; -100 is ignored,
-    and so is the first token of every packed document), and logits_to_keep, to compute only the last logits. `generate`
-    uses a `StreamingCache`.
+    and so is the first token of every packed document), and logits_to_keep, to compute only the last logits. With
+    skip_logits and labels the logits are None where the loss can be computed without them, which takes less memory
+    (`VocabularyHead.loss_without_logits`). `generate` uses a `StreamingCache`.
     """
 
     streams = True
@@ -185,14 +187,21 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool = False,
     ) -> CausalLMOutputWithPast:
         assert out.last_hidden_state is not None
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.to_logits(out.last_hidden_state[:, keep])
-        loss = None
+        hidden = out.last_hidden_state[:, keep]
+        loss = logits = None
         if labels is not None:
             if out.seq_idx is not None:  # the first token of a document does not follow the previous document
                 labels, num_items_in_batch = _without_starts(labels, out.seq_idx, num_items_in_batch)
+            if skip_logits:
+                following = F.pad(labels, (0, 1), value=-100)[:, 1:]
+                loss = self.loss_without_logits(hidden, following, num_items_in_batch)
+        if loss is None:
+            logits = self.to_logits(hidden)
+        if labels is not None and loss is None:
             loss = self.loss_function(
                 logits=logits,
                 labels=labels,

@@ -7,14 +7,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.ops.bilinear import transformed
 
 _BACKBONE = inspect.signature(LagwiseModel.forward).parameters
+_LOGITS_AT_ONCE = 512  # tokens whose logits are in a processor's cache
+_LARGE_VOCABULARY = 4  # times the hidden size
 _INPUTS = [parameter for name, parameter in _BACKBONE.items() if name not in ("self", "kwargs")]
 
 
@@ -62,11 +66,45 @@ class VocabularyHead(Head):
 
     def to_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``(..., vocab_size)`` of hidden states ``(..., hidden_size)`` of the backbone."""
+        return self.lm_head(self._transformed(hidden))
+
+    def _transformed(self, hidden: Tensor) -> Tensor:
         if self.transform == "tanh":
-            hidden = self.dense(hidden).tanh()
-        elif self.transform == "gelu":
-            hidden = self.dense_norm(F.gelu(self.dense(hidden)))
-        return self.lm_head(hidden)
+            return self.dense(hidden).tanh()
+        if self.transform == "gelu":
+            return self.dense_norm(F.gelu(self.dense(hidden)))
+        return hidden
+
+    def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:
+        """The mean cross-entropy of labels ``(...,)``, -100 where there is none, from logits that are computed a chunk
+        at a time; None where PyTorch cannot do so to full precision. counted: what to divide by, if it is not the
+        number of these labels."""
+        head = self.lm_head
+        if (
+            not chunks_logits(self.config)
+            or type(head) is not nn.Linear
+            or type(head.weight) is not nn.Parameter
+            or not hidden.dtype == head.weight.dtype == torch.float32
+            or hidden.device != head.weight.device
+            or torch.is_autocast_enabled(hidden.device.type)
+            or torch.compiler.is_compiling()
+            or transformed()
+        ):
+            return None
+        options: Any = torch.nn.LinearCrossEntropyOptions(
+            batch_chunk_size=_LOGITS_AT_ONCE if hidden.device.type == "cpu" else None
+        )
+        rows, labels = self._transformed(hidden).flatten(0, -2), labels.flatten().to(hidden.device)
+        total = F.linear_cross_entropy(
+            rows, head.weight, labels, linear_bias=head.bias, reduction="sum", options=options
+        )
+        return total / ((labels != -100).sum() if counted is None else counted)
+
+
+def chunks_logits(config: LagwiseConfig) -> bool:
+    """Whether training computes logits a chunk at a time: with PyTorch 2.13 or later, and a vocabulary so much larger
+    than the hidden states that it takes less memory and no more time."""
+    return hasattr(F, "linear_cross_entropy") and config.vocab_size >= _LARGE_VOCABULARY * config.hidden_size
 
 
 def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,8 @@ class LagwiseForMaskedLM(VocabularyHead):
 
     Takes the inputs of `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 where there is nothing to
     predict. Logits are ``(batch, length, vocab_size)``. With ``config.sparse_prediction`` and labels they are computed
-    only at labels, ``(labels, vocab_size)`` in reading order, at 15 % of the decoder's cost.
+    only at labels, ``(labels, vocab_size)`` in reading order, at 15 % of the decoder's cost. With skip_logits and
+    labels the logits are None where the loss can be computed without them.
 
     ValueError for a causal configuration, and for inputs other than tokens.
     """
@@ -38,14 +39,18 @@ class LagwiseForMaskedLM(VocabularyHead):
         *,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool = False,
     ) -> MaskedLMOutput:
         hidden = out.last_hidden_state
         assert hidden is not None
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
-        logits = self.to_logits(hidden)
-        loss = None
-        if labels is not None:
+        loss = logits = None
+        if labels is not None and skip_logits:
+            loss = self.loss_without_logits(hidden, labels, num_items_in_batch)
+        if loss is None:
+            logits = self.to_logits(hidden)
+        if labels is not None and loss is None:
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
             )

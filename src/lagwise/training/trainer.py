@@ -15,6 +15,7 @@ from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, one_line
+from lagwise.models.heads import VocabularyHead
 from lagwise.progress import progress_bar
 from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
@@ -42,6 +43,13 @@ class LagwiseTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._logged_at = time.monotonic()
         return super().train(*args, **kwargs)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
+        """Leaves out the logits of a language model where only its loss is needed."""
+        loss_only = not return_outputs or type(self.task).reduce is Task.reduce
+        if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
+            inputs = {**inputs, "skip_logits": True}
+        return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, self.task.collate_evaluation

@@ -1,0 +1,153 @@
+"""The loss of language models without the logits of all tokens at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise.models import heads as heads_module
+from lagwise.training import load_recipe, train
+
+WIDTH, TOKENS = 8, 100
+VOCABULARY = 4 * WIDTH
+NEW_ENOUGH = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch before 2.13")
+
+
+def build(kind: str, **fields: Any) -> LagwiseForCausalLM | LagwiseForMaskedLM:
+    torch.manual_seed(0)
+    config = LagwiseConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=1, causal=kind == "causal", **fields
+    )
+    model = LagwiseForCausalLM(config) if kind == "causal" else LagwiseForMaskedLM(config)
+    for parameter in model.parameters():  # the bias of a new head is zero
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Two rows with tokens that have no label."""
+    torch.manual_seed(1)
+    ids = torch.randint(0, VOCABULARY, (2, TOKENS))
+    return {"input_ids": ids, "labels": ids.masked_fill(torch.rand(ids.shape) < 0.3, -100)}
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "causal": ("causal", {}, {}),
+    "causal, head of its own": ("causal", {"tie_word_embeddings": False, "head_bias": True}, {}),
+    "causal, tanh": ("causal", {"head_transform": "tanh"}, {}),
+    "causal, packed": ("causal", {}, {"seq_idx": (torch.arange(TOKENS) // 30).expand(2, -1)}),
+    "causal, accumulated": ("causal", {}, {"num_items_in_batch": torch.tensor(500)}),
+    "causal, packed and accumulated": (
+        "causal",
+        {},
+        {"seq_idx": (torch.arange(TOKENS) // 30).expand(2, -1), "num_items_in_batch": 500},
+    ),
+    "masked": ("masked", {}, {}),
+    "masked, only labels": ("masked", {"sparse_prediction": True}, {"num_items_in_batch": 500}),
+}
+
+
+@NEW_ENOUGH
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_equal_those_with_logits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)  # several chunks, the last one shorter
+    kind, fields, more = CASES[case]
+    losses, gradients = [], []
+    for skip in (False, True):
+        model = build(kind, **fields)
+        out = model(**batch(), **more, skip_logits=skip)
+        assert (out.logits is None) == skip
+        out.loss.backward()
+        losses.append(out.loss)
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that an operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(t.numel() for t in _tensors(out))])
+        return out
+
+
+def _tensors(out: Any) -> list[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        return [out]
+    return [t for each in out for t in _tensors(each)] if isinstance(out, list | tuple) else []
+
+
+@NEW_ENOUGH
+def test_no_tensor_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 16)
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=4096, hidden_size=WIDTH, num_hidden_layers=1))
+    for skip in (False, True):
+        with _Largest() as seen:
+            model(**batch(), skip_logits=skip).loss.backward()
+        assert (seen.elements >= 2 * TOKENS * 4096) == (not skip)
+
+
+class _Doubled(nn.Linear):
+    """A head with more than a matrix, such as an adapter."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("case", ["small vocabulary", "double", "bfloat16", "autocast", "another head"])
+def test_otherwise_there_are_logits(case: str) -> None:
+    """Where chunks would be slower, less exact or wrong, the loss is that of the logits."""
+    fields: dict[str, Any] = {"tie_word_embeddings": False} if case == "another head" else {}
+    model, given = build("causal", **fields), batch()
+    if case == "small vocabulary":
+        model = LagwiseForCausalLM(LagwiseConfig(vocab_size=VOCABULARY, hidden_size=2 * WIDTH, num_hidden_layers=1))
+    if case in ("double", "bfloat16"):
+        model = model.to(torch.float64 if case == "double" else torch.bfloat16)
+    if case == "another head":
+        model.lm_head = _Doubled(WIDTH, VOCABULARY)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=case == "autocast"):
+        with_logits, without = (model(**given, skip_logits=skip) for skip in (False, True))
+    assert without.logits is not None
+    assert torch.equal(with_logits.loss, without.loss)
+
+
+@NEW_ENOUGH
+def test_training_leaves_the_logits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training and validation, and a model without them learns the same."""
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question " * 40)
+    recipe = ["model.hidden_size=32", "model.num_hidden_layers=1", "model.block.token_mixer.kernel.hidden=4"]
+    recipe += ["data.length=32", "training.steps=3", "training.batch_size=2", "training.evaluate_every=3"]
+    seen: list[bool] = []
+    forward = LagwiseForCausalLM.loss_without_logits
+
+    def counted(self: LagwiseForCausalLM, *args: Any) -> Any:
+        loss = forward(self, *args) if chunked else None
+        seen.append(loss is not None)
+        return loss
+
+    monkeypatch.setattr(LagwiseForCausalLM, "loss_without_logits", counted)
+    weights = []
+    for chunked in (True, False):
+        run = train(
+            load_recipe("tnn-lm", [*recipe, f"data.source={tmp_path / 'text.txt'}"]),
+            tmp_path / f"{chunked}",
+            progress=False,
+        )
+        assert len(seen) >= 4
+        assert all(each == chunked for each in seen)
+        seen.clear()
+        weights.append(torch.cat([p.flatten() for p in LagwiseForCausalLM.from_pretrained(run).parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-6)
