@@ -25,7 +25,7 @@ MEMBERS = {
     "s4d": ("kernel s4d", "states"),
     "dss": ("kernel dss", "states"),
     "s4": ("kernel s4", "taps"),
-    "spectral": ("kernel spectral", "all tokens"),
+    "spectral": ("kernel spectral", "taps"),
     "hyena": ("hyena", "taps, or few states"),
     "short-conv": ("short_conv", "3 tokens"),
     "lru": ("lru", "states"),

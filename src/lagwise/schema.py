@@ -68,7 +68,9 @@ def checked(cls: type, values: Any, what: str) -> Any:
     name = ".".join(place[:1] + [part if not part.isdigit() else f"[{part}]" for part in place[1:]]).replace(".[", "[")
     if first["type"] in _RANGES:
         raise ValueError(f"{name} {_RANGES[first['type']].format(**first['ctx'])}, got {shown(first['input'])}")
-    kind = _KINDS[first["type"].partition("_")[0]]
+    if first["type"] == "invalid_key":
+        raise ValueError(f"the keys of {what} must be text, got {shown(first['input'])} in {name!r}")
+    kind = _KINDS.get(first["type"].partition("_")[0], "valid")
     raise ValueError(f"{name} must be {kind}, got {shown(first['input'])}")
 
 

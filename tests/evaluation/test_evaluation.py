@@ -135,6 +135,35 @@ def test_overrides_that_keep_the_weights(tiny_recipe: Recipe, tmp_path: Path) ->
         evaluate_run(run, [64], overrides=["training.steps=2"], progress=False)
     with pytest.raises(ValueError, match="did you mean 'grid'"):
         evaluate_run(run, [64], overrides=["model.block.token_mixer.kernel.gird=2"], progress=False)
+    for unknown in ("model.bloc.token_mixer.engine=block", "model.init_from=elsewhere"):
+        with pytest.raises(ValueError, match="unknown key in model"):
+            evaluate_run(run, [64], overrides=[unknown], progress=False)
+    many = [f"model.block.token_mixer.kernel.{key}" for key in ("grid=64", "hidden=16", "layers=2", "inputs=omega") * 2]
+    evaluate_run(run, [64], overrides=many, progress=False)
+    assert sorted(len(path.name) for path in run.glob("evaluation-*.json"))[0] == len("evaluation-.json") + 16
+
+
+def test_a_short_model_is_evaluated_at_its_limit(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.model["max_position_embeddings"] = 40
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert [score["length"] for score in evaluate_run(run, progress=False)["test"]] == [40]
+    with pytest.raises(ValueError, match="give other --lengths"):
+        evaluate_run(run, [64], progress=False)
+
+
+def test_a_run_in_a_folder_with_a_tokenizers_name(
+    tiny_recipe: Recipe, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``bpe`` and ``bytes`` as folders are not taken for the tokenizers, nor these for the folders."""
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe.data.tokenizer, tiny_recipe.data.vocab_size = "bpe", 300
+    run = train(tiny_recipe, "bytes", progress=False)
+    by_name = evaluate_run("bytes", [32], source=str(text_file), progress=False)["test"]
+    assert by_name == evaluate_run(run.resolve(), [32], source=str(text_file), progress=False)["test"]
+    assert by_name[0]["tokens"] < len(text_file.read_bytes()) / 20
+    (tmp_path / "bpe").mkdir()
+    again = train(tiny_recipe, "again", progress=False)
+    assert evaluate_run(again, [32], progress=False)["test"] == evaluate_run(run, [32], progress=False)["test"]
 
 
 def test_changed_data_are_an_error(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from every_mixer import CHANNELS, make, noise
 
+from lagwise.blocks import MegaBlock, PreNormBlock
+from lagwise.mixers import EMAMixer, TCNMixer
+from lagwise.mixers.fixed import FixedEMA
 from lagwise.ops.recurrence import ema_scan
 
 
@@ -124,3 +129,70 @@ def test_a_truncated_average_with_slow_decays_keeps_its_digits() -> None:
     low = ema_scan(x, weight, log_decay, truncation=100)
     exact = ema_scan(x.double(), weight.double(), log_decay.double(), truncation=100)
     assert (low - exact).abs().max() / exact.abs().max() < 1e-6
+
+
+def test_a_short_chunk_after_a_short_text_costs_no_more_than_the_text() -> None:
+    """Although the convolution reaches 2**42 tokens back."""
+    mixer = TCNMixer(4, kernel_size=5, dilation=2, depth=40).double()
+    x = noise(1, 12, torch.float64)[..., :4]
+    state, parts = mixer.init_state(1), []
+    for chunk in x.split([3, 2, 1, 5, 1], dim=1):
+        y, state = mixer.prefill(chunk, state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), mixer(x))
+
+
+@pytest.mark.parametrize("name", ["toeplitz", "gtu", "hyena"])
+def test_looking_ahead_without_gradients_keeps_those_of_the_stream(name: str) -> None:
+    mixer = make(name, {"kernel": {"name": "rpe", "decay": 1.0}})
+    x = noise(1, 1100)
+
+    def gradients(look: bool) -> list[torch.Tensor]:
+        _, state = mixer.prefill(x[:, :1024], mixer.init_state(1))
+        if look:
+            with torch.no_grad():
+                mixer.step(x[:, 1024], state)
+        y, _ = mixer.prefill(x[:, 1024:], state)
+        return list(torch.autograd.grad(y.square().sum(), list(mixer.parameters())))
+
+    torch.testing.assert_close(gradients(True), gradients(False))
+
+
+def test_a_fixed_step_of_a_truncated_average_keeps_its_digits() -> None:
+    """Two slow averages nearly cancel, the more the longer the text."""
+    mixer = EMAMixer(4, truncation=50)
+    mixer.kernel.alpha.data.fill_(-12.0)
+    x = noise(1, 3000, torch.float32)[..., :4] + 1
+    fixed = FixedEMA(mixer)
+    state: Any = fixed.init_state(1)
+    y = x[:, 0]
+    for token in x.unbind(1):
+        y, state = fixed.step(token, state)
+    with torch.no_grad():
+        exact = copy.deepcopy(mixer).double()(x.double())[:, -1]
+    torch.testing.assert_close(y.detach(), exact.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "block", [PreNormBlock(4, norm="batch", token_mixer={"name": "ema"}), MegaBlock(4, norm="batch")]
+)
+def test_padding_does_not_enter_the_statistics_of_a_stream(block: Any) -> None:
+    whole, streamed = block.train(), copy.deepcopy(block).train()
+    x, mask = noise(1, 20, torch.float32)[..., :4], (torch.arange(20) >= 10)[None]
+    whole(x, mask=mask)
+    streamed.prefill(x, streamed.init_state(1), mask=mask)
+    torch.testing.assert_close(dict(streamed.named_buffers()), dict(whole.named_buffers()))
+
+
+def test_packed_rows_of_only_padding_pass_a_block() -> None:
+    block = MegaBlock(8, query_size=4)
+    seq_idx = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    assert block(torch.randn(1, 6, 8), mask=torch.zeros(1, 6), seq_idx=seq_idx).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["ema", "lru", "s5"])
+@pytest.mark.parametrize("length", [1, 20, 40])
+def test_second_derivatives_of_a_frozen_scan(name: str, length: int) -> None:
+    mixer = make(name, {}).requires_grad_(False)
+    x = noise(1, length).requires_grad_()
+    assert torch.autograd.gradgradcheck(mixer, (x[:, :, :CHANNELS],), fast_mode=True)

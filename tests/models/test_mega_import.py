@@ -98,6 +98,8 @@ def test_the_command_line(tmp_path: Path) -> None:
         ({"is_decoder": True}, "is_decoder=True cannot be imported; of a MegaForMaskedLM it must be False"),
         ({"add_cross_attention": True}, "add_cross_attention=True cannot be imported"),
         ({"normalization_type": "rmsnorm"}, "multiplied and never divided"),
+        ({"hidden_size": None}, "hidden_size must be a whole number of at least 1, got None"),
+        ({"chunk_size": None}, "chunk_size must be a whole number"),
         ({"activation": "linear"}, "unknown activation of MEGA: 'linear'"),
         ({"num_hidden_layers": 3}, "do not fit config.json: .*layers.2"),
         ({"max_positions": 20, "relative_positional_bias": "simple"}, "do not fit config.json: .*lag_table"),

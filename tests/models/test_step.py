@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import FAMILY, tiny
 
-from lagwise.models import LagwiseForCausalLM, StreamingCache
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
 from lagwise.ops.streaming.blocks import Tile
 
@@ -121,3 +121,24 @@ def test_a_state_and_its_follower_share_the_block_they_start_in(monkeypatch: pyt
 def test_a_model_with_a_growing_state_is_refused(recipe: str) -> None:
     with pytest.raises(ValueError, match="grows with"):
         StreamingStep(tiny(recipe))
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"name": "relative_attention", "heads": 2, "memory": 16},
+        {"name": "flash", "chunk": 8},
+        {"name": "ema", "truncation": 20},
+        {"name": "ema"},
+    ],
+    ids=lambda mixer: "-".join(map(str, mixer.values())),
+)
+def test_a_state_after_a_prompt_under_autocast_has_the_types_of_the_step(mixer: dict[str, Any]) -> None:
+    """Compiled steps read its memory as theirs."""
+    block = {"name": "prenorm", "token_mixer": mixer}
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=17, hidden_size=8, num_hidden_layers=1, block=block)).eval()
+    step = StreamingStep(model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        cache = model(torch.arange(10)[None], use_cache=True).past_key_values
+    taken = step.take(cache)[0]
+    assert {n: t.dtype for n, t in taken.items()} == {n: t.dtype for n, t in step.start(1).items()}

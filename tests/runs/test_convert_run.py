@@ -40,6 +40,17 @@ def test_a_full_disk_leaves_no_partial_conversion(saved_model: Path, monkeypatch
     assert load_model(out)[0].config.block == before
 
 
+def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Its speed is measured within its limit, and a new conversion leaves no scores of an earlier one."""
+    tiny_recipe.model["max_position_embeddings"] = 40
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    result = convert_run(run, 0.1, tmp_path / "out", max_tokens=100, progress=False)
+    assert result["tokens_per_second"]["after"] > 0
+    evaluate_run(tmp_path / "out", progress=False)
+    convert_run(run, 0.5, tmp_path / "out", max_tokens=100, progress=False)
+    assert not list((tmp_path / "out").glob("evaluation*"))
+
+
 def test_a_conversion_keeps_the_runs_own_tokenizer(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """So that it is scored on the run's data wherever the run has gone."""
     load_tokenizer("bytes").save_pretrained(tmp_path / "tokenizer")

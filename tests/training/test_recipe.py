@@ -88,6 +88,12 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.clip=-1", "at least 0"),
         ("training.beta2=7", "training.beta2 must be less than 1, got 7"),
         ("training.steps=[", "not valid YAML"),
+        ("training.steps=010", "training.steps must be a whole number, got '010'"),
+        ("training.steps=1:30", "training.steps must be a whole number, got '1:30'"),
+        ("training.epsilon=0", "training.epsilon must be greater than 0"),
+        ("training.workers=100000", "training.workers must be at most 128"),
+        ("data.tokenizer=", "has no value; write data.tokenizer=null for none"),
+        ("data.tokenizer=# words", "has no value"),
         ("training=5", "written section.key=value"),
         ("training.steps", "written section.key=value"),
         ("trainning.steps=5", "did you mean 'training'"),
@@ -96,6 +102,31 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
 def test_wrong_overrides_are_named(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_recipe("tnn-lm", ["data.source=stdlib", override])
+
+
+def test_the_polynomial_schedule_ends_at_a_rate() -> None:
+    with pytest.raises(ValueError, match=r"training\.learning_rate must be over 1e-07"):
+        load_recipe("tnn-lm", ["training.schedule=polynomial", "training.learning_rate=1e-8"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {steps: 5, steps: 6}", "'steps' occurs twice, again in line 1"),
+        ("training:\n  steps: 5\ndata: {}\ntraining:\n  seed: 1", "'training' occurs twice, again in line 4"),
+        ("training: {1: 2}", "keys of a recipe must be text, got 1"),
+        ("1: 2", "keys of a recipe must be text, got 1"),
+    ],
+)
+def test_wrong_keys_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(tmp_path / "own.yaml"))
+
+
+def test_a_section_without_content_can_be_filled(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("training:\n")
+    assert load_recipe(str(tmp_path / "own.yaml"), ["training.steps=7"]).training.steps == 7
 
 
 def test_wrong_files_are_named(tmp_path: Path) -> None:

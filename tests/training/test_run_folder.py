@@ -72,6 +72,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "trainer_state.json is of step 5",
     ),
+    "an optimizer of another step": (
+        lambda f: change_optimizer(f, lambda s: s["param_groups"][0].update(lr=0.123)),
+        "optimizer.pt is of another step than scheduler.pt",
+    ),
+    "another learning rate": (
+        lambda f: change_optimizer(f, lambda s: s["param_groups"][0].update(initial_lr=0.5)),
+        "learning rate 0.5, the recipe 0.004",
+    ),
     "an empty schedule": (lambda f: torch.save({}, f / "scheduler.pt"), "last_epoch"),
     "random states of a list": (lambda f: torch.save([1], f / "rng_state.pth"), "rng_state.pth is damaged"),
 }

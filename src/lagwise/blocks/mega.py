@@ -122,11 +122,11 @@ class MegaBlock(Block):
         return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
 
     def run_next(self, x: Tensor, state: MegaState, mask: Tensor | None) -> tuple[Tensor, MegaState]:
-        normed = self.norm(x)
+        normed = self.norm(x, mask)
         memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)
         attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
-        y = self.channels(self._update(x, attended, update, reset, candidate))
+        y = self.channels(self._update(x, attended, update, reset, candidate), mask)
         return y, MegaState(memory_state, attention_state)
 
     def _attend(self, joined: Tensor, layout: Layout) -> Tensor:

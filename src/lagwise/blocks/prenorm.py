@@ -64,5 +64,5 @@ class PreNormBlock(Block):
         return self.token_mixer.init_state(batch_size)
 
     def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        mixed, state = self.token_mixer.prefill(self.token_norm(x), state, mask=mask)
-        return self.channels(x + self.dropout(mixed)), state
+        mixed, state = self.token_mixer.prefill(self.token_norm(x, mask), state, mask=mask)
+        return self.channels(x + self.dropout(mixed), mask), state

@@ -14,6 +14,8 @@ from lagwise.tables import LARGEST_VOCABULARY
 from lagwise.text import pieces
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedTokenizerBase
 
 _LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
@@ -21,6 +23,12 @@ END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MASK = "<|mask|>"
 UNKNOWN = "<|unknown|>"
+WORDS = ("bytes", "bpe", "words")  # tokenizers by name; a folder of such a name is written with its path
+
+
+def tokenizer_folder(name: str) -> Path | None:
+    """The folder that a tokenizer's name stands for; None for one of WORDS, and where there is no folder."""
+    return expanded(name) if name and name not in WORDS and expanded(name).is_dir() else None
 
 
 def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | None = None) -> PreTrainedTokenizerBase:
@@ -38,8 +46,8 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
         return _wrap(_trained(vocab_size, texts))
     if name == "words":
         return _wrap(_frequent_words(vocab_size, texts))
-    folder = expanded(name)
-    if not name or not folder.is_dir():
+    folder = tokenizer_folder(name)
+    if folder is None:
         raise ValueError(f"tokenizer must be 'bytes', 'bpe', 'words' or a folder, got {name!r}")
     try:
         if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():

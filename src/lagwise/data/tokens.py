@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import SPLITS, Source, open_source
-from lagwise.data.tokenizers import load_tokenizer, pieces
-from lagwise.files import expanded
+from lagwise.data.tokenizers import load_tokenizer, pieces, tokenizer_folder
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -114,9 +113,9 @@ def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> 
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
     if tokenizer in ("bpe", "words"):
         identity.append(str(vocab_size))
-    elif expanded(tokenizer).is_dir():
+    elif folder := tokenizer_folder(tokenizer):
         identity[2] = "folder"
-        for file in sorted(expanded(tokenizer).glob("*")):
+        for file in sorted(folder.glob("*")):
             if file.name in _TOKENIZER_FILES or file.suffix == ".model":
                 identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]

@@ -144,7 +144,8 @@ class FixedEMA(FixedMixer):
 
     def __init__(self, mixer: EMAMixer):
         super().__init__()
-        weight, log_decay = (part[0].detach().t() for part in mixer.kernel.exponentials())
+        dtype = mixer.init_state(1).average.dtype  # of a truncated average float64: two of them nearly cancel
+        weight, log_decay = (part[0].detach().t().to(dtype) for part in mixer.kernel.exponentials())
         self.truncation = mixer.kernel.truncation
         self.register_buffer("weight", weight.contiguous())
         self.register_buffer("decay", log_decay.exp().contiguous())

@@ -18,6 +18,7 @@ from lagwise.tables import whole_number
 from lagwise.text import pieces
 
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
+_COLDEST = 1e-6  # a lower temperature would overflow
 _PIECE = 1 << 16  # prompt characters encoded at a time: an encoding takes hundreds of bytes per token
 _CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
 _LONGEST_CHARACTER = 8  # maximum tokens of a character; longer incomplete sequences are invalid
@@ -101,9 +102,11 @@ def sampled(
         model: The language model.
         ids: Token ids of the prompt, ``(1, length)``.
         count: Maximum number of tokens.
-        temperature: Sampling temperature; 0 is greedy.
+        temperature: Sampling temperature; 0, and anything below a millionth, is greedy.
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
     """
+    if temperature < _COLDEST:
+        temperature = 0
     choose = LogitsProcessorList()
     if temperature not in (0, 1):
         choose.append(TemperatureLogitsWarper(float(temperature)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.masked_lm import LagwiseForMaskedLM
-from lagwise.tables import known, shown
+from lagwise.tables import known, shown, whole_number
 
 _HEADS = {"MegaForCausalLM": LagwiseForCausalLM, "MegaForMaskedLM": LagwiseForMaskedLM}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
@@ -72,6 +72,8 @@ _OF_LAYER = {
     **{f"mega_layer.norm.norm.{theirs}": f"norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
     **{f"nffn.norm.norm.{theirs}": f"channels.norm.{ours}" for theirs, ours in _NORM_PARTS.items()},
 }
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "nffn_hidden_size", "ema_projection_size", "max_positions")
+_SIZES += ("shared_representation_size", "intermediate_size")
 _BUFFERS = ("_float_tensor", "token_type_ids")  # without meaning
 
 
@@ -112,6 +114,11 @@ def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Lagwi
 def _config(values: Mapping[str, Any], *, causal: bool) -> LagwiseConfig:
     if values.get("model_type") != "mega":
         raise ValueError(f"config.json is of a model of type {shown(values.get('model_type'))}, not 'mega'")
+    for name in _SIZES:
+        if name not in values:
+            raise ValueError(f"config.json has no {name}")
+        whole_number(name, values[name])
+    whole_number("chunk_size", values["chunk_size"], -1)
     for name, wanted in (
         ("is_decoder", causal),
         ("add_cross_attention", False),

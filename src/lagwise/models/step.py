@@ -72,13 +72,13 @@ class StreamingStep(nn.Module):
 
         Returns the state and its followers.
         """
-        makers, followers = iter(self.fixed), []
+        makers, likes, followers = iter(self.fixed), self._mixer_states(), []
 
         def taken(held: Any) -> Any:
             maker = next(makers)
             online = isinstance(maker, FixedOnline)
             held = online_block(held) if online else held  # once for the fixed state and its follower
-            fixed = _owned(maker.take(held))
+            fixed = _owned(maker.take(held), like=next(likes))
             if online:
                 followers.append(OnlineFollower(held, fixed))
             return fixed
@@ -109,6 +109,13 @@ class StreamingStep(nn.Module):
         if "recent" in self.token_attributes:
             states.append((self.model.model.embed_ngrams.no_tokens(batch_size, self.model.device),))
         return states
+
+    def _mixer_states(self) -> Iterator[Any]:
+        """The states of mixers before the first token, in order."""
+        found: list[Any] = []
+        for state in self._tree[: len(self.model.model.layers)]:
+            _mapped(state, found.append)
+        return iter(found)
 
     def _fill(self, cache: StreamingCache, state: Mapping[str, Tensor], change: Callable[[Any], Any]) -> None:
         states = _rebuilt(self._tree, iter(state.values()))
@@ -151,9 +158,11 @@ def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
     return type(like)(parts) if type(like) in (tuple, list) else type(like)(*parts)
 
 
-def _owned(state: Any) -> Any:
-    """Nested tuples with contiguous copies of the tensors, which can be modified in place."""
-    copies = (tensor.clone(memory_format=torch.contiguous_format) for _, tensor in _leaves(state))
+def _owned(state: Any, like: Any) -> Any:
+    """Nested tuples with contiguous copies of the tensors, which can be modified in place, in the types of another
+    state: a prompt read under autocast has others than those that steps are made for."""
+    pairs = zip(_leaves(state), _leaves(like), strict=True)
+    copies = (tensor.to(wanted.dtype, copy=True).contiguous() for (_, tensor), (_, wanted) in pairs)
     return _rebuilt(state, copies)
 
 

@@ -62,7 +62,13 @@ def differentiable_gradients(
         # Use views, since one input may have been made from another: only the function's own use of each counts here.
         inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, wanted, strict=True)]
         sources = [t for t, needed in zip(inputs, wanted, strict=True) if needed]
-        found = iter(torch.autograd.grad(function(*inputs), sources, grads, create_graph=True, allow_unused=True))
+        results = function(*inputs)
+        results = [results] if isinstance(results, Tensor) else results
+        pairs = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
+        if not pairs:  # a constant of the wanted inputs
+            return [None] * len(wanted)
+        outputs, grads = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True))
     return [next(found) if needed else None for needed in wanted]
 
 

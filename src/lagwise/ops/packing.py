@@ -158,7 +158,9 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
         if result is None:
             result = mixed.new_zeros(len(flat), mixed.shape[1])
         result = result.index_copy(0, bucket.tokens, mixed.index_select(0, bucket.where).to(result.dtype))
-    return torch.zeros_like(x) if result is None else result.unflatten(0, x.shape[:2])
+    if result is None:  # only padding: any token tells the channels
+        result = torch.zeros_like(mix(x[:1, :1], Layout())[0, 0]).expand(len(flat), -1)
+    return result.unflatten(0, x.shape[:2])
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,8 +256,8 @@ def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
     Shapes: cu_seqlens ``(documents + 1,)``, from 0 to at most length; result ``(1, length)``. Tokens after the last
     boundary are a separate document. ValueError unless cu_seqlens starts at 0, increases, and ends within length.
     """
-    steps = cu_seqlens.diff()
-    if cu_seqlens.dim() != 1 or cu_seqlens[0] != 0 or (steps <= 0).any() or cu_seqlens[-1] > length:
+    whole = cu_seqlens.dim() == 1 and cu_seqlens.numel() and not cu_seqlens.is_floating_point()
+    if not whole or cu_seqlens[0] != 0 or (cu_seqlens.diff() <= 0).any() or cu_seqlens[-1] > length:
         raise ValueError(f"cu_seqlens must grow from 0 to at most {length}, got {cu_seqlens.tolist()}")
     position = torch.arange(length, device=cu_seqlens.device)
     return torch.searchsorted(cu_seqlens, position, right=True)[None] - 1

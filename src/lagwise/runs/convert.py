@@ -22,8 +22,7 @@ from lagwise.training import load_run, make_task
 from lagwise.training.run import TOKENIZER
 
 DEFAULT_TOKENS = 65537
-_TURNS, _TURN = 5, 64
-_TIMED = (_TURNS + 1) * _TURN  # tokens of a stream that is timed
+_TURNS, _TURN = 5, 64  # timed turns of a stream after a first one, and their tokens
 
 
 def convert_run(
@@ -76,6 +75,8 @@ def convert_run(
                 copy_tokenizer(run / TOKENIZER, partial / TOKENIZER)
             if (run / "run.json").is_file():
                 shutil.copyfile(run / "run.json", partial / "run.json")
+    for stale in out.glob("evaluation*.json"):  # of an earlier conversion
+        stale.unlink()
     for each in (model, converted):
         torch.nn.Module.to(each, default_device())
     if recipe is not None:
@@ -91,9 +92,11 @@ def convert_run(
             result |= {"metric": task.headline, "label": task.headline_label}
             compared = zip(usable, *scores, strict=True)
             result[task.headline] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
-    room = (model.length_limit or length + _TIMED) - _TIMED
-    speeds = tokens_per_second({"before": model, "after": converted}, max(1, min(length, room)))
-    result["tokens_per_second"] = speeds
+    limit = model.length_limit
+    turn = _TURN if limit is None else min(_TURN, (limit - 1) // (_TURNS + 1))
+    if turn:
+        context = length if limit is None else min(length, limit - turn * (_TURNS + 1))
+        result["tokens_per_second"] = tokens_per_second({"before": model, "after": converted}, context, turn)
     write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n")
     return result
 
@@ -113,8 +116,9 @@ def layer_figures(name: str, reduction: Reduction) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int) -> dict[str, float]:
-    """Greedy tokens a second of one stream after a random prompt, medians of turns taken one after the other."""
+def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int, tokens: int = _TURN) -> dict[str, float]:
+    """Greedy tokens a second of one stream after a random prompt, medians of turns of so many tokens, taken one after
+    the other."""
     streams = {}
     for name, model in models.items():
         cache = StreamingCache(model.config.num_hidden_layers)
@@ -125,9 +129,9 @@ def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int) ->
     for turn in range(_TURNS + 1):  # the first warms up
         for name, (model, cache, token) in streams.items():
             start = time.perf_counter()
-            for _ in range(_TURN):
+            for _ in range(tokens):
                 token = model(token, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
             _ = token.tolist()  # waits for a GPU
             if turn:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: _TURN / sorted(each)[len(each) // 2] for name, each in seconds.items()}
+    return {name: tokens / sorted(each)[len(each) // 2] for name, each in seconds.items()}

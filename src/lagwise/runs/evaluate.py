@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.files import write_whole
+from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
+from lagwise.tables import known
 from lagwise.tasks import Task
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields
 
 EVALUATION_FILE = "evaluation.json"
+_LONGEST_NAME = 200  # bytes of changes in a file's name
 
 
 def evaluate_run(
@@ -30,7 +34,8 @@ def evaluate_run(
     lengths, max_tokens: as the task defines them. source: test data other than the run's own (which must not have
     changed). overrides: ``model.key=value`` changes that the weights allow, such as
     ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
-    ``RUN/evaluation-CHANGES.json``. Errors as `load_model` and the task's `open` and `evaluate`.
+    ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). Errors as `load_model` and the task's `open` and
+    `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
         raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
@@ -38,6 +43,9 @@ def evaluate_run(
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
     if wrong := [override for override in overrides if not override.startswith("model.")]:
         raise ValueError(f"only model.key=value can be changed for an evaluation, got {wrong[0]!r}")
+    for override in overrides:
+        name = override.removeprefix("model.").partition("=")[0].partition(".")[0]
+        known(name, field_types(), "key in model that an evaluation can change")
     run = Path(run)
     recipe, task = open_run(run, overrides)
     model, _ = load_model(run, device=default_device(), **(own_fields(recipe) if overrides else {}))
@@ -49,6 +57,8 @@ def evaluate_run(
     if overrides:
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)
+    if len(changes.encode()) > _LONGEST_NAME:
+        changes = f"-{hashlib.sha256(changes.encode()).hexdigest()[:16]}"
     write_whole(run / f"{Path(EVALUATION_FILE).stem}{changes}.json", json.dumps(result, indent=1) + "\n")
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from contextlib import suppress
@@ -26,8 +27,8 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     `lagwise.models.export`). Everything is in float32.
 
     Returns the content of ``out/export.json``. ValueError if the file's logits differ from the model's, and as
-    `export_step`; ImportError for a missing package; FileExistsError if ``out`` holds anything but earlier exports. In
-    each case nothing is written.
+    `export_step`; ImportError for a missing package; FileExistsError if ``out`` holds anything but earlier exports, or
+    those of another model. In each case nothing is written.
     """
     export = EXPORTS[known(what, EXPORTS, "what")]
     require_format(format)
@@ -43,8 +44,13 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
         known_before: dict[str, Any] = {}
         with suppress(FileNotFoundError):
             known_before = read_json(out / EXPORT_FILE)
+        weights = hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+        others = [key for key, value in known_before.items() if isinstance(value, dict) and key != name]
+        if others and known_before.get("weights", weights) != weights:
+            raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another --out")
         meta = {
             **known_before,
+            "weights": weights,
             "vocab_size": model.config.vocab_size,
             "eos_token_id": tokenizer.eos_token_id,
             "bos_token_id": tokenizer.bos_token_id,

@@ -217,11 +217,17 @@ class Task:
         raise NotImplementedError
 
 
-def usable_lengths(lengths: Sequence[int], limit: int | None) -> list[int]:
-    """The lengths that a model can be evaluated at. ValueError if all exceed its limit."""
-    if limit is not None and min(lengths) > limit:
-        raise ValueError(f"every length in {list(lengths)} is over the model's limit of {limit} tokens")
-    return [length for length in lengths if limit is None or length <= limit]
+def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit: int | None) -> list[int]:
+    """The lengths that a model can be evaluated at, of those given, or else of the default ones, or else its limit.
+    ValueError if all that are given exceed the limit."""
+    usable = [length for length in lengths or default if limit is None or length <= limit]
+    if usable or limit is None:
+        return usable
+    if lengths is None:
+        return [limit]
+    raise ValueError(
+        f"every length in {list(lengths)} is over the model's limit of {limit} tokens; give other --lengths"
+    )
 
 
 def require_none(task: str, **options: Any) -> None:

@@ -61,7 +61,7 @@ class LanguageModelling(RunningText):
         split, from its start, by default DEFAULT_TOKENS.
         """
         count, limit = max_tokens or DEFAULT_TOKENS, model.length_limit
-        lengths = usable_lengths(lengths or DEFAULT_LENGTHS, limit)
+        lengths = usable_lengths(lengths, DEFAULT_LENGTHS, limit)
         tokenizer, data = self.text.tokenizer, self.text
         test, valid = (data.splits[s][:count] for s in ("test", "valid"))
         valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
@@ -87,8 +87,8 @@ class LanguageModelling(RunningText):
             (f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", valid["bits_per_byte"]),
         ]
         title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
-        if test[-1]["length"] > test[-1]["tokens"]:
-            title += f" (the test text has only {test[-1]['tokens']:,} tokens: longer lengths read it whole)"
+        if max(score["length"] for score in test) > test[0]["tokens"]:
+            title += f" (only {test[0]['tokens']:,} tokens are scored: longer lengths read them at once)"
         return [
             Table(
                 f"The same {test[0]['text_bytes']:,} test bytes",

@@ -106,7 +106,7 @@ class MaskedLanguageModelling(RunningText):
         lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: from the start of
         the test text, by default DEFAULT_TOKENS.
         """
-        lengths = usable_lengths(lengths or DEFAULT_LENGTHS, model.length_limit)
+        lengths = usable_lengths(lengths, DEFAULT_LENGTHS, model.length_limit)
         stream = self._hidden_stream(self.text.splits["test"][: max_tokens or DEFAULT_TOKENS])
         return {"test": [masked_score(model, *stream, n, progress=progress).to_dict() for n in lengths]}
 

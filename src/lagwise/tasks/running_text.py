@@ -40,6 +40,7 @@ class RunningText(Task):
         return content_key(open_source(self._source), self.data.tokenizer, self.data.vocab_size)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
         if source is not None:
             self.text = prepare(source, str(run), progress=progress)
         else:

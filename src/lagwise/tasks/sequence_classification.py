@@ -168,7 +168,7 @@ class SequenceClassification(Task):
         self.rows = prepare_labelled(self._source, **self._reading, progress=progress)
         self.tokenizer = self.rows.tokenizer
         if run is not None and self.tokenizer is not None:
-            own = load_tokenizer(str(run))
+            own = load_tokenizer(str(run.resolve()))
             if own.get_vocab() != self.tokenizer.get_vocab():
                 reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
@@ -191,7 +191,7 @@ class SequenceClassification(Task):
 
         config: Any = read_config(run)
         if config.input_name == "tokens":
-            self.tokenizer = load_tokenizer(str(run))
+            self.tokenizer = load_tokenizer(str(run.resolve()))
         self.label_names = None if config.num_labels == 1 else class_names(config)
         rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, self.label_names)
         features = config.inputs["features"] if config.input_name == "values" else None

@@ -74,4 +74,6 @@ class AveragedWeights(TrainerCallback):
             raise ValueError(f"{str(path)!r} cannot be read ({one_line(error)})") from error
         if {n: a.shape for n, a in found.items()} != {n: a.shape for n, a in self.averages.items()}:
             raise ValueError(f"{str(path)!r} has averages of other weights than this model's")
+        if not all(average.isfinite().all() for average in found.values()):
+            raise ValueError(f"{str(path)!r} has averages that are not finite")
         self.averages = {name: found[name] for name in self.averages}

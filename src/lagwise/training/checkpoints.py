@@ -16,6 +16,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from lagwise.files import one_line
 from lagwise.models.loading import check_weights
+from lagwise.training.averaging import AveragedWeights
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
 _DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # raised by readers of damaged files
@@ -33,23 +34,33 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_whole_checkpoint(
-    run: Path, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
+    run: Path,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    average: AveragedWeights | None = None,
 ) -> Path | None:
     """The newest checkpoint that can be resumed; None if the run has none yet.
 
-    All its files must be readable and belong to the step in its name. The weights must have the keys and shapes of
-    ``model``, and the optimiser state those of ``optimizer``, where these are given. If there are checkpoints, but none
-    can be resumed, a ValueError says what is wrong with each.
+    All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. The
+    weights must have the keys and shapes of ``model``, and the optimiser state those of ``optimizer``, where these are
+    given; ``average`` loads its averages. If there are checkpoints, but none can be resumed, a ValueError says what is
+    wrong with each.
     """
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:
             check_weights(folder, model)
             _check_state(folder)
-            _check_optimizer(_load(folder / "optimizer.pt"), optimizer)
-            if _load(folder / "scheduler.pt")["last_epoch"] != step_of(folder):
+            saved, schedule = _load(folder / "optimizer.pt"), _load(folder / "scheduler.pt")
+            _check_optimizer(saved, optimizer)
+            if schedule["last_epoch"] != step_of(folder):
                 raise ValueError("scheduler.pt is of another step")
+            rates = zip(saved["param_groups"], schedule["_last_lr"], strict=False)
+            if any(group["lr"] != rate for group, rate in rates):
+                raise ValueError("optimizer.pt is of another step than scheduler.pt")
             _check_random_states(folder)
+            if average is not None:
+                average.load(folder)
             return folder
         except _DAMAGE as error:
             complaints.append(f"{folder.name}: {one_line(error)}")
@@ -99,6 +110,8 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer | None) -> Non
         for name in group.keys() & mine.keys() - {"lr"}:
             if group[name] != mine[name]:
                 raise ValueError(f"optimizer.pt has {name} {str(group[name])[:40]}, the recipe {mine[name]}")
+        if group.get("initial_lr", mine["lr"]) != mine["lr"]:
+            raise ValueError(f"optimizer.pt has learning rate {str(group['initial_lr'])[:40]}, the recipe {mine['lr']}")
         if not isinstance(group["lr"], float):
             raise ValueError(f"optimizer.pt has learning rate {str(group['lr'])[:40]!r}")
     moments_of = [

@@ -13,10 +13,11 @@ import yaml
 from pydantic import Field
 
 from lagwise.data.options import DataOptions, upgraded
-from lagwise.files import expanded, one_line
+from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
 from lagwise.tables import known, option_names, shown
+from lagwise.training.yaml_values import parsed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -24,7 +25,9 @@ OPTIMIZERS = ("adamw", "muon")
 SELECTIONS = ("last", "best")
 DEFAULT_RECIPE = "tnn-lm"
 MOST_STEPS = 10**8  # the length of each step is drawn beforehand
-_LONGEST, _MOST_NODES, _DEEPEST = 2**20, 10_000, 50  # of a recipe: bytes, values, levels of nesting
+MOST_WORKERS = 128  # each is a process with hundreds of megabytes
+_LAST_RATE = 1e-7  # of the polynomial schedule, as in transformers
+_LONGEST = 2**20  # bytes of a recipe
 
 
 @options
@@ -46,14 +49,15 @@ class TrainingOptions:
     schedule: str = "cosine"
     """After the warm-up: `inverse_sqrt`, `polynomial`, `cosine`, `linear` or `constant_with_warmup`."""
     warmup_steps: Annotated[Whole, Field(ge=0)] = 50
-    """Steps from zero to the peak; with `epochs`, at most a tenth of their steps."""
+    """Steps from zero to the peak; a tenth of all steps where there are not more of them, and at most that with
+    `epochs`."""
     weight_decay: Annotated[Number, Field(ge=0)] = 0.1
     """Decoupled, on matrices only."""
     beta1: Share = 0.9
     """Decay of AdamW's first moment."""
     beta2: Share = 0.98
     """Decay of AdamW's second moment."""
-    epsilon: Number = 1e-8
+    epsilon: Annotated[Number, Field(gt=0)] = 1e-8
     """Of AdamW."""
     clip: Annotated[Number, Field(ge=0)] = 1.0
     """Largest gradient norm; 0 for none."""
@@ -63,7 +67,7 @@ class TrainingOptions:
     """Recompute blocks in the backward pass, to save memory."""
     average: Share = 0.0
     """Decay of a moving average of the weights, which is then evaluated and kept; 0 for none."""
-    workers: Annotated[Whole, Field(ge=0)] = 0
+    workers: Annotated[Whole, Field(ge=0, le=MOST_WORKERS)] = 0
     """Processes that prepare batches, such as augmented pictures; 0 prepares them between the steps."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
     """Of weights and of the order of the data."""
@@ -137,7 +141,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     else:
         known(name, recipe_names(), "recipe")
         text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_bytes()
-    values = _parsed(text, f"recipe {name!r}") or {}
+    values = parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
     _mapping(values.get("model"), "model")
@@ -166,38 +170,11 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     for one, other, why in (
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
         ("model.init_from", "data.tokenizer", "a run that is started from brings its own tokenizer"),
+        ("model.init_from", "data.vocab_size", "a run that is started from brings its own tokenizer"),
         ("training.steps", "training.epochs", "both set how long to train"),
     ):
         if one in keys and other in keys:
             raise ValueError(f"give either {one} or {other}: {why}")
-
-
-def _parsed(text: bytes | str, what: str) -> Any:
-    """YAML as plain values. ValueError unless it is valid and of moderate size after expanding aliases."""
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        if not _is_moderate(root):
-            raise ValueError(f"it has over {_MOST_NODES} values, aliases written out, or is over {_DEEPEST} deep")
-        return None if root is None else loader.construct_document(root)
-    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{what} is not valid YAML: {one_line(error)}") from error
-
-
-def _is_moderate(root: yaml.Node | None) -> bool:
-    """Whether a document is neither large nor deep. An alias counts as the node that it refers to, because a few lines
-    of aliases can expand to any size, or contain themselves."""
-    waiting, count = [(root, 1)], 0
-    while waiting:
-        node, depth = waiting.pop()
-        count += 1
-        if count > _MOST_NODES or depth > _DEEPEST:
-            return False
-        if isinstance(node, yaml.MappingNode):
-            waiting += ((part, depth + 1) for pair in node.value for part in pair)
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += ((part, depth + 1) for part in node.value)
-    return True
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -223,10 +200,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not isinstance(values, dict):
         raise ValueError(f"a recipe must be a mapping, got {shown(values)}")
     for part in path:
-        values = values.setdefault(part, {})
+        if values.get(part) is None:  # a section without content
+            values[part] = {}
+        values = values[part]
         if not isinstance(values, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
-    values[last] = _parsed(text, f"in override {shown(override)}, the value")
+    value = parsed(text, f"in override {shown(override)}, the value")
+    if value is None and text.strip().lower() not in ("null", "~"):
+        raise ValueError(f"override {shown(override)} has no value; write {key}=null for none")
+    values[last] = value
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
@@ -313,6 +295,11 @@ def _check(recipe: Recipe) -> None:
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
     _check_lengths(data)
+    if training.schedule == "polynomial" and training.learning_rate <= _LAST_RATE:
+        raise ValueError(
+            f"training.learning_rate must be over {_LAST_RATE:g}, with which the polynomial schedule ends, got "
+            f"{training.learning_rate:g}"
+        )
     if training.batch_size % training.accumulate:
         raise ValueError(
             f"training.accumulate must divide training.batch_size, got {training.accumulate} and {training.batch_size}"

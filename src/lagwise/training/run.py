@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers import TrainingArguments
 
+from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
@@ -23,7 +25,7 @@ from lagwise.models.memory import check_step_memory
 from lagwise.tables import build, typed
 from lagwise.tasks import TASKS, Task
 from lagwise.training.averaging import AveragedWeights
-from lagwise.training.best import BestModel
+from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.interruption import saved_when_stopped
@@ -78,8 +80,8 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
             shutil.rmtree(out / TOKENIZER, ignore_errors=True)
             with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
                 (partial / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
-                if Path(recipe.data.tokenizer).is_dir():  # this folder may no longer exist when the run is used
-                    copy_tokenizer(Path(recipe.data.tokenizer), partial / TOKENIZER)
+                if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
+                    copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
@@ -89,15 +91,18 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
 def resume(out: Path | str, *, progress: bool = True) -> Path:
     """Resume a run from its newest complete checkpoint, or from the start if it had none yet.
 
-    It continues exactly: with the same losses as if it had never stopped. A finished run is left unchanged.
+    It continues exactly: with the same weights as if it had never stopped. (A stop by Ctrl-C adds a line to the log, at
+    its step.) A finished run is left unchanged.
 
     Raises:
-        FileNotFoundError: If ``out`` is not a run.
+        FileNotFoundError: If ``out`` is not a run, or lacks a file.
         ValueError: If no checkpoint in it is complete, or its data have changed.
     """
     out = Path(out)
     if not (out / RECIPE_FILE).is_file():
         raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
+    if not (out / RUN_FILE).is_file():
+        raise FileNotFoundError(f"{str(out)!r} cannot be resumed: it has no {RUN_FILE}, which identifies its data")
     if (out / CONVERSION_FILE).is_file():
         raise ValueError(f"{str(out)!r} is a conversion, not a run to resume; resume the run that it was made of")
     recipe = load_run(out)
@@ -113,11 +118,9 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         task = make_task(recipe)
         _open(task, progress)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
-        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer)
+        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
-        if checkpoint is not None:
-            trainer.average.load(checkpoint)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out)
@@ -198,6 +201,8 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
         if steps > MOST_STEPS:
             raise ValueError(f"training.epochs {options.epochs:g} are {steps:.1e} steps, of at most {MOST_STEPS:,}")
         options = replace(options, steps=steps, warmup_steps=min(options.warmup_steps, steps // 10))
+    elif options.warmup_steps >= options.steps:
+        options = replace(options, warmup_steps=options.steps // 10)
     return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
 
 
@@ -291,7 +296,8 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
             model.save_pretrained(partial)
-            trainer.best.take(partial)
+            if trainer.best.keep and not trainer.best.take(partial):
+                warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             task.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)

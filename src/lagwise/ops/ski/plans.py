@@ -47,10 +47,10 @@ def plan_from_tolerance(taps: Tensor, tolerance: float, *, ends: bool = False) -
     Raises:
         ValueError: If tolerance is not positive, or if no plan meets it: the message gives the best plan's error.
     """
-    if tolerance <= 0:
+    if not tolerance > 0:  # NaN too
         raise ValueError(f"tolerance must be positive, got {tolerance}")
     plan, error = best_plan(taps, tolerance, ends=ends)
-    if error > tolerance:
+    if not error <= tolerance:
         raise ValueError(
             f"no SKI plan meets tolerance {tolerance:g} on this kernel (best: {error:.1e}); use engine 'fft'"
         )

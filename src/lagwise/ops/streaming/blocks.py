@@ -55,6 +55,7 @@ class OnlineTaps:
     def __init__(self, make: Callable[[int], Tensor], reach: int | None):
         self.make, self.reach = make, reach
         self._taps = make(self._within_reach(_FIRST_CAPACITY))
+        self._without_graph = self._taps  # at least as many, perhaps without gradients
         self._spectra: defaultdict[tuple[int, int], _ByChannel] = defaultdict(_ByChannel)
         near = self.upto(self._within_reach(ONLINE_BLOCK))
         self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
@@ -75,13 +76,22 @@ class OnlineTaps:
     def upto(self, lags: int) -> Tensor:
         """Taps ``(channels, lags)``, zero after the kernel's end."""
         taps = self._made_upto(lags)
-        return F.pad(taps, (0, lags - self.made)) if lags > self.made else taps[:, :lags]
+        return F.pad(taps, (0, lags - taps.shape[1])) if lags > taps.shape[1] else taps[:, :lags]
 
     def _made_upto(self, lags: int) -> Tensor:
-        """At least as many taps, or all until the kernel's end."""
-        if self.made < self._within_reach(lags):
-            self._taps = self.make(self._within_reach(1 << (lags - 1).bit_length()))
-        return self._taps
+        """At least as many taps, or all until the kernel's end. Those made without gradients never replace those with
+        a graph, which other states will need."""
+        within = self._within_reach(lags)
+        if self.made >= within:
+            return self._taps
+        looks_ahead = self._taps.requires_grad and not torch.is_grad_enabled()
+        if looks_ahead and self._without_graph.shape[1] >= within:
+            return self._without_graph
+        made = self.make(self._within_reach(1 << (lags - 1).bit_length()))
+        self._without_graph = made
+        if not looks_ahead:
+            self._taps = made
+        return made
 
     def _within_reach(self, lags: int) -> int:
         return lags if self.reach is None else min(lags, self.reach)

@@ -94,14 +94,15 @@ def dilated_prefill(x: Tensor, taps: Tensor, dilation: int, past: Window) -> tup
     """
     window = past.append(x)
     if x.shape[1] == 1:
-        seen = window.tokens[:, (window.size - 1) % dilation :: dilation]  # ends with lags 2 dilation, dilation, 0
+        step = min(dilation, window.size)  # a slice takes no larger one than 2**63
+        seen = window.tokens[:, (window.size - 1) % dilation :: step]  # ends with lags 2 dilation, dilation, 0
         return (seen * taps.flip(1)[:, -seen.shape[1] :].t()).sum(1, keepdim=True).to(x.dtype), window
     signal = torch.cat([past.tokens.to(x.dtype), x], dim=1)
     if x.shape[1] < past.size:  # convolving the past too would cost more than it saves
-        reach = (taps.shape[1] - 1) * dilation
-        signal = F.pad(signal, (0, 0, max(0, reach - past.size), 0))
-        ends = range(signal.shape[1], signal.shape[1] - reach - 1, -dilation)
-        parts = (signal[:, end - x.shape[1] : end] * tap for end, tap in zip(ends, taps.t(), strict=True))
+        met = min(taps.shape[1], (signal.shape[1] - 1) // dilation + 1)  # taps whose lag is within the text
+        signal = F.pad(signal, (0, 0, max(0, (met - 1) * dilation - past.size), 0))
+        ends = range(signal.shape[1], signal.shape[1] - met * dilation, -dilation)
+        parts = (signal[:, end - x.shape[1] : end] * tap for end, tap in zip(ends, taps.t(), strict=False))
         return sum(parts, start=torch.zeros_like(x)).to(x.dtype), window
     return dilated_convolution(signal, taps, dilation)[:, past.size :], window
 
