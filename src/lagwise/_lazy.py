@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+
+def listed(names: Sequence[str]) -> Callable[[], list[str]]:
+    """A module-level ``__dir__`` of its public names, some of which are imported at first use."""
+    return lambda: sorted(names)
 
 
 def lazy(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -163,7 +163,7 @@ class TestGenerate:
         latin.write_bytes("où".encode("latin-1"))
         for options, message in (
             (["--prompt", "a", "--prompt-file", latin], "not both"),
-            (["--prompt-file", latin], "latin.txt is not UTF-8 (byte 1)"),
+            (["--prompt-file", latin], "latin.txt is not UTF-8 (byte 1 is 0xf9); convert it"),
             (["--prompt-file", tmp_path / "nothing.txt"], "No such file"),
             (["--prompt", "a" * 60], "the prompt has 60, so at most 4 can be added"),
             (["--stop", ""], "must not be empty"),

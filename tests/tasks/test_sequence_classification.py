@@ -120,7 +120,7 @@ def test_scores_equal_their_definitions() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.source=", "classification needs rows to learn from"),
+        ("data.source=null", "classification needs rows to learn from"),
         ("data.lengths=[16, 32]", "data.lengths does not apply"),
         ("task.label_smoothing=1.0", r"label_smoothing must be in \[0, 1\)"),
         ("task.packing=yes please", "packing must be true or false"),

@@ -119,7 +119,7 @@ def test_predicted_events_are_positions_in_the_series(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.source=", "needs series to learn from"),
+        ("data.source=null", "needs series to learn from"),
         ("task.stride=0", r"task\.stride must be a whole number of at least 1"),
         ("task.delay=-1", r"task\.delay must be a whole number of at least 0"),
         ("task.delay=40", r"data\.length 32 is less than task\.stride and task\.delay, 4 \+ 40"),

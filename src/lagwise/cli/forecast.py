@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def forecast(
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
     table = read_series(data, time, None if columns is None else columns.split(","))
     check_names(list(table.frame.columns))
-    first, last = (_time(at) for at in table.frame.index[[0, -1]])
+    first, last = (_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:
         typer.echo(plain(f"note: {note}"))
@@ -86,19 +87,24 @@ def forecast(
     typer.echo(f"\n{plain(reason(ranked))}")
     made, picture = write_forecast(table, ranked[0].forecaster, out)
     names = list(table.frame.columns)
+    parts = [f"first {_ROWS} rows"] if len(made) > _ROWS else []
+    parts += [f"{_SERIES} of {len(names)} series"] if len(names) > _SERIES else []
     print_table(
-        "Forecast" + (f" (first {_ROWS} rows)" if len(made) > _ROWS else ""),
+        "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
         (str(made.index.name), *(text for name in names[:_SERIES] for text in (name, f"{coverage:.0%} interval"))),
         [
-            (_time(at), *(text for name in names[:_SERIES] for text in _cells(row, name)))
-            for at, row in made.head(_ROWS).iterrows()
+            (at, *(text for name in names[:_SERIES] for text in _cells(row, name)))
+            for at, (_, row) in zip(_times(made.index[:_ROWS]), made.head(_ROWS).iterrows(), strict=True)
         ],
     )
     typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series) and {picture}"))
 
 
-def _time(at: object) -> str:
-    return str(at).removesuffix(" 00:00:00")
+def _times(index: Iterable[object]) -> list[str]:
+    """Times as text, as dates if all are midnight."""
+    texts = [str(at) for at in index]
+    midnight = " 00:00:00"
+    return [text.removesuffix(midnight) for text in texts] if all(t.endswith(midnight) for t in texts) else texts
 
 
 def _cells(row: object, name: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import write
+from lagwise.data.reading import not_utf8
 
 
 def generate(
@@ -86,6 +87,4 @@ def _read(file: typer.FileText) -> str:
     try:
         return file.read()
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file.name} is not UTF-8 (byte {error.start}); convert it, for example with iconv"
-        ) from error
+        raise ValueError(not_utf8(error, file.name)) from error

@@ -81,6 +81,7 @@ def train(
     """
     from lagwise import training
 
+    done = resume is not None and (resume / "config.json").is_file()
     if resume is not None:
         if overrides or data or out or recipe:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
@@ -95,6 +96,8 @@ def train(
         with _resumable(folder):
             training.train(settings, folder)
     name, task = plain(str(folder)), training.make_task(training.load_recipe(str(folder / "recipe.yaml")))
+    if done:
+        typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     typer.echo(f"\nTrained: {name}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
 
 

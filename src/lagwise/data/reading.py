@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import lzma
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,12 +60,25 @@ def check_size(path: Path, size: int) -> None:
 
 
 def decoded(data: bytes, path: Path) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{path} is UTF-16, not UTF-8; convert it: {_conversion('utf-16', path.name)}")
     if b"\0" in data:
         raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 (byte {error.start} is {data[error.start]:#04x}); convert it, for example with "
-            f"'iconv -f latin1 -t utf-8 {path.name}'"
-        ) from error
+        raise ValueError(not_utf8(error, str(path))) from error
+
+
+def not_utf8(error: UnicodeDecodeError, name: str) -> str:
+    """What to do about a file that is not UTF-8."""
+    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # of these Latin 1 has none that print
+    command = _conversion("cp1252" if windows else "latin1", Path(name).name)
+    return (
+        f"{name} is not UTF-8 (byte {error.start} is {error.object[error.start]:#04x}); convert it, for example with "
+        f"{command}"
+    )
+
+
+def _conversion(encoding: str, name: str) -> str:
+    return f"'iconv -f {encoding} -t utf-8 {name} > utf8-{name}'"

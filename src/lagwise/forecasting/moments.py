@@ -145,7 +145,8 @@ def window_count(rows: int, look_back: int, horizon: int) -> int:
     count = rows - look_back - horizon + 1
     if count < 1:
         raise ValueError(
-            f"look_back + horizon = {look_back} + {horizon} rows must fit into the data, which has {rows} rows"
+            f"look_back + horizon = {look_back} + {horizon} rows must fit into the data, which has {rows} rows "
+            "(without those that are held out to choose a penalty); give a smaller look_back"
         )
     return count
 

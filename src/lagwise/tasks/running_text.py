@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lagwise.data import TokenData, content_key, load_tokenizer, open_source, prepare
 from lagwise.data.options import DataOptions
+from lagwise.data.reading import inner_suffix
+from lagwise.data.sources import SPLITS
 from lagwise.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -49,6 +52,14 @@ class RunningText(Task):
             if run is not None and self._vocabulary() != load_tokenizer(str(run)).get_vocab():
                 self.text = prepare(self._source, str(run), progress=progress)
         self.tokenizer = self.prepared(self.text.tokenizer)
+
+    def notes(self) -> Sequence[str]:
+        source = "Python's standard library, as no data are given" if self._source == "stdlib" else self._source
+        tokens = ", ".join(f"{split} {len(self.text.splits[split]):,}" for split in SPLITS)
+        notes = [f"text: {source}; tokens: {tokens}"]
+        if inner_suffix(Path(self._source)) in (".csv", ".tsv"):
+            notes.append("a table is read as plain text here; recipes for its columns are classify and forecast-tnn")
+        return notes
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
