@@ -109,11 +109,12 @@ FAMILY: dict[str, Model] = {
 _WIDTH = 256  # of ``tnn``
 _STRUCTURE = PRESETS["tnn"]["block"]
 
-#: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay). Their first row is ``tnn`` of
-#: `FAMILY`; all have its width, and the structures as many parameters.
+#: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay). The published TNN is
+#: ``decay-0.99``; all have the width of ``tnn``, and the structures as many parameters.
 ABLATIONS: dict[str, Model] = {
     "decay-0.9": _kernel("rpe", _WIDTH, **_RPE, decay=0.9),
     "decay-0.95": _kernel("rpe", _WIDTH, **_RPE, decay=0.95),
+    "decay-0.99": _kernel("rpe", _WIDTH, **_RPE, decay=0.99),
     "decay-0.999": _kernel("rpe", _WIDTH, **_RPE, decay=0.999),
     "decay-1": _kernel("rpe", _WIDTH, **_RPE, decay=1.0),
     "decay-learned": _kernel("rpe", _WIDTH, **_RPE, learn_decay=True),
