@@ -14,6 +14,7 @@ from every_task import recipe
 from torch.utils.data import DataLoader
 from transformers import pipeline
 
+from lagwise.data import load_tokenizer
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import classification_scores, regression_scores
@@ -37,6 +38,18 @@ def test_the_loss_weighs_classes_and_smooths_labels(tmp_path: Path) -> None:
     out = SimpleNamespace(logits=logits)
     torch.testing.assert_close(task.loss(out, labels), each.mean())
     torch.testing.assert_close(task.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
+
+
+def test_a_run_in_a_folder_with_a_tokenizers_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are encoded by the run's tokenizer, not by the one that its folder is called after."""
+    monkeypatch.chdir(tmp_path)
+    own = load_tokenizer("bpe", vocab_size=300, texts=iter(["a good film", "a bad film"]))
+    own.save_pretrained("bytes")
+    task = make_task(recipe("classes of text", tmp_path / "data"))
+    assert isinstance(task, SequenceClassification)
+    task.open(run=Path("bytes"), progress=False)
+    assert task.rows.tokenizer is not None
+    assert task.rows.tokenizer.get_vocab() == own.get_vocab()
 
 
 def test_packed_and_padded_rows_have_equal_losses(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ class SequenceClassification(Task):
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+        run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
         if source is not None:
             assert run is not None
             self._open_other(run, source)
@@ -168,7 +169,7 @@ class SequenceClassification(Task):
         self.rows = prepare_labelled(self._source, **self._reading, progress=progress)
         self.tokenizer = self.rows.tokenizer
         if run is not None and self.tokenizer is not None:
-            own = load_tokenizer(str(run.resolve()))
+            own = load_tokenizer(str(run))
             if own.get_vocab() != self.tokenizer.get_vocab():
                 reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
@@ -191,7 +192,7 @@ class SequenceClassification(Task):
 
         config: Any = read_config(run)
         if config.input_name == "tokens":
-            self.tokenizer = load_tokenizer(str(run.resolve()))
+            self.tokenizer = load_tokenizer(str(run))
         self.label_names = None if config.num_labels == 1 else class_names(config)
         rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, self.label_names)
         features = config.inputs["features"] if config.input_name == "values" else None

@@ -173,13 +173,11 @@ def make_task(recipe: Recipe) -> Task:
 
 def _rooted(recipe: Recipe) -> Recipe:
     """The recipe with absolute local paths, so that a run is valid from any folder."""
-    options = recipe.data
-    paths: dict[str, Any] = {
-        name: str(expanded(value).resolve())
-        for name, value in (("source", options.source), ("tokenizer", options.tokenizer))
-        if value and value not in ("stdlib", "bytes", "bpe", "words") and expanded(value).exists()
-    }
-    return replace(recipe, data=replace(options, **paths))
+    source, folder = recipe.data.source, tokenizer_folder(recipe.data.tokenizer)
+    paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
+    if source and source != "stdlib" and expanded(source).exists():
+        paths["source"] = str(expanded(source).resolve())
+    return replace(recipe, data=replace(recipe.data, **paths))
 
 
 def _open(task: Task, progress: bool) -> None:
