@@ -57,8 +57,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
 def page() -> str:
     """The text of docs/benchmarks.md, with paragraphs wrapped; code in them may be wrapped too."""
     text = "\n\n".join([_HEAD.rstrip(), *filter(None, (section() for section in SECTIONS))])
-    paragraphs = [part if part.startswith(("|", "#", "!")) else tables.paragraph(part) for part in text.split("\n\n")]
-    return "\n\n".join(paragraphs) + "\n"
+    return tables.wrapped(text)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from measured.family import at_trained_length, by_model, perplexities
-from tables import has_results, made_by, paragraph, ratio, results, table
+from tables import has_results, made_by, ratio, results, table, wrapped
 
 PAGE = Path(__file__).parent / "choosing.md"
+Models = dict[str, list[dict[str, Any]]]  # language models with their runs, the best first
 LANGUAGE, SPEED = "language-family-cpu.json", "family-cpu.json"
 _LONGEST = 14336
 #: Models of the comparison: their names in `SPEED`, and what a stream has to keep.
@@ -47,13 +48,9 @@ MEMBERS = {
 
 def page() -> str:
     """The page's text."""
-    parts = [_HEAD, table(["you have", "take", "measured"], _advice()), _sources(), *_side_by_side(), _DOUBTS]
-    return "\n\n".join(part if part.startswith("|") else _wrapped(part) for part in parts) + "\n"
-
-
-def _wrapped(text: str) -> str:
-    keep = ("#", "|", "- ")
-    return "\n\n".join(part if part.startswith(keep) else paragraph(part) for part in text.strip().split("\n\n"))
+    models = by_model(results(LANGUAGE)["results"])
+    advice = table(["you have", "take", "measured"], _advice(models))
+    return wrapped("\n\n".join([_HEAD.strip(), advice, _sources(), *_side_by_side(models), _DOUBTS.strip()]))
 
 
 _HEAD = """
@@ -85,10 +82,12 @@ differently: attention in particular is faster there.
 """
 
 
-def _advice() -> list[tuple[str, str, str]]:
+def _advice(models: Models) -> list[tuple[str, str, str]]:
     """What to take, and the figures behind it."""
     best, encoders, recall = (results(f"{n}-cpu.json")["results"] for n in ("best-lm", "encoders", "recall"))
     pictures, imdb = (results(f"{n}-cpu.json")["results"] for n in ("pictures", "imdb"))
+    recalled = {name: _accuracy(scores) for name, scores in recall["1024/20"].items()}
+    tests = {name: _accuracy(run["scores"]["test"]) for name, run in pictures.items()}
     converted = next(
         row
         for row in results("conversion-cpu.json")["results"]["rows"]
@@ -100,16 +99,17 @@ def _advice() -> list[tuple[str, str, str]]:
         for row in results("generate-cpu.json")["results"]["models"]
         if row["length"] == 131072 and row["batch"] == 1
     }
-    speed = [row for row in results("encoder-speed-cpu.json")["results"]["rows"] if row["length"] == 8192]
+    speed = [
+        ratio(row["seconds"]["ModernBERT-base"], row["seconds"]["encoder-base"])
+        for row in results("encoder-speed-cpu.json")["results"]["rows"]
+        if row["length"] == 8192
+    ]
 
     def bits(text: str, model: str, rate: float = 0.004) -> str:
         return f"{best[f'{text}/20/{model}/{rate}']['scores']['test'][0]['bits_per_byte']:.3f}"
 
     def hidden(model: str, place: int) -> str:
         return f"{encoders[model]['test'][place]['loss']:.2f}"
-
-    def accuracy(scores: dict[str, Any]) -> str:
-        return f"{100 * scores['accuracy']:.1f} %"
 
     transformer = ("transformer-alibi-lm", 0.002)
     return [
@@ -125,7 +125,7 @@ def _advice() -> list[tuple[str, str, str]]:
             f"bits per byte of Python's library: {bits('stdlib', 'fd-tnn-lm')}; `best-lm` "
             f"{bits('stdlib', 'conv-fd-local+4')}, Transformer {bits('stdlib', *transformer)}",
         ),
-        *_language_advice(),
+        *_language_advice(models),
         (
             "a stream without end",
             "recipe `tnn-lm`, then `lagwise convert`",
@@ -141,9 +141,8 @@ def _advice() -> list[tuple[str, str, str]]:
         (
             "to look up exact tokens far back",
             "convolutions and attention in chunks, recipe `associative-recall`; not lags alone",
-            f"recall of 20 kinds of tokens at length 1,024: TCNCA-simple {accuracy(recall['1024/20']['TCNCA-simple'])},"
-            f" Transformer {accuracy(recall['1024/20']['Transformer'])}, TNN {accuracy(recall['1024/20']['TNN'])}, in "
-            "one small budget",
+            f"recall of 20 kinds of tokens at length 1,024: TCNCA-simple {recalled['TCNCA-simple']}, Transformer "
+            f"{recalled['Transformer']}, TNN {recalled['TNN']}, in one small budget",
         ),
         (
             "a text to embed, or labels to learn from it",
@@ -155,20 +154,20 @@ def _advice() -> list[tuple[str, str, str]]:
         (
             "labelled texts whose single words decide",
             "a bag of words first, then recipe `classify`",
-            f"IMDb: TF-IDF of words {accuracy(imdb['tf-idf of 1 word(s)']['test'])}, TNN "
-            f"{accuracy(imdb['tnn']['test'])} after {imdb['tnn']['seconds'] / 60:.0f} minutes",
+            f"IMDb: TF-IDF of words {_accuracy(imdb['tf-idf of 1 word(s)']['test'])}, TNN "
+            f"{_accuracy(imdb['tnn']['test'])} after {imdb['tnn']['seconds'] / 60:.0f} minutes",
         ),
         (
             "documents of thousands of tokens for an encoder",
             "recipe `encoder-base`",
             "a forward pass of 8,192 tokens is "
-            f"{min(map(_ratio, speed)):.1f} to {max(map(_ratio, speed)):.1f} times as fast as ModernBERT-base's",
+            f"{min(speed):.1f} to {max(speed):.1f} times as fast as ModernBERT-base's",
         ),
         (
             "small pictures",
             "recipe `tnn-cifar`, TNN along rows and columns",
-            f"CIFAR-10 after an hour: {_picture(pictures['tnn-2d'])}; pixels as a sequence of patches "
-            f"{_picture(pictures['tnn'])}, vision transformer {_picture(pictures['vit'])}",
+            f"CIFAR-10 after an hour: {tests['tnn-2d']}; pixels as a sequence of patches "
+            f"{tests['tnn']}, vision transformer {tests['vit']}",
         ),
         (
             "a table to forecast",
@@ -179,18 +178,14 @@ def _advice() -> list[tuple[str, str, str]]:
         (
             "recordings with classes or events",
             "recipes `signal` and `signal-steps`",
-            f"heartbeats of unknown people: {accuracy(_beats('causal'))} while they are recorded, "
-            f"{accuracy(_beats('two-sided'))} afterwards ([signals](signals.md))",
+            f"heartbeats of unknown people: {_accuracy(_beats('causal'))} while they are recorded, "
+            f"{_accuracy(_beats('two-sided'))} afterwards ([signals](signals.md))",
         ),
     ]
 
 
-def _ratio(row: dict[str, Any]) -> float:
-    return row["seconds"]["ModernBERT-base"]["median"] / row["seconds"]["encoder-base"]["median"]
-
-
-def _picture(run: dict[str, Any]) -> str:
-    return f"{100 * run['scores']['test']['accuracy']:.1f} %"
+def _accuracy(scores: dict[str, Any]) -> str:
+    return f"{100 * scores['accuracy']:.1f} %"
 
 
 def _beats(name: str) -> dict[str, Any]:
@@ -203,9 +198,8 @@ def _forecast(model: str) -> float:
     return statistics.fmean(c["mse"] for c in cells if c["model"] == model and c["data"].startswith("ETT"))
 
 
-def _language_advice() -> list[tuple[str, str, str]]:
-    """Advice from the comparison of language models of one size."""
-    models = _models()
+def _language_advice(models: Models) -> list[tuple[str, str, str]]:
+    """Advice from the comparison of language models of one size, the best first."""
     scores = {name: at_trained_length(runs) for name, runs in models.items()}
     best = min(scores.values())
     speeds = {name: runs[0]["tokens_per_second"] for name, runs in models.items()}
@@ -239,11 +233,6 @@ def _language_advice() -> list[tuple[str, str, str]]:
     ]
 
 
-def _models() -> dict[str, list[dict[str, Any]]]:
-    """The compared language models with their runs, the best first."""
-    return by_model(results(LANGUAGE)["results"])
-
-
 def _growth(runs: list[dict[str, Any]]) -> float | None:
     """The perplexity at the longest length over that at the trained one; None for a model without that length."""
     scores = [perplexities(run) for run in runs]
@@ -256,9 +245,8 @@ def _listed(names: list[str], word: str) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
 
 
-def _side_by_side() -> list[str]:
+def _side_by_side(models: Models) -> list[str]:
     """Quality, speed and state of the compared models, and which of them another one makes unnecessary."""
-    models = _models()
     scores = {name: at_trained_length(runs) for name, runs in models.items()}
     speeds = {name: runs[0]["tokens_per_second"] for name, runs in models.items()}
     rows = []
@@ -278,7 +266,12 @@ def _side_by_side() -> list[str]:
         )
     columns = ["model", "perplexity", f"at {_LONGEST:,}", "tokens/s", *(_STEPS if has_results(SPEED) else ())]
     columns += ["a stream keeps", "better and faster"]
-    return [_INTRODUCTION, table(columns, rows), made_by(LANGUAGE), *([made_by(SPEED)] if has_results(SPEED) else [])]
+    return [
+        _INTRODUCTION.strip(),
+        table(columns, rows),
+        made_by(LANGUAGE),
+        *([made_by(SPEED)] if has_results(SPEED) else []),
+    ]
 
 
 _STEPS = ("step at 512", "step at 4,096")

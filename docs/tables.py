@@ -51,6 +51,12 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:,.0f}"
 
 
+def wrapped(text: str) -> str:
+    """A page with its paragraphs wrapped, and tables, headings, pictures and lists as they are."""
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(part if part.startswith(("|", "#", "!", "- ")) else paragraph(part) for part in parts) + "\n"
+
+
 def paragraph(text: str) -> str:
     """Prose wrapped at 120 columns; code in it may be wrapped too."""
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)

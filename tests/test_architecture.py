@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import os
 import subprocess
 import sys
@@ -153,3 +154,10 @@ def test_process_settings_do_not_override_the_users(environment: dict[str, str])
 def test_auto_classes_are_registered_in_any_order_of_imports(statement: str) -> None:
     check = "import lagwise; A.from_config(lagwise.LagwiseConfig(hidden_size=8, num_hidden_layers=1))"
     assert loaded_after(f"{statement}; {check}", "lagwise.models.modeling") == {"lagwise.models.modeling"}
+
+
+@pytest.mark.parametrize("name", ["lagwise", "lagwise.data", "lagwise.models", "lagwise.training"])
+def test_names_that_are_imported_at_first_use_are_listed(name: str) -> None:
+    """For completion in shells and editors."""
+    module = importlib.import_module(name)
+    assert set(module.__all__) <= set(dir(module))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import lazy, listed
+from lagwise._lazy import lazy
 from lagwise._registration import register
 
 __version__ = "0.2.0"
@@ -45,9 +45,9 @@ __all__ = [
 ]
 
 
-__dir__ = listed(__all__)
-__getattr__ = lazy(
+__getattr__, __dir__ = lazy(
     __name__,
+    __all__,
     {
         "LagForecaster": "lagwise.forecasting",
         "LagwiseConfig": "lagwise.models",

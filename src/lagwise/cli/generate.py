@@ -10,7 +10,6 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import write
-from lagwise.data.reading import not_utf8
 
 
 def generate(
@@ -87,4 +86,6 @@ def _read(file: typer.FileText) -> str:
     try:
         return file.read()
     except UnicodeDecodeError as error:
+        from lagwise.data.reading import not_utf8
+
         raise ValueError(not_utf8(error, file.name)) from error

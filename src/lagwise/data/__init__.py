@@ -63,8 +63,9 @@ __all__ = [
     "with_pairs",
 ]
 
-__getattr__ = lazy(
+__getattr__, __dir__ = lazy(
     __name__,
+    __all__,
     {
         "AssociativeRecall": "lagwise.data.associative_recall",
         "BucketedExamples": "lagwise.data.batches",

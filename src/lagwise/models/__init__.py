@@ -39,8 +39,9 @@ __all__ = [
     "recurrent_form",
 ]
 
-__getattr__ = lazy(
+__getattr__, __dir__ = lazy(
     __name__,
+    __all__,
     {
         "LagwiseConfig": "lagwise.models.configuration",
         "LagwiseForCausalLM": "lagwise.models.causal_lm",

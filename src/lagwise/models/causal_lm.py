@@ -179,6 +179,10 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             self.model(ids, attention_mask=None if mask is None else mask[:, :end], past_key_values=cache)
             cache.crop(0)
 
+    def targets(self, labels: Tensor) -> Tensor:
+        """For every token the one that follows it."""
+        return F.pad(labels, (0, 1), value=-100)[:, 1:]
+
     @head_forward
     def forward(
         self,
@@ -192,22 +196,9 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         assert out.last_hidden_state is not None
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden = out.last_hidden_state[:, keep]
-        loss = logits = None
-        if labels is not None:
-            if out.seq_idx is not None:  # the first token of a document does not follow the previous document
-                labels, num_items_in_batch = _without_starts(labels, out.seq_idx, num_items_in_batch)
-            if skip_logits:
-                following = F.pad(labels, (0, 1), value=-100)[:, 1:]
-                loss = self.loss_without_logits(hidden, following, num_items_in_batch)
-        if loss is None:
-            logits = self.to_logits(hidden)
-        if labels is not None and loss is None:
-            loss = self.loss_function(
-                logits=logits,
-                labels=labels,
-                vocab_size=self.config.vocab_size,
-                num_items_in_batch=num_items_in_batch,
-            )
+        if labels is not None and out.seq_idx is not None:  # a document's first token does not follow another document
+            labels, num_items_in_batch = _without_starts(labels, out.seq_idx, num_items_in_batch)
+        loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )

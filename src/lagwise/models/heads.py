@@ -75,6 +75,25 @@ class VocabularyHead(Head):
             return self.dense_norm(F.gelu(self.dense(hidden)))
         return hidden
 
+    def targets(self, labels: Tensor) -> Tensor:
+        """For every hidden state the label that is predicted from it, -100 for none."""
+        return labels
+
+    def loss_and_logits(
+        self, hidden: Tensor, labels: Tensor | None, counted: Any, *, skip_logits: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. counted: what to
+        divide by, if it is not the number of labels."""
+        if labels is None:
+            return None, self.to_logits(hidden)
+        loss = self.loss_without_logits(hidden, self.targets(labels), counted) if skip_logits else None
+        if loss is not None:
+            return loss, None
+        logits, vocabulary = self.to_logits(hidden), self.config.vocab_size
+        return self.loss_function(
+            logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=counted
+        ), logits
+
     def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:
         """The mean cross-entropy of labels ``(...,)``, -100 where there is none, from logits that are computed a chunk
         at a time; None where PyTorch cannot do so to full precision. counted: what to divide by, if it is not the

@@ -45,15 +45,7 @@ class LagwiseForMaskedLM(VocabularyHead):
         assert hidden is not None
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
-        loss = logits = None
-        if labels is not None and skip_logits:
-            loss = self.loss_without_logits(hidden, labels, num_items_in_batch)
-        if loss is None:
-            logits = self.to_logits(hidden)
-        if labels is not None and loss is None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
+        loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
 
 

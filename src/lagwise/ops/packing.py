@@ -159,7 +159,8 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
             result = mixed.new_zeros(len(flat), mixed.shape[1])
         result = result.index_copy(0, bucket.tokens, mixed.index_select(0, bucket.where).to(result.dtype))
     if result is None:  # only padding: any token tells the channels
-        result = torch.zeros_like(mix(x[:1, :1], Layout())[0, 0]).expand(len(flat), -1)
+        mixed = mix(x.new_zeros(1, 1, x.shape[2]), Layout())
+        result = mixed.new_zeros(len(flat), mixed.shape[2])
     return result.unflatten(0, x.shape[:2])
 
 

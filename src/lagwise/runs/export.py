@@ -44,7 +44,8 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
         known_before: dict[str, Any] = {}
         with suppress(FileNotFoundError):
             known_before = read_json(out / EXPORT_FILE)
-        weights = hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+        with open(run / "model.safetensors", "rb") as file:
+            weights = hashlib.file_digest(file, "sha256").hexdigest()
         others = [key for key, value in known_before.items() if isinstance(value, dict) and key != name]
         if others and known_before.get("weights", weights) != weights:
             raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another --out")

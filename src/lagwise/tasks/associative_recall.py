@@ -85,10 +85,9 @@ class AssociativeRecallTask(Task):
     ) -> dict[str, Any]:
         """Accuracy on test sequences of each length, by default the training length: of DEFAULT_SEQUENCES sequences, or
         as many as ``max_tokens`` allow."""
-        lengths = lengths or [self.data.length]
-        usable = usable_lengths(lengths, lengths, model.length_limit)
-        counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in lengths}
-        for length in lengths:
+        usable = usable_lengths(lengths, [self.data.length], model.length_limit)
+        counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in usable}
+        for length in lengths or usable:
             self.generator.test_examples(length, 1)  # an invalid length is found before any is evaluated
         return {"test": [recall(model, self.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
 

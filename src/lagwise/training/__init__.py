@@ -23,8 +23,9 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = lazy(
+__getattr__, __dir__ = lazy(
     __name__,
+    __all__,
     {
         "Recipe": "lagwise.training.recipe",
         "load_recipe": "lagwise.training.recipe",
