@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -214,6 +215,10 @@ class TestComparison:
         page = Page(report)
         assert "no times in their logs: a/run." in page.texts["learning"]
         assert "Not evaluated yet: a/run" in page.texts["results"]
+        evaluation = json.loads((folders[1] / "evaluation.json").read_text())
+        (folders[1] / "evaluation.json").write_text(json.dumps({**evaluation, "data": "other.txt"}))
+        _, _, report = compare_runs(folders)
+        assert "b/run was scored on other data than its own: other.txt." in Page(report).texts["results"]
 
     def test_refuses_runs_that_cannot_be_compared(self, runs: list[Path], tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"needs different runs, got .* twice"):

@@ -29,6 +29,24 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_port_in_use_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", str(port)])
+    assert isinstance(result.exception, OSError)
+    assert "in use" in str(result.exception)
+    assert str(port) in str(result.exception)
+    assert result.output == ""
+
+
 def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", str(run)])
@@ -36,18 +54,18 @@ def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "pip install 'lagwise[serve]'" in str(result.exception)
 
 
-def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_server(run: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     uvicorn = pytest.importorskip("uvicorn")
     from fastapi.testclient import TestClient
 
     started: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: started.append((app, options)))
-    options = ["--max-tokens", "5", "--max-body", "200", "--api-key", "sesame"]
+    options = ["--max-tokens", "5", "--max-body", "200", "--api-key", "sesame", "--port", str(port)]
     result = CliRunner().invoke(app, ["serve", str(run), *options])
-    assert result.output == "Serving 'tiny' at http://127.0.0.1:8000/v1 (Ctrl-C to stop)\n"
+    assert result.output == f"Serving 'tiny' at http://127.0.0.1:{port}/v1 (Ctrl-C to stop)\n"
     [(served, settings)] = started
-    assert (settings["host"], settings["port"]) == ("127.0.0.1", 8000)
+    assert (settings["host"], settings["port"]) == ("127.0.0.1", port)
     with TestClient(served, headers={"authorization": "Bearer sesame"}) as client:
         ask = {"model": "tiny", "prompt": "a", "max_tokens": 5}
         assert client.post("/v1/completions", json=ask).json()["usage"]["prompt_tokens"] == 1
@@ -57,7 +75,7 @@ def test_options_reach_the_server(run: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_step_is_compiled_on_request_and_otherwise_loaded_from_the_cache(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
@@ -69,20 +87,19 @@ def test_a_step_is_compiled_on_request_and_otherwise_loaded_from_the_cache(
 
     monkeypatch.setattr(LagwiseForCausalLM, "compile_step", compile_step)
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: None)
-    assert CliRunner().invoke(app, ["serve", str(run), "--no-compile"]).exit_code == 0
+    command = ["serve", str(run), "--port", str(port)]
+    assert CliRunner().invoke(app, [*command, "--no-compile"]).exit_code == 0
     assert asked == []
-    assert CliRunner().invoke(app, ["serve", str(run)]).exit_code == 0
-    result = CliRunner().invoke(app, ["serve", str(run), "--compile"])
+    assert CliRunner().invoke(app, command).exit_code == 0
+    result = CliRunner().invoke(app, [*command, "--compile"])
     assert "no compiled step here" in str(result.exception)
     assert asked == [(None, True), (None, False)]
 
 
 @pytest.mark.slow
-def test_a_folder_is_served_locally_until_ctrl_c(run: Path) -> None:
+def test_a_folder_is_served_locally_until_ctrl_c(run: Path, port: int) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "lagwise", "serve", str(run), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

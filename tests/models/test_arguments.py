@@ -121,3 +121,11 @@ def test_a_cache_passes_through_an_exported_step() -> None:
 def test_a_generation_config_with_the_default_cache_is_accepted() -> None:
     config = GenerationConfig(cache_implementation="dynamic", max_new_tokens=2, do_sample=False, pad_token_id=257)
     assert tiny("mega-lm").generate(IDS, generation_config=config).shape == (2, 6)
+
+
+@pytest.mark.parametrize("token", [-1, 20])
+@pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id", "pad_token_id"])
+def test_special_tokens_are_in_the_vocabulary(name: str, token: int) -> None:
+    assert getattr(LagwiseConfig(vocab_size=20, **{name: 19}), name) == 19
+    with pytest.raises(ValueError, match=rf"{name} must be in \[0, vocab_size = 20\), got {token}"):
+        LagwiseConfig(vocab_size=20, **{name: token})

@@ -103,6 +103,17 @@ def test_rows_are_selected_and_joined_at_any_token(ends: bool) -> None:
             torch.testing.assert_close(rest[2 - i], whole[333:], rtol=0, atol=1e-10)
 
 
+def test_one_row_is_repeated_as_a_view() -> None:
+    """Rows of an expanded tensor share memory, and the state writes further channels into its tensors."""
+    taps, x = torch.randn(64, 2048, dtype=torch.float64), torch.randn(3, 1400, 64, dtype=torch.float64)
+    x[:, :1100] = x[0, :1100]
+    with torch.no_grad():
+        for start in (1025, 1040, 1060, 1090):  # some channels of the product with older tokens are computed
+            _, state = walk(x[:1, :start], stream(taps, batch=1), lambda: 1)
+            y, _ = walk(x[:, start:], state.map_batch(lambda t: t.expand(3, *t.shape[1:])), lambda: 1)
+            torch.testing.assert_close(y, toeplitz_product(x, taps)[:, start:], rtol=0, atol=1e-10)
+
+
 def test_gradients_flow_through_a_stream() -> None:
     taps = torch.randn(CHANNELS, 400, dtype=torch.float64, requires_grad=True)
     x = torch.randn(1, 400, CHANNELS, dtype=torch.float64, requires_grad=True)

@@ -66,15 +66,15 @@ def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
     summary = []
     if len({run.about.get("data") for run in runs.values()}) > 1:
         summary = ["The runs were trained on different data, or encoded the same data differently."]
+    notes = [f"Not evaluated yet: {pending}. Use lagwise evaluate RUN."] if pending else []
+    notes += [
+        f"{name} was scored on other data than its own: {r.other_data}." for name, r in runs.items() if r.other_data
+    ]
     commands = [training_command(run.folder, run.recipe, run.processes) for run in runs.values()]
     return [
         Section("Summary", summary, tables=[facts_table({name: run.facts() for name, run in runs.items()})]),
         _learning(runs),
-        Section(
-            "Results",
-            [f"Not evaluated yet: {pending}. Use lagwise evaluate RUN."] if pending else (),
-            tables=_merged({name: run.tables for name, run in runs.items()}),
-        ),
+        Section("Results", notes, tables=_merged({name: run.tables for name, run in runs.items()})),
         Section(
             "Recipes",
             () if differences else ["All recipes are the same."],

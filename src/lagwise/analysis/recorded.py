@@ -67,6 +67,12 @@ class RecordedRun:
         """The metric by which the task compares checkpoints, and its name for people."""
         return self.task.logged_headline(self.metrics)
 
+    @property
+    def other_data(self) -> str | None:
+        """The data of the evaluation if they are not the run's own: given with ``--data``."""
+        own, scored = self.recipe.data.source, (self.evaluation or {}).get("data")
+        return None if own is None or scored in (None, own) else str(scored)
+
     def curve(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
         """The logged values of a metric over the steps or seconds of training."""
         return [(line[over], line[metric]) for line in self.metrics if metric in line and over in line]

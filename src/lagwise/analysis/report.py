@@ -36,7 +36,8 @@ def _plot_run(folder: Path) -> list[Path]:
         Section("Learning", plots={first: drawn[first]}),
     ]
     if run.tables:
-        sections.append(Section("Results", plots={name: drawn[name] for name in others}, tables=run.tables))
+        notes = [f"Scored on other data than the run's own: {run.other_data}."] if run.other_data else ()
+        sections.append(Section("Results", notes, plots={name: drawn[name] for name in others}, tables=run.tables))
     if kernels:
         rows = [(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels]
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}

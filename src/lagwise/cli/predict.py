@@ -23,7 +23,9 @@ def predict(
             help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), a folder of pictures, or `hub:NAME`.",
         ),
     ] = None,
-    text: Annotated[list[str] | None, typer.Option(help="One row's text; may be given several times.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(callback=not_empty, help="One row's text; may be given several times.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +58,9 @@ def serve(
         from fastapi import FastAPI  # noqa: F401 (both, before the model is loaded)
     except ImportError as error:
         raise ImportError(f"serving needs FastAPI and uvicorn ({error}): pip install 'lagwise[serve]'") from error
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family):  # raises OSError if taken, before the model is loaded
+        pass
     from lagwise.models.loading import default_device, load_language_model
     from lagwise.serving.app import make_app
     from lagwise.serving.scheduler import Scheduler

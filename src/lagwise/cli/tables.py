@@ -14,7 +14,9 @@ from lagwise.runs.evaluate import open_run
 
 def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
     """The result of `lagwise.runs.evaluate_run`."""
-    _, task = open_run(run)
+    recipe, task = open_run(run)
+    if recipe.data.source is not None:  # otherwise they are generated
+        typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):
         print_table(*table)
 

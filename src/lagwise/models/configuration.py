@@ -132,6 +132,9 @@ class LagwiseConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
         for name in ("type_vocab_size", "classifier_hidden_size"):
             whole_number(name, getattr(self, name), least=0)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if (token := getattr(self, name)) is not None and not 0 <= token < self.vocab_size:
+                raise ValueError(f"{name} must be in [0, vocab_size = {self.vocab_size}), got {token}")
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         known(self.pooling, POOLINGS, "pooling")
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")

@@ -32,7 +32,8 @@ class _ByChannel:
         self.values, self.done = values, done
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> _ByChannel:
-        return _ByChannel(None if self.values is None else change(self.values), self.done)
+        # Contiguous, because the rows of an expanded tensor share memory, which cannot be written to.
+        return _ByChannel(None if self.values is None else change(self.values).contiguous(), self.done)
 
     def upto(self, stop: int, new: Callable[[], Tensor], compute: Callable[[slice], Tensor]) -> Tensor:
         """The tensor with at least ``stop`` channels, in new storage if its own may not be written to."""
