@@ -94,14 +94,6 @@ def test_a_state_made_under_autocast_continues_without_it() -> None:
         assert mixer.step(x[:, 0], state)[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["ema", "tcn", "lru", "short_conv", "linear_attention", "chunked_attention"])
-def test_a_state_of_other_rows_is_refused(name: str) -> None:
-    mixer = make(name, {}, dtype=torch.float32)
-    _, state = mixer.prefill(noise(2, 5, torch.float32), mixer.init_state(2))
-    with pytest.raises(ValueError, match="tokens must have the stream's 2 rows, got 1"):
-        mixer.step(noise(1, 1, torch.float32)[:, 0], state)
-
-
 def test_outputs_of_padded_rows_may_be_changed_in_place() -> None:
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[0, 6:] = False

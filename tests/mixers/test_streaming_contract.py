@@ -138,5 +138,14 @@ def test_memory_of_a_batch_depends_only_on_its_present_rows(name: str, options: 
 
 
 @every_stream
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 1), (3, 5)])
+def test_tokens_of_other_rows_are_refused(name: str, options: dict, rows: int, length: int) -> None:
+    mixer = make(name, options, dtype=torch.float32)
+    _, state = mixer.prefill(noise(2, 5, torch.float32), mixer.init_state(2))
+    with pytest.raises(ValueError, match=rf"the stream's 2 rows, got {rows}|\(batch=2, .* got \({rows}, "):
+        mixer.prefill(noise(rows, length, torch.float32), state)
+
+
+@every_stream
 def test_left_padding_while_streaming(name: str, options: dict) -> None:
     testing.check_padded_stream(factory(name, options), CHANNELS)

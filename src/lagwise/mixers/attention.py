@@ -78,11 +78,12 @@ class AttentionMixer(Mixer):
     def mix_next(self, x: Tensor, state: AttentionState, mask: Tensor | None) -> tuple[Tensor, AttentionState]:
         query, *new = self._project(x)
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
+        seen = state.real.append(real[..., None])
         if state.key.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
             empty = Window.empty(len(state.key.tokens), new[0].shape[3], None, like=new[0])
             state = state._replace(key=empty, value=empty)
         key, value = (old.append(t.flatten(0, 1)) for old, t in zip((state.key, state.value), new, strict=True))
-        state = AttentionState(key, value, state.real.append(real[..., None]))
+        state = AttentionState(key, value, seen)
         key, value = (window.tokens.to(query.dtype).unflatten(0, (-1, self.heads)) for window in (key, value))
         return self._attend(query, key, value, state.real.tokens[..., 0]), state
 

@@ -124,9 +124,14 @@ class Mixer(nn.Module):
 
         The old state stays valid, so that generation may branch from it. Shapes and errors as in `forward`.
         """
-        y, after = self.mix_next(checked(x, Layout(mask), self.channels), state, mask)
+        x = checked(x, Layout(mask), self.channels)
+        try:
+            y, after = self.mix_next(x, state, mask)
+        except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together
+            require_rows(x, state)
+            raise
         if y.shape[0] != x.shape[0]:
-            raise ValueError(f"tokens must have the stream's {y.shape[0]} rows, got {x.shape[0]}")
+            require_rows(x, state)
         return y, after
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
@@ -153,6 +158,14 @@ def check_heads(channels: int, heads: int) -> None:
     """ValueError unless heads divides the channels."""
     if heads < 1 or channels % heads:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
+
+
+def require_rows(x: Tensor, state: State) -> None:
+    """ValueError if x and a state have different numbers of rows."""
+    found: list[int] = []
+    state.map_batch(lambda t: found.append(t.shape[0]) or t)
+    if found and found[0] != x.shape[0]:
+        raise ValueError(f"tokens must have the stream's {found[0]} rows, got {x.shape[0]}")
 
 
 def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:

@@ -73,17 +73,12 @@ class FixedFlash(FixedMixer):
         return (base[..., None, :] * scale + shift).unbind(2)
 
     def take(self, state: StateTuple) -> FixedFlashState:
-        window, sums, seen = state.parts
-        chunk = self.mixer.chunk
-        ring = ring_of(window.tokens, chunk, seen)
-        value, base = ring.to(self.dtype).split([self.mixer.width, self.mixer.scale.shape[1]], 2)
-        real = torch.arange(chunk, device=ring.device) < (seen % chunk)[:, None]
-        present = (self._heads(base)[3] * real[..., None]).mT @ value
-        return FixedFlashState(ring, sums, present, seen)
+        window, sums, present, seen = state.parts
+        return FixedFlashState(ring_of(window.tokens, self.mixer.chunk, seen), sums, present, seen)
 
     def give(self, state: FixedFlashState) -> StateTuple:
         window = Window(ring_tokens(state.ring, state.seen), self.mixer.chunk)
-        return StateTuple((window, state.sums, state.seen))
+        return StateTuple((window, state.sums, state.present, state.seen))
 
 
 class FixedRelativeAttention(FixedMixer):

@@ -33,7 +33,8 @@ class FlashMixer(Mixer):
     the number of its tokens, so that a causal sum does not depend on later tokens. Chunks count from a row's first real
     token. There is no bias by lag apart from the rotary positions. ValueError for options out of range.
 
-    Streams in constant memory: the sum over the earlier chunks, and the current chunk, O(C) time per token.
+    Streams in constant memory and time: the sums over the earlier chunks and over the current one, and the tokens of
+    the current one, of which each is compared with the new token.
 
     Source: Hua et al. 2022, "Transformer Quality in Linear Time", §3.2, eq. 7 to 10, and code 1.
     """
@@ -65,8 +66,7 @@ class FlashMixer(Mixer):
         if layout.mask is not None:
             start, lengths = row_extents(layout.mask)
             end = start + lengths
-        y, _ = self._attend(inner, start, end, None, torch.zeros_like(start))
-        return self.out(gate * y)
+        return self.out(gate * self._attend(inner, start, end, None, torch.zeros_like(start))[0])
 
     def init_state(self, batch_size: int) -> StateTuple:
         self.require_causal()
@@ -74,13 +74,18 @@ class FlashMixer(Mixer):
         dtype = torch.promote_types(weight.dtype, torch.float32)
         window = Window.empty(batch_size, self.width + size, self.chunk, like=weight)
         sums = weight.new_zeros((batch_size, size, self.width), dtype=dtype)
-        return StateTuple((window, sums, torch.zeros(batch_size, dtype=torch.long, device=weight.device)))
+        seen = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return StateTuple((window, sums, torch.zeros_like(sums), seen))
 
     def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        window, sums, seen = state.parts
+        window, sums, present, seen = state.parts
         gate, inner = self._project(x, mask)
         if window.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
-            window = Window.empty(len(x), inner.shape[2], self.chunk, like=inner)
+            window = Window.empty(window.batch, inner.shape[2], self.chunk, like=inner)
+        if mask is None and x.shape[1] == 1:
+            window = window.append(inner)
+            y, sums, present = self._attend_last(window.tokens, sums, present, seen)
+            return self.out(gate * y), StateTuple((window, sums, present, seen + 1))
         first, count = torch.zeros_like(seen), torch.full_like(seen, x.shape[1])
         if mask is not None:
             check_unbroken(mask.bool(), seen > 0)
@@ -90,8 +95,9 @@ class FlashMixer(Mixer):
         kept, past = seen % self.chunk, window.tokens
         together = torch.cat([past.to(inner.dtype), inner], 1)
         start = past.shape[1] + first - kept
-        y, sums = self._attend(together, start, start + kept + count, sums, seen - kept)
-        return self.out(gate * y[:, past.shape[1] :]), StateTuple((window.append(inner), sums, seen + count))
+        y, sums, present = self._attend(together, start, start + kept + count, sums, seen - kept)
+        state = StateTuple((window.append(inner), sums, present, seen + count))
+        return self.out(gate * y[:, past.shape[1] :]), state
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The gate u, and v and z concatenated, zero at padding."""
@@ -100,8 +106,9 @@ class FlashMixer(Mixer):
 
     def _attend(
         self, inner: Tensor, start: Tensor, end: Tensor, sums: Tensor | None, done: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Results at every token of v and z ``(batch, length, ...)``, and the sums over the full chunks.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Results at every token of v and z ``(batch, length, ...)``, and the sums over the full chunks and over the
+        last one, which is not full.
 
         start and end ``(batch,)``: where rows start, with the first token of a chunk, and end. sums and done: the sums
         over earlier chunks, and their numbers of tokens.
@@ -131,5 +138,25 @@ class FlashMixer(Mixer):
             else:
                 y = y + far_query @ total[:, -1:] / (end - start).clamp(min=1)[:, None, None, None]
             full = torch.div(end - start, size, rounding_mode="floor").clamp(min=0)
-            sums = total[torch.arange(batch, device=inner.device), full]
-        return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), sums
+            rows = torch.arange(batch, device=inner.device)
+            sums, present = total[rows, full], F.pad(added, (0, 0, 0, 0, 0, 1))[rows, full]
+        return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), sums, present
+
+    def _attend_last(self, inner: Tensor, sums: Tensor, present: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`_attend` for the last token only, ``seen`` tokens after the start of each row; others do not change."""
+        kept = seen % self.chunk
+        with torch.autocast(inner.device.type, enabled=False):
+            value, base = inner.to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
+            scale, shift = self.scale.to(sums.dtype), self.shift.to(sums.dtype)
+            key = base * scale[1] + shift[1]
+            query, _, far_query, far_key = (base[:, -1:, None] * scale + shift).unbind(2)
+            place = torch.arange(inner.shape[1], device=inner.device)  # from anywhere, as rotations give differences
+            factors = rotary_factors(place, base.shape[2], dtype=base.dtype)
+            query, key = rotate(query, (factors[0][-1:], factors[1][-1:])), rotate(key, factors)
+            scores = (query @ key.mT / self.chunk).relu().square()
+            scores = scores * (place >= inner.shape[1] - 1 - kept[:, None])[:, None]  # of the current chunk
+            y = scores @ value + far_query @ sums / (seen - kept).clamp(min=1)[:, None, None]
+            present = present + far_key.mT @ value[:, -1:]
+            full = (kept == self.chunk - 1)[:, None, None]
+            sums, present = torch.where(full, sums + present, sums), present.masked_fill(full, 0)
+        return y.to(inner.dtype), sums, present
