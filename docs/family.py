@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
+from collections import defaultdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tables import has_results, made_by, paragraph, results, table
@@ -122,8 +125,10 @@ are multiples of 128, of 64 |
 """
 
 _SPEED_INTRODUCTION = """\
-Steps are forward and backward on one thread. In brackets is how many times as fast as TNN they are, timed in turn with
-it, in the same direction; then the memory of a step. Every mixer was compared with its dense reference first.
+A step is a forward and backward pass on one thread. In brackets is how many times as fast as TNN's it is, timed in
+turn with it, in the same direction. Because the machine was not equally fast all the time, steps a second are this
+ratio times the median of TNN's in all rows. Then the memory of a step. Every mixer was compared with its dense
+reference first.
 """
 _CONVERSION_INTRODUCTION = """\
 Each kernel was trained in a causal model of 2 layers of 64 channels. *States*: real states of the channel that needs
@@ -170,23 +175,30 @@ def _speed(name: str) -> str:
     rows = results(name)["results"]["rows"]
     lengths = sorted({row["length"] for row in rows})
     some, lines = rows[0], []
+    tnn = defaultdict(list)  # seconds of its step in every row
+    for row in rows:
+        if "tnn" in row:
+            tnn[row["direction"], row["length"]].append(row["tnn"]["median"])
+    base = {where: median(seconds) for where, seconds in tnn.items()}
     for method, direction in dict.fromkeys((row["name"], row["direction"]) for row in rows):
         found = {row["length"]: row for row in rows if (row["name"], row["direction"]) == (method, direction)}
         parameters = next((f"{row['parameters'] / 1e6:.2f}M" for row in found.values() if "parameters" in row), "")
-        lines.append((method, direction, parameters, *(_speed_cell(found.get(length)) for length in lengths)))
+        cells = (_speed_cell(found.get(length), base.get((direction, length), math.nan)) for length in lengths)
+        lines.append((method, direction, parameters, *cells))
     head = f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels\n\n"
     columns = ("method", "direction", "parameters", *(f"{n} tokens" for n in lengths))
     return f"{head}{paragraph(made_by(name))}\n\n{_SPEED_INTRODUCTION}\n{table(columns, lines)}\n"
 
 
-def _speed_cell(row: dict[str, Any] | None) -> str:
+def _speed_cell(row: dict[str, Any] | None, base: float) -> str:
+    """``base``: seconds of TNN's step."""
     if row is None:
         return ""
     if "refused" in row:
         return "wrong: " + row["refused"].replace("|", "\\|")
-    step, tnn = row["step"]["median"], row["tnn"]["median"]
+    ratio = row["tnn"]["median"] / row["step"]["median"]
     memory = f", {row['memory'] / 2**20:,.0f} MB" if "memory" in row else ""
-    return f"{1 / step:.2f} ({tnn / step:.2f}×){memory}"
+    return f"{ratio / base:.2f} ({ratio:.2f}×){memory}"
 
 
 def _conversion() -> str:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.packing import row_extents
+from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
@@ -56,12 +57,19 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
     Source: Cheng et al. 2022, "Classification of Long Sequential Data using Circular Dilated Convolutional Neural
     Networks" (CDIL-CNN), §3.
     """
+    length, half = x.shape[1], taps.shape[1] // 2
+    if mask is None and not symbolic(length):
+        step = (dilation + length // 2) % length - length // 2  # reaches the same tokens within half a row
+        reach = half * abs(step)
+        if 0 < reach <= length:  # the row with its ends on the other side as well, of which the middle is kept
+            row = torch.cat([x[:, length - reach :], x, x[:, :reach]], 1)
+            return direct_product(row, taps if step > 0 else taps.flip(1), half, abs(step)).narrow(1, reach, length)
+    lags = [(m - half) * dilation for m in range(taps.shape[1])]
     if mask is None:
-        shifted = (x.roll((m - taps.shape[1] // 2) * dilation, 1) for m in range(taps.shape[1]))
+        shifted = (x.roll(lag, 1) for lag in lags)
     else:
         first, lengths = (t[:, None] for t in row_extents(mask.bool()))
-        place = torch.arange(x.shape[1], device=x.device) - first
-        lags = ((m - taps.shape[1] // 2) * dilation for m in range(taps.shape[1]))
+        place = torch.arange(length, device=x.device) - first
         sources = ((place - lag) % lengths + first for lag in lags)
         shifted = (x.gather(1, source[..., None].expand_as(x)) for source in sources)
     return sum((part * tap for part, tap in zip(shifted, taps.t(), strict=True)), start=torch.zeros_like(x)).to(x.dtype)
