@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "family.md"
 SPEED = ("family-cpu.json", "family-table-5-cpu.json")
 CONVERSION = "kernel-conversion-cpu.json"
+CONTRACT = "contract-cpu.json"
 # Tests of one member, by their names; and those that run over a table of references, with the file that has it.
 _OWN_TESTS = ("tests/mixers/test_family_mixers.py", "tests/mixers/test_grid.py")
 _TABLE_TESTS = {
@@ -105,8 +106,9 @@ synthesizer and Transformer-XL none was found.
 _LEFT_OUT = """
 ## Not here
 
-Approximations of attention compare tokens and are no mixers of lag. Packages have some, which `benchmarks/family.py`
-times beside the mixers above (`lagwise.bench.attention_peers`; `pip install 'lagwise[peers]'`). All are two-sided.
+Approximations of attention compare tokens and are no mixers of lag. Packages have some, which
+`benchmarks/family_steps.py` times beside the mixers above (`lagwise.bench.attention_peers`; `pip install
+'lagwise[peers]'`). All are two-sided.
 
 | model | package | what to know |
 |---|---|---|
@@ -124,6 +126,13 @@ are multiples of 128, of 64 |
 | Skyformer, kernelized attention | no package | only the code published with the paper |
 """
 
+_CONTRACT_INTRODUCTION = """\
+The largest difference of an output, relative to the largest output, in float32 and in float64. *Formula*: from the
+dense reference of the tests. *Padding*: of a row with large numbers at padding, from the row alone. *Packing*: of
+documents in one row, from each alone. *Streaming*: of chunks of 1 to 200 tokens, from the whole sequence. *Future*:
+before a change of later tokens, from the unchanged sequence; what is not 0 is the rounding of FFTs. The reference of
+the spectral kernel has eigenvectors rounded to 1e-7.
+"""
 _SPEED_INTRODUCTION = """\
 A step is a forward and backward pass on one thread. In brackets is how many times as fast as TNN's it is, timed in
 turn with it, in the same direction. Because the machine was not equally fast all the time, steps a second are this
@@ -147,7 +156,7 @@ def page() -> str:
     columns = ("name", "class", "source", "directions", "streams", "converts", "packs", "longest text", "test")
     parts = [_HEAD, _MIXERS, table(columns, mixers), "", _KERNELS]
     parts.append(table(("name", "class", "source", "streams as", "between tokens", "test"), kernels))
-    sections = [_MATRICES, *(_speed(name) for name in SPEED if has_results(name)), _conversion()]
+    sections = [_MATRICES, _contract(), *(_speed(name) for name in SPEED if has_results(name)), _conversion()]
     return "\n".join(parts) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT
 
 
@@ -170,8 +179,20 @@ def _kernel_row(name: str, kernel: type[LagKernel]) -> tuple[str, ...]:
     return f"`{name}`", f"`{kernel.__name__}`", _source(kernel), way, between, _test("kernel", name, kernel)
 
 
+def _contract() -> str:
+    """Of the results file of `benchmarks/contract.py`."""
+    found = results(CONTRACT)["results"]
+    columns = ("formula", "padding", "packing", "streaming", "future")
+    rows = []
+    for name, each in found["rows"].items():
+        pairs = (tuple(each[dtype].get(column) for dtype in ("float32", "float64")) for column in columns)
+        rows.append((name, *("" if None in pair else ", ".join(f"{error:.0e}" for error in pair) for pair in pairs)))
+    head = f"\n## The contract in figures: {found['length']} tokens\n\n{paragraph(made_by(CONTRACT))}\n\n"
+    return f"{head}{_CONTRACT_INTRODUCTION}\n{table(('mixer', *columns), rows)}\n"
+
+
 def _speed(name: str) -> str:
-    """Of a results file of `benchmarks/family.py`."""
+    """Of a results file of `benchmarks/family_steps.py`."""
     rows = results(name)["results"]["rows"]
     lengths = sorted({row["length"] for row in rows})
     some, lines = rows[0], []

@@ -21,7 +21,7 @@ from lagwise.ops import Layout
 @pytest.fixture(scope="module")
 def family() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
-        "family_bench", Path(__file__).parents[2] / "benchmarks" / "family.py"
+        "family_bench", Path(__file__).parents[2] / "benchmarks" / "family_steps.py"
     )
     assert spec is not None
     assert spec.loader is not None

@@ -1,7 +1,7 @@
 """Time training steps of every mixer, every kernel and other packages' attention, relative to TNN.
 
-    python benchmarks/family.py OUT.json [--channels 256] [--lengths 512,4096] [--tokens 4096] [--direction causal]
-        [--names lru,s5,...] [--repeats 7] [--no-memory]
+    python benchmarks/family_steps.py OUT.json [--channels 256] [--lengths 512,4096] [--tokens 4096]
+        [--direction causal] [--names lru,s5,...] [--repeats 7] [--no-memory]
 
 A method is a stack of pre-norm blocks (`--layers`, 2) with a token mixer and a GLU as wide as the model, as in the
 recipe tnn-lm. Kernels are used in its gated Toeplitz unit. MEGA and TCNCA have their own blocks, as in their recipes.
