@@ -15,7 +15,7 @@ import pytest
 
 import lagwise.data.labelled as labelled_module
 from lagwise.data import LabelledData, open_rows, prepare_labelled
-from lagwise.data.labels import read_labels
+from lagwise.data.labels import known_labels, read_labels
 from lagwise.data.rows import RowSource
 
 
@@ -342,3 +342,38 @@ class TestCache:
         with pytest.raises(OSError, match="LAGWISE_CACHE"):
             prepare(source, cache=tmp_path)
         assert [file.suffix for file in (tmp_path / "labelled").iterdir()] == [".lock"]
+
+
+def test_declared_classes_are_classes(tmp_path: Path) -> None:
+    """Sixty classes with numbers for names are not amounts."""
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=[str(i) for i in range(60)])}
+    )
+    rows = {"text": [f"row {i}" for i in range(240)], "label": [i % 60 for i in range(240)]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "rows.parquet"))
+    data = prepare(str(tmp_path / "rows.parquet"))
+    assert data.kind == "classification"
+    assert data.label_names == tuple(map(str, range(60)))
+
+
+def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
+    columns = {"train": ["0", "1", "0.0", "1.0", "-2.00"], "valid": ["0.0"], "test": ["1.00", "0"]}
+    found = read_labels(columns, "classification", lambda split, row: f"{split} {row}")
+    assert found.names == ("-2", "0", "1")
+    assert found.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
+    assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # of an earlier version
+
+
+def test_equal_texts_with_different_numbers_share_a_split(tmp_path: Path) -> None:
+    rows = [{"text": f"text {i % 40}", "label": i / 7} for i in range(120)]
+    data = prepare(write(tmp_path / "rows.jsonl", rows))
+    assert data.kind == "regression"
+    texts = {split: {tuple(row["input_ids"]) for row in rows} for split, rows in data.splits.items()}
+    assert sum(map(len, texts.values())) == 40
+
+
+def test_a_test_file_without_labels_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "train.jsonl", reviews())
+    write(tmp_path / "data" / "test.jsonl", [{"text": "no label here"}])
+    with pytest.raises(ValueError, match=r"test of .* has no column 'label', .* use lagwise predict for it"):
+        prepare(str(tmp_path / "data"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -215,3 +216,23 @@ def test_a_row_may_have_null_for_no_events(tmp_path: Path) -> None:
     made[1] |= {"at": None, "label": None}
     data = prepared(tmp_path, made, events="at")
     assert sum(sum(counts.values()) - counts["none"] for counts in data.counts.values()) == 8
+
+
+def test_labels_in_lists_of_a_fixed_size(tmp_path: Path) -> None:
+    """As `datasets` writes sequences of a length."""
+    made = [{**row, "input_values": row["input_values"][:20], "label": row["label"][:20]} for row in rows()]
+    vectors = datasets.List(datasets.List(datasets.Value("float32"), length=2), length=20)
+    features = datasets.Features({"input_values": vectors, "label": datasets.List(datasets.Value("string"), length=20)})
+    datasets.Dataset.from_list(made, features=features).to_parquet(str(tmp_path / "rows.parquet"))
+    data = prepare_series(open_rows(str(tmp_path / "rows.parquet")), cache=tmp_path / "cache", progress=False)
+    assert data.label_names == ("a", "b")
+    assert all(len(row["label"]) == 20 for split in data.splits.values() for row in split)
+
+
+def test_positions_of_events_as_whole_floats(tmp_path: Path) -> None:
+    made = [{**row, "label": ["p", "q"], "at": [3.0, 9.0]} for row in rows()]
+    data = prepared(tmp_path, [*made[:4], {**made[4], "label": None, "at": None}], events="at")
+    assert data.label_names is not None
+    assert {"p", "q"} <= set(data.label_names)
+    with pytest.raises(ValueError, match=r"event 2 is at 9\.5, which is not a whole number"):
+        prepared(tmp_path, [*made[:4], {**made[4], "at": [3, 9.5]}], events="at")

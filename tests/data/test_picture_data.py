@@ -269,3 +269,19 @@ def test_pictures_are_checked_once_whether_their_size_is_given_or_found(tmp_path
     assert given.folder != found.folder
     assert (given.size, given.mean, given.label_names) == (found.size, found.mean, found.label_names)
     assert (given.folder / "train.arrow").samefile(found.folder / "train.arrow")
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_drawing_on_a_transparent_ground_stays_visible(mode: str, channels: int) -> None:
+    drawing = np.zeros((4, 4, 4), np.uint8)
+    drawing[1:3, 1:3, 3] = 255  # black, and black below the transparent ground
+    file, image = io.BytesIO(), Image.fromarray(drawing)
+    if mode == "P":  # one colour for the drawing, and another for the ground
+        image = Image.fromarray(drawing[..., 3] // 255).convert("P")
+        image.putpalette([0, 0, 0, 0, 0, 0])
+        image.save(file, "PNG", transparency=0)
+    else:
+        image.convert(mode).save(file, "PNG")
+    pixels = np.asarray(decode(file.getvalue(), channels, "it")).reshape(4, 4, channels)
+    np.testing.assert_array_equal(pixels, np.where(drawing[..., 3:] > 0, 0, 255).repeat(channels, 2))

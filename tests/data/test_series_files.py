@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from lagwise.data import open_rows
+from lagwise.data import open_rows, prepare_labelled
 from lagwise.data.series_files import read_sound
 
 RATE = 8000
@@ -173,3 +173,25 @@ def test_files_that_macos_adds_to_archives_are_ignored(tmp_path: Path) -> None:
     (folder / "__MACOSX" / "yes" / "._0.wav").write_bytes(b"\0")
     (folder / "yes" / "._0.wav").write_bytes(b"\0")
     assert len(open_rows(str(folder)).read()["train"]) == 4
+
+
+def test_features_of_recordings_are_matched_by_name(tmp_path: Path) -> None:
+    for header, line in (("t,x,label", "{0},7,p"), ("x,t,label", "7,{0},q"), ("label,t,x", "q,{0},7")):
+        text = "\n".join([header, *(line.format(i) for i in range(5))])
+        (tmp_path / f"{header}.csv").write_text(text + "\n")
+    rows = open_rows(str(tmp_path)).as_series("label", per_sample=True).read()["train"]
+    values = np.asarray(rows["input_values"][:])
+    assert values.shape == (3, 5, 2)
+    assert (values == values[0]).all()
+    assert sorted(values[0, 4].tolist()) == [4, 7]
+
+
+def test_folders_are_classes_even_if_their_names_are_numbers(tmp_path: Path) -> None:
+    for number in range(51):
+        for i in range(3):
+            write(tmp_path / f"{number / 2:g}" / f"{i}.wav", wave(20 + number + i))
+    source = open_rows(str(tmp_path)).as_series("label")
+    data = prepare_labelled(source, inputs="values", cache=tmp_path / "cache", progress=False)
+    assert data.kind == "classification"
+    assert data.label_names is not None
+    assert len(data.label_names) == 51

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from lagwise.forecasting import read_series
+from lagwise.forecasting.tables import table_columns
 
 
 def written(folder: Path, frame: pd.DataFrame, name: str = "data.csv") -> Path:
@@ -125,3 +126,42 @@ def test_invalid_files(tmp_path: Path) -> None:
             read_series(tmp_path / name)
     with pytest.raises(ValueError, match="did you mean 'date'"):
         read_series(written(tmp_path, hours()), "data")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("date,load\n2024-01-01,1,3\n2024-01-02,2,5\n2024-01-03,3,4\n", "more fields than its first line"),
+        ("date,load,price\n2024-01-01,1,3,\n2024-01-02,2,5,\n", "more fields than its first line"),
+        ("2024-01-01,0.5\n2024-01-02,1.5\n2024-01-03,1.0\n2024-01-04,1.0\n", "must have names of columns"),
+    ],
+)
+def test_lines_that_do_not_fit_their_header(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "data.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_series(tmp_path / "data.csv")
+
+
+def test_an_index_that_a_selection_left_is_no_time(tmp_path: Path) -> None:
+    kept = hours()[hours()["load"] > 5]
+    table = read_series(written(tmp_path, kept, "data.parquet"))
+    assert table.frame.index.tolist() == kept["date"].tolist()
+    assert list(table.frame) == ["load"]
+
+
+def test_a_second_column_of_times_is_no_series(tmp_path: Path) -> None:
+    path = written(tmp_path, hours(until=hours()["date"] + pd.Timedelta(hours=1)), "data.parquet")
+    with pytest.raises(ValueError, match="column 'until' has times, not numbers"):
+        read_series(path)
+    assert list(read_series(path, columns=["load"]).frame) == ["load"]
+
+
+@pytest.mark.parametrize("name", ["data.CSV", "data.tsv", "data.txt", "data.PARQUET"])
+def test_a_table_that_is_read_is_also_predicted(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("PARQUET"):
+        hours().to_parquet(path)
+    else:
+        hours().to_csv(path, index=False, sep="\t" if name.endswith("tsv") else ",")
+    assert table_columns(path) == ["date", "load"]
+    assert list(read_series(path).frame) == ["load"]

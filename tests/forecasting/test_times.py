@@ -93,12 +93,40 @@ def test_ambiguous_dates(form: str) -> None:
 def test_dates_as_numbers_and_other_numbers() -> None:
     days = pd.date_range("2024-01-28", periods=9, freq="D")
     assert list(regular_times(column([int(day.strftime("%Y%m%d")) for day in days]))[1]) == list(days)
+    months = pd.date_range("2021-11-01", periods=9, freq="MS")
+    assert list(regular_times(column([int(day.strftime("%Y%m")) for day in months if day.month != 1]))[1]) == list(
+        months
+    )
+    hours = pd.date_range("2023-12-31 20:00", periods=30, freq="h")
+    assert list(regular_times(column([int(hour.strftime("%Y%m%d%H")) for hour in hours]))[1]) == list(hours)
+    since_1970 = [1_700_000_000 + 3600 * i for i in range(9)]
+    assert list(regular_times(column(since_1970))[1]) == since_1970
+    numbered = [202398, 202399, 202400, 202401]  # 98 is no month
+    assert list(regular_times(column(numbered))[1]) == numbered
     years = [1990, 1991, 1993, 1994]
     assert list(regular_times(column(years))[1]) == list(range(1990, 1995))
     seconds = np.arange(20) * 0.1
     found, grid, _ = regular_times(column(np.delete(seconds, 4)))
     np.testing.assert_allclose(grid, seconds)
     assert len(found) == 19
+
+
+@pytest.mark.parametrize(("first", "days"), [(9, 7), (10, 5), (8, 5), (9, 5)])
+def test_opening_hours_keep_every_row_at_its_time(first: int, days: int) -> None:
+    """pandas infers business hours, which are 9 to 17 on weekdays, from steps of 1, 17 and 65 hours alone."""
+    dates = [day for day in pd.date_range("2024-01-01", periods=35, freq="D") if day.dayofweek < days]
+    times = [day + pd.Timedelta(hours=hour) for day in dates for hour in range(first, first + 8)]
+    found, grid, _ = regular_times(column(times))
+    assert list(found) == times
+    assert set(times) <= set(grid)
+
+
+def test_an_offset_of_whole_hours() -> None:
+    """As Postgres writes it, over a change of the clock."""
+    times = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Berlin")
+    texts = [time.strftime("%Y-%m-%d %H:%M:%S%z")[:-2] for time in times]
+    assert {text[-3:] for text in texts} == {"+01", "+02"}
+    assert list(regular_times(column(texts))[1]) == list(times.tz_convert("UTC"))
 
 
 def test_quarters_in_words() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_FORMAT = 1  # raise when the meaning of the files changes
+_FORMAT = 2  # raise when the meaning of the files changes
 INPUTS = ("tokens", "values")
 
 

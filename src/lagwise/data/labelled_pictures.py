@@ -23,7 +23,7 @@ from lagwise.progress import progress_bar
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 1  # raise when the meaning of the files changes
+_FORMAT = 2  # raise when the meaning of the files changes
 _TOGETHER = 500  # pictures that are written at a time
 _MEASURED = 5000  # training pictures whose mean and deviation are used for all
 

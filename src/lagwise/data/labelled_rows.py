@@ -54,16 +54,24 @@ def read_labelled(
     for split, rows in tables.items():
         for column, what in (*((c, "text") for c in columns), (label, "label")):
             if column not in rows.column_names:
-                raise ValueError(_no_column(column, what, rows.column_names, f"{_of(split, named)}{source.name!r}"))
+                place = f"{_of(split, named)}{source.name!r}"
+                if column == label and label in tables["train"].column_names:
+                    raise ValueError(
+                        f"{place} has no column {label!r}, without which it cannot be scored; add it, or move the file "
+                        "away and use lagwise predict for it"
+                    )
+                raise ValueError(_no_column(column, what, rows.column_names, place))
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
 
     try:
+        if kind == "auto" and source.has_classes_of_folders(label):
+            kind = "classification"  # whatever the folders are called
         labels = _labels(tables, label, kind, where)
         features = _check_inputs(tables, columns, values, where)
         kept, notes = _with_labels(tables, columns, labels)
-        splits = split_rows(kept, None if labels.names is None else LABEL, names=labels.names)
+        splits = split_rows(kept, LABEL, classes=labels.names is not None, names=labels.names)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     made = [split for split in splits if split not in kept]
@@ -132,6 +140,8 @@ def _is_number(value: str | None) -> bool:
 def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:
     orders = [getattr(rows.features[label], "names", None) for rows in tables.values()]
     cells = {split: label_cells(rows, label) for split, rows in tables.items()}
+    if kind == "auto" and any(orders):  # declared classes, even if their names are numbers
+        kind = "classification"
     return read_labels(cells, kind, where, orders[-1] or ())
 
 

@@ -15,6 +15,7 @@ from lagwise.cache import cached_folder, default_cache
 from lagwise.data.encoding import feature_scale, list_column, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
+from lagwise.data.row_files import is_list
 from lagwise.data.rows import RowSource, split_rows
 from lagwise.data.sources import SPLITS
 from lagwise.progress import progress_bar
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 NO_EVENT = "none"
-_FORMAT = 1  # raise when the meaning of the files changes
+_FORMAT = 2  # raise when the meaning of the files changes
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,7 @@ def read_series_for(
 
 def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[list[Any], np.ndarray]:
     """Different labels of a row, and the index among them of the label of each of ``length`` samples."""
-    import pyarrow.types as t
-
-    if positions is None and not (t.is_list(cell.type) or t.is_large_list(cell.type)):
+    if positions is None and not is_list(cell.type):
         return [cell.as_py()], np.zeros(length, dtype=np.int64)
     listed: Any = [] if cell.values is None else cell.values
     if positions is None:
@@ -149,8 +148,12 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
         return found, np.where(np.isin(places, missing), IGNORED, places)
     if len(listed) != len(positions):
         raise ValueError(f"it has {len(positions)} events and {len(listed)} classes of events")
+    # pandas writes whole numbers of a column with gaps as floats.
+    positions = [int(p) if isinstance(p, float) and p.is_integer() else p for p in positions]
     for number, (before, position) in enumerate(zip([None, *positions], positions, strict=False)):
-        if type(position) is not int or not 0 <= position < length:
+        if type(position) is not int:
+            raise ValueError(f"event {number + 1} is at {position!r}, which is not a whole number")
+        if not 0 <= position < length:
             raise ValueError(f"event {number + 1} is at {position!r}, outside the series of {length} samples")
         if before is not None and position <= before:
             raise ValueError(f"event {number + 1} is at {position}, not after the one before it, at {before}")

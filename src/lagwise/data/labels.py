@@ -97,8 +97,8 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
             found.append(number)
             continue
         name = class_name(value)
-        if name not in names and number is not None:
-            name = class_name(number)
+        if name not in names and number is not None:  # an earlier version kept the zeros of 1.0
+            name = next((known for known in names if _number(known) == number), name)
         if name not in names:
             raise ValueError(
                 f"the label of {where(i)} is {value!r}, which the model does not know ({', '.join(names)})"
@@ -162,12 +162,12 @@ def _number(value: Any) -> float | None:
 
 
 def class_name(value: Any) -> str:
-    """A label as the file has it: ``pos``, ``0``, ``true``."""
+    """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return str(value).strip()
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", str(value).strip())
 
 
 def _natural(name: str) -> tuple[Any, ...]:

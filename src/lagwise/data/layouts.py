@@ -218,7 +218,7 @@ def _label(cell: Any, layout: Layout, where: str) -> Any:
     """The number of a class, or a score; -1 or None for the set's mark of a missing label. ValueError for anything
     else."""
     if layout.classes is None:
-        if cell is None or cell == -1:
+        if cell in (None, -1, "-1"):
             return None
         try:
             score = float(cell)
@@ -227,7 +227,7 @@ def _label(cell: Any, layout: Layout, where: str) -> Any:
         if not 0 <= score <= layout.best:
             raise ValueError(f"{where}: the score {cell!r} is not a number from 0 to {layout.best:g}")
         return score
-    if cell is None or cell == -1:
+    if cell in (None, -1, "-1"):
         return -1
     if cell in layout.classes:
         return layout.classes.index(cell)

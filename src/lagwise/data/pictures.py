@@ -26,8 +26,8 @@ _ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise,
 
 
 def decode(data: bytes, channels: int, where: str) -> Image:
-    """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation. ValueError if it is
-    damaged, or has more than 8 bits a channel."""
+    """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
+    white. ValueError if it is damaged, or has more than 8 bits a channel."""
     from PIL import Image, ImageOps
 
     try:
@@ -38,6 +38,9 @@ def decode(data: bytes, channels: int, where: str) -> Image:
         raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
     if turned.mode.startswith(("I", "F")):
         raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
+    if turned.has_transparency_data:  # below it, files have any colour, often the black of the drawing
+        turned = turned.convert("RGBA")
+        turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
     return turned.convert(MODES[channels])
 
 

@@ -83,7 +83,7 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
         for chunk in column.chunks:
             yield from row_arrays(chunk)
         return
-    if not _is_list(column.type):
+    if not is_list(column.type):
         raise TypeError(f"a column of {column.type}")
     for row in column:
         values: Any = row.values
@@ -91,13 +91,13 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
             yield np.empty(0, dtype=np.float32)
             continue
         shape = [len(values)]
-        if _is_list(values.type):
+        if is_list(values.type):
             sizes = {len(v) if v is not None else 0 for v in values} if not _is_fixed(values.type) else set()
             if len(sizes) > 1:
                 raise ValueError(f"its vectors have {min(sizes)} to {max(sizes)} numbers")
             shape.append(values.type.list_size if _is_fixed(values.type) else next(iter(sizes), 1))
             values = values.flatten()
-        if _is_list(values.type):
+        if is_list(values.type):
             raise TypeError(f"a column of {column.type}")
         numbers = values.to_numpy(zero_copy_only=False)
         if numbers.dtype.kind not in "biuf":
@@ -105,7 +105,7 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
         yield numbers.reshape(shape)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     import pyarrow.types as t
 
     return t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)

@@ -6,12 +6,13 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.reading import read_whole
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
-from lagwise.data.series_files import check_sounds, read_sound, series_table
+from lagwise.data.series_files import FOLDER_LABEL, check_sounds, read_sound, series_table
 from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, load_hub, split_word
 from lagwise.files import expanded
 
@@ -76,6 +77,12 @@ class RowSource:
                 digest.update(f"{path.parent.name}/{path.name}:".encode())
         return hash_files(self.files, digest)
 
+    def has_classes_of_folders(self, label: str) -> bool:
+        """Whether every label in this column is the name of a folder."""
+        paths = list(chain(*self.files.values()))
+        of_sounds = label == FOLDER_LABEL
+        return bool(paths) and all(self._has_class_of_folder(p) and (of_sounds or self._is_series(p)) for p in paths)
+
     def _has_class_of_folder(self, path: Path) -> bool:
         return file_kind(path) == ".wav" or (self._is_series(path) and self.label not in read_columns(path))
 
@@ -115,7 +122,10 @@ class RowSource:
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if self.tables is None or not self._is_series(path):
             return read_table(path, columns)
-        return self.tables(read_table(path), path, columns)
+        table, first = read_table(path), read_columns(next(filter(self._is_series, chain(*self.files.values()))))
+        if set(table.column_names) == set(first):  # features are told apart by their position
+            table = table.select(list(first))
+        return self.tables(table, path, columns)
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
@@ -170,14 +180,19 @@ def open_rows(name: str) -> RowSource:
 
 
 def split_rows(
-    rows: dict[str, Dataset], label: str | None = None, *, names: Sequence[str] | None = None, seed: int = 0
+    rows: dict[str, Dataset],
+    label: str | None = None,
+    *,
+    classes: bool = True,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> dict[str, Dataset]:
     """Rows in the three splits: named splits are kept, missing ones are taken from train.
 
     Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
     is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
-    the rows does not matter, and added rows move few others, and none from valid to test. label: the column whose
-    values are the classes (``names``, by id, are for messages); None leaves classes alone.
+    the rows does not matter, and added rows move few others, and none from valid to test. label: the column of labels;
+    None if all columns are content. classes: whether labels are classes (``names``, by id, are for messages).
 
     ValueError for a class with fewer different rows than the splits that it must be in.
     """
@@ -187,12 +202,13 @@ def split_rows(
         return {split: rows[split] for split in SPLITS}
     hashes = list(_hashes(train, seed, skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
-    for value, content in zip(train[label] if label else [None] * len(train), hashes, strict=True):
+    stratified = label is not None and classes
+    for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
         members[value].add(content)
     places: dict[bytes, str] = {}
     for value, contents in sorted(members.items(), key=lambda item: len(item[1])):
         if len(contents) <= len(missing):
-            what = f"class {names[value] if names else value!r}" if label else "the table"
+            what = f"class {names[value] if names else value!r}" if stratified else "the table"
             raise ValueError(
                 f"{what} has {len(contents)} different row(s), too few for {', '.join(reversed(missing))} and train; "
                 f"{len(missing) + 1} are needed"
@@ -224,12 +240,11 @@ def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:
             yield digest.digest()
 
 
-def _contents(column: Any) -> Iterator[bytes]:
+def _contents(column: Any) -> list[bytes]:
     try:
-        for array in row_arrays(column):
-            yield f"{array.shape}{array.dtype}".encode() + array.tobytes()
+        return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
     except TypeError:
-        yield from (repr(value).encode() for value in column.to_pylist())
+        return [repr(value).encode() for value in column.to_pylist()]
 
 
 def _hub_splits(name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SERIES = "input_values"
+FOLDER_LABEL = "label"  # the column of the names of folders
 
 
 def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
@@ -45,7 +46,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """One row: the samples, the sampling rate, the name of the file, and as label the name of its folder."""
     rate, samples = read_sound(data, path)
-    return _row({SERIES: samples, "label": path.parent.name, "sampling_rate": rate, "file": path.name}, columns)
+    return _row({SERIES: samples, FOLDER_LABEL: path.parent.name, "sampling_rate": rate, "file": path.name}, columns)
 
 
 def series_table(

@@ -58,7 +58,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
         raise ValueError(f"{str(path)!r} has no rows, or no column besides the times")
     names = [str(name) for name in frame.columns]
-    if all(_is_number(name) for name in names):
+    if all(_is_number(name) for name in names[1:]) and (_is_number(names[0]) or _is_time(names[0])):
         raise ValueError(f"the first row of {str(path)!r} has numbers, {shown(names)}; it must have names of columns")
     frame.columns = names
     if names[0] == _UNNAMED and time in (None, _UNNAMED):
@@ -79,8 +79,9 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
 
 
 def table_columns(path: str | Path) -> list[str] | None:
-    """The names of the columns of a .csv (also compressed) or .parquet; None for other files."""
-    if Path(path).is_file() and {".csv", ".parquet"} & set(Path(path).suffixes):
+    """The names of the columns of a .csv, .tsv or .txt (also compressed) or .parquet; None for other files."""
+    suffixes = {suffix.lower() for suffix in Path(path).suffixes}
+    if Path(path).is_file() and {".csv", ".tsv", ".txt", ".parquet"} & suffixes:
         return [str(name) for name in _read(Path(path), rows=0).columns]
     return None
 
@@ -93,12 +94,19 @@ def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
     try:
-        if path.suffix != ".parquet":
+        if path.suffix.lower() != ".parquet":
             head = ",".join(map(str, pd.read_csv(path, nrows=0).columns))
             mark = max(",;\t", key=head.count)
-            return pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
+            frame = pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
+            if rows is None and not isinstance(frame.index, pd.RangeIndex):
+                raise ValueError("its rows have more fields than its first line")
+            return frame
         frame = pd.read_parquet(path)
-        return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()  # times are often the index
+        if isinstance(frame.index, pd.RangeIndex):
+            return frame
+        # Times are often the index; whole numbers without a name are the rows that a selection kept.
+        left_over = frame.index.name is None and pd.api.types.is_integer_dtype(frame.index)
+        return frame.reset_index(drop=left_over)
     except (ValueError, EOFError, OSError) as error:  # parsing errors of the libraries are ValueErrors
         raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
 
@@ -111,9 +119,19 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def _is_time(text: str) -> bool:
+    import pandas as pd
+
+    return not pd.isna(pd.to_datetime(text, errors="coerce", format="ISO8601"))
+
+
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
     import pandas as pd
 
+    if column.dtype.kind in "mM":  # pandas would count nanoseconds
+        raise ValueError(
+            f"column {name!r} has times, not numbers; choose columns with --columns, or name the times with --time"
+        )
     numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
     wrong = numbers.isna() & column.notna() | np.isinf(numbers)
     if wrong.any():

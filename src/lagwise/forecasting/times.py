@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _MOST_ADDED = 10  # rows filled in per existing row; a larger number means that the step is wrong
 _MONTHS = (1, 2, 3, 4, 6, 12)  # between rows
-_OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d:?\d\d)$"  # of UTC, after a time of day
+_OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # of UTC, after a time of day
+# Dates as integers. Those with an hour are from 1900 to 2100; later numbers of seconds since 1970 are no dates.
+_INTEGERS = ((180001, 220012, "%Y%m"), (10**7, 10**8, "%Y%m%d"), (1900010100, 2100123123, "%Y%m%d%H"))
 _QUARTER = r"^(\d{4})[ -]?[qQ]([1-4])$"
 _DAY = np.timedelta64(23, "h")  # the shortest
 
@@ -23,10 +25,10 @@ def regular_times(column: pd.Series) -> tuple[pd.Index, pd.Index, tuple[str, ...
     """The time of each row of a column, the regular grid that contains them all, in order, and notes on how they were
     read.
 
-    Numbers are times on a scale of their own, except for integers such as 20240131, which are dates. Text is read by
-    one format. Dates such as 01/02/2024 are read month first or day first, whichever gives times on a regular grid.
-    Times with one UTC offset keep it. With several offsets, days and longer steps follow the local calendar, and
-    shorter ones are in UTC.
+    Numbers are times on a scale of their own, except for integers such as 202401, 20240131 and 2024013123 (an hour),
+    which are dates. Text is read by one format. Dates such as 01/02/2024 are read month first or day first, whichever
+    gives times on a regular grid. Times with one UTC offset keep it if steps are shorter than a day. With several
+    offsets, days and longer steps follow the local calendar, and shorter ones are in UTC.
 
     The grid is the shortest one that contains all times, among those with a constant step, business days, and months
     (first days, last days, business or not, any other day), also every 2, 3, 4, 6 or 12 of them.
@@ -58,8 +60,9 @@ def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
         finite = column.where(~column.isin([np.inf, -np.inf]))
         if finite.isna().any():
             _no_time(column, finite)
-        if pd.api.types.is_integer_dtype(column) and column.between(10**7, 10**8).all():
-            dates = pd.to_datetime(column.astype(str), format="%Y%m%d", errors="coerce")
+        if pd.api.types.is_integer_dtype(column):
+            form = next((form for low, high, form in _INTEGERS if column.between(low, high).all()), None)
+            dates = pd.to_datetime(column.astype(str), format=form, errors="coerce") if form else column
             column = dates if dates.notna().all() else column
         return [(pd.Index(column), ())]
     if pd.api.types.is_datetime64_any_dtype(column):
@@ -146,7 +149,9 @@ def _grid(times: pd.Index) -> pd.Index:
         warnings.simplefilter("ignore")  # that pandas will return another type, which works here too
         frequency = pd.infer_freq(index)
     if frequency is not None:
-        return pd.date_range(index[0], index[-1], freq=frequency, name=index.name)
+        grid = pd.date_range(index[0], index[-1], freq=frequency, name=index.name)
+        if index.isin(grid).all():  # business hours are inferred from steps alone, whatever the hours and days
+            return grid
     calendars: list[Any] = ["B", *(pd.DateOffset(months=n) for n in _MONTHS)]
     calendars += [f"{n}{unit}" for unit in ("ME", "MS", "BME", "BMS") for n in _MONTHS]
     grids: list[pd.Index] = [pd.date_range(index[0], index[-1], freq=offset, name=index.name) for offset in calendars]
