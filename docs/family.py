@@ -24,7 +24,7 @@ from lagwise.models.conversion import KERNEL_MIXERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "family.md"
-SPEED = ("family-cpu.json", "family-table-5-cpu.json")
+SPEED = {"family-cpu.json": "", "family-table-5-cpu.json": ", as in TNN's table 5"}
 CONVERSION = "kernel-conversion-cpu.json"
 CONTRACT = "contract-cpu.json"
 # Tests of one member, by their names; and those that run over a table of references, with the file that has it.
@@ -206,9 +206,10 @@ def _speed(name: str) -> str:
         parameters = next((f"{row['parameters'] / 1e6:.2f}M" for row in found.values() if "parameters" in row), "")
         cells = (_speed_cell(found.get(length), base.get((direction, length), math.nan)) for length in lengths)
         lines.append((method, direction, parameters, *cells))
-    head = f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels\n\n"
+    head = f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels{SPEED[name]}\n\n"
     columns = ("method", "direction", "parameters", *(f"{n} tokens" for n in lengths))
-    return f"{head}{paragraph(made_by(name))}\n\n{_SPEED_INTRODUCTION}\n{table(columns, lines)}\n"
+    introduction = "" if SPEED[name] else f"{_SPEED_INTRODUCTION}\n"
+    return f"{head}{paragraph(made_by(name))}\n\n{introduction}{table(columns, lines)}\n"
 
 
 def _speed_cell(row: dict[str, Any] | None, base: float) -> str:

@@ -156,7 +156,14 @@ def ablations() -> str:
         scores = perplexities(run)
         paper = ABLATED.get(model, (None, None))
         average = f"{statistics.fmean(scores.values()):.1f}" if len(scores) > 1 else "–"
-        rows.append([model, *(f"{scores[n]:.1f}" for n in sorted(scores)[:1]), average, *(p or "–" for p in paper)])
+        rows.append(
+            [
+                model,
+                *(f"{scores[n]:.1f}" for n in sorted(scores)[:1]),
+                average,
+                *(f"{p:.2f}" if p else "–" for p in paper),
+            ]
+        )
     columns = ["variant", "test at 512", "average over lengths", "paper, validation", "paper, average over lengths"]
     return f"""### Ablations of TNN
 

@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from lagwise.data import reading
+from lagwise.cli.main import app
+from lagwise.data import load_tokenizer, reading
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.loading import save_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -21,3 +25,15 @@ from lagwise.data import reading
 def test_an_encoding_is_converted_by_the_command_that_the_error_gives(data: bytes, advice: str) -> None:
     with pytest.raises(ValueError, match=re.escape(advice)):
         reading.decoded(data, Path("a.txt"))
+
+
+@pytest.mark.parametrize("command", ["generate", "predict"])
+def test_standard_input_that_is_not_utf8(command: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).save_pretrained(run)
+    save_tokenizer(load_tokenizer("bytes"), run, None)
+    options = ["--prompt-file", "-"] if command == "generate" else []
+    result = CliRunner().invoke(app, [command, str(run), *options], input="größe\n".encode("latin1"))
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith("standard input is not UTF-8 (byte 2 is 0xf6)")
+    assert str(result.exception).endswith("for example with 'iconv -f latin1 -t utf-8'")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lagwise.data import AssociativeRecall
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
+from lagwise.evaluation.perplexity import Score
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
 from lagwise.runs import evaluate_run
 from lagwise.tasks.recall_score import recall
@@ -254,3 +255,9 @@ def test_validation_at_its_own_length(tiny_recipe: Recipe, tmp_path: Path) -> No
     tiny_recipe.data.evaluate_length = 80
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert evaluate_run(run, [32], progress=False)["valid"]["length"] == 80
+
+
+def test_a_very_bad_model_has_an_infinite_perplexity() -> None:
+    score = Score(length=8, tokens=2, nats=3000.0, text_bytes=2)
+    assert score.to_dict()["perplexity"] == math.inf
+    assert score.to_dict()["bits_per_byte"] == pytest.approx(1500 / math.log(2))

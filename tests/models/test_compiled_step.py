@@ -281,3 +281,21 @@ def test_compiled_code_of_a_fixed_batch_size() -> None:
     steps = torch.cat([model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(20, 60)], 1)
     assert cache.stream is not None
     assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@torch.no_grad()
+def test_compiled_code_serves_other_weights() -> None:
+    """Also those of one number, as in the norms of `norm="scale"`."""
+    model, ids = model_of("tnn-lm", norm="scale").float(), torch.randint(258, (1, 40))
+    assert model.compile_step()
+    for factor in (1.0, 2.0):
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+        expected, cache = model(ids).logits, StreamingCache(2)
+        model(ids[:, :20], past_key_values=cache)
+        steps = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 20:].split(1, 1)], 1)
+        assert cache.stream is not None
+        assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,29 @@ def test_invalid_bytes_do_not_block_the_output(model: LagwiseForCausalLM) -> Non
     pieces: list[str] = []
     generate_text(said.model(model), said.tokenizer, "a", max_new_tokens=90, temperature=0, write=pieces.append)
     assert len(pieces) >= 10
+
+
+@pytest.mark.parametrize("wrong", range(12))
+@pytest.mark.parametrize("characters", ["€", "é€", "😀"])
+def test_a_character_after_invalid_bytes_is_kept(wrong: int, characters: str) -> None:
+    tokenizer, pieces = load_tokenizer("bytes"), list[str]()
+    ids = [0x80] * wrong + list(f"{characters}AB".encode())
+    writer = generation.TextWriter(tokenizer, [torch.tensor([65])], (), False, pieces.append)
+    for token in ids:
+        writer.take(token)
+    writer.end()
+    assert "".join(pieces) == "\N{REPLACEMENT CHARACTER}" * wrong + f"{characters}AB"
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_an_error(
+    model: LagwiseForCausalLM, temperature: float, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(1, 258).index_fill(1, torch.tensor([7]), value)
+    monkeypatch.setattr(model, "next_logits", lambda ids, cache: logits)
+    with pytest.raises(FloatingPointError, match="training may have diverged"):
+        generate_text(model, load_tokenizer("bytes"), "abc", temperature=temperature, max_new_tokens=3)
 
 
 def test_an_interruption_keeps_the_text_so_far(model: LagwiseForCausalLM) -> None:

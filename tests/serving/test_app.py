@@ -88,6 +88,7 @@ def test_stop_seed_and_defaults(client: TestClient) -> None:
     assert len(texts) == 1
     assert len(texts.pop().split()) <= 16
     neutral = {"n": 1, "echo": False, "logprobs": None, "presence_penalty": 0.0, "user": "me", "seed": None}
+    neutral |= {"top_logprobs": 0, "parallel_tool_calls": True}
     assert client.post("/v1/completions", json={**ASK, **neutral}).json()["choices"][0]["text"] == text
 
 
@@ -140,13 +141,16 @@ def test_a_template_that_raises_an_error(
         ({"prompt": "\ud800"}, 400, "cannot be encoded"),
         ({"prompt": []}, 400, "input_ids must be"),
         ({"prompt": [1, 999]}, 400, "input_ids must be in"),
-        ({"prompt": ["w1", "w2"]}, 400, "prompt"),
+        ({"prompt": ["w1", "w2"]}, 400, "prompt must be one text, or a list of token ids; this server takes one"),
+        ({"prompt": [[1, 2]]}, 400, "prompt must be one text"),
         ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
         ({"top_p": 0}, 400, "top_p: Input should be greater than 0"),
         ({"stop": ""}, 400, "stop"),
-        ({"stop": ["a"] * 17}, 400, "stop"),
+        ({"stop": ["a"] * 17}, 400, "stop must be a text of 1 to 256 characters, or at most 16 of them"),
+        ({"reasoning_effort": "low"}, 400, "reasoning_effort is not supported by this server"),
+        ({"top_logprobs": 2}, 400, "top_logprobs is not supported by this server"),
         ({"n": 2}, 400, "n is not supported by this server"),
         ({"logprobs": 0}, 400, "logprobs is not supported by this server"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),

@@ -88,4 +88,4 @@ def _read(file: typer.FileText) -> str:
     except UnicodeDecodeError as error:
         from lagwise.data.reading import not_utf8
 
-        raise ValueError(not_utf8(error, file.name)) from error
+        raise ValueError(not_utf8(error, None if file.name == "<stdin>" else file.name)) from error

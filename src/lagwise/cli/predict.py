@@ -62,7 +62,7 @@ def predict(
     else:
         if not text and sys.stdin.isatty():
             typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
-        lines = text or [line.rstrip("\n") for line in sys.stdin]
+        lines = text or _stdin()
         rows = predict_run(run, texts(run, lines), progress=False)
     text_of_rows = io.StringIO()
     write_rows(rows, text_of_rows)
@@ -71,6 +71,15 @@ def predict(
         return
     write_whole(out, text_of_rows.getvalue())
     typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
+
+
+def _stdin() -> list[str]:
+    try:
+        return [line.rstrip("\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        from lagwise.data.reading import not_utf8
+
+        raise ValueError(not_utf8(error, None)) from error
 
 
 def texts(run: Path, lines: list[str]) -> list[dict[str, str]]:

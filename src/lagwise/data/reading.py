@@ -70,13 +70,14 @@ def decoded(data: bytes, path: Path) -> str:
         raise ValueError(not_utf8(error, str(path))) from error
 
 
-def not_utf8(error: UnicodeDecodeError, name: str) -> str:
-    """What to do about a file that is not UTF-8."""
+def not_utf8(error: UnicodeDecodeError, name: str | None) -> str:
+    """What to do about a file that is not UTF-8, or if the name is None, about standard input."""
     windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # of these Latin 1 has none that print
-    command = _conversion("cp1252" if windows else "latin1", Path(name).name)
+    encoding = "cp1252" if windows else "latin1"
+    command = f"'iconv -f {encoding} -t utf-8'" if name is None else _conversion(encoding, Path(name).name)
     return (
-        f"{name} is not UTF-8 (byte {error.start} is {error.object[error.start]:#04x}); convert it, for example with "
-        f"{command}"
+        f"{name or 'standard input'} is not UTF-8 (byte {error.start} is {error.object[error.start]:#04x}); convert "
+        f"it, for example with {command}"
     )
 
 

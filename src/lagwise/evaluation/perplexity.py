@@ -40,8 +40,11 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Per token: exp(nats / tokens)."""
-        return math.exp(self.nats / self.tokens)
+        """Per token: exp(nats / tokens); infinite if that exceeds floating-point numbers."""
+        try:
+            return math.exp(self.nats / self.tokens)
+        except OverflowError:
+            return math.inf
 
     @property
     def bits_per_byte(self) -> float:

@@ -50,9 +50,9 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """Compile the forward pass of one token for every row of a batch.
 
         `generate`, `StreamingSession` and all other code that continues a `StreamingCache` token by token, without
-        gradients, then use it. It gives the same logits, up to rounding, several times as fast. A stream keeps the
-        weights that it started with; a stream started later uses the current weights, however they have been trained
-        since (but not changes through a parameter's ``.data``, which PyTorch does not count).
+        gradients, then use it. It gives the same logits, up to rounding, several times as fast. Weights
+        must not change while a stream is running; a stream started later uses the current weights, however they have
+        been trained since (but not changes through a parameter's ``.data``, which PyTorch does not count).
 
         Args:
             batch_size: Rows of the batch; None: any number of them.

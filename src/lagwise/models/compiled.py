@@ -28,9 +28,14 @@ from lagwise.models.inputs import check_vocabulary, surplus_argument
 from lagwise.models.step import StreamingStep, tensor_versions
 
 _FILE = "step.pt2"
-# Weights are passed at run time, so that the code remains valid when the model is trained further. Loops over one token
-# are too short for several threads; the libraries' matrix products still use them.
-_OPTIONS = {"aot_inductor.package_constants_in_so": False, "cpp.threads": 1}
+# Weights are passed at run time, so that the code remains valid when the model is trained further; without
+# always_keep_tensor_constants, those of up to 8 numbers become part of the code. Loops over one token are too short for
+# several threads; the libraries' matrix products still use them.
+_OPTIONS = {
+    "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,
+    "cpp.threads": 1,
+}
 _ANY = 4  # batch size of the example inputs for code with a dynamic batch size
 _SOURCES = ("ops", "kernels", "mixers", "blocks", "models")
 

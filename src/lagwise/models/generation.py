@@ -96,7 +96,8 @@ def sampled(
 ) -> Iterator[int]:
     """Yield up to ``count`` tokens that continue ``ids`` (1, length), until the end of the document.
 
-    With the same seed they equal those of transformers' ``generate``, at a lower overhead per token.
+    With the same seed they equal those of transformers' ``generate`` with ``do_sample=True, top_k=0``, at a lower
+    overhead per token.
 
     Args:
         model: The language model.
@@ -104,6 +105,9 @@ def sampled(
         count: Maximum number of tokens.
         temperature: Sampling temperature; 0, and anything below a millionth, is greedy.
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
+
+    Raises:
+        FloatingPointError: If the logits are NaN, as those of a model whose training has diverged.
     """
     if temperature < _COLDEST:
         temperature = 0
@@ -120,6 +124,8 @@ def sampled(
         logits = model.next_logits(chunk, cache)
     for number in range(count):
         assert logits is not None
+        if not math.isfinite(float(logits.amax())):
+            raise FloatingPointError("the model's logits are not numbers; its training may have diverged")
         if temperature > 0:
             token = torch.multinomial(choose(ids, logits.float()).softmax(-1), 1)
         else:
@@ -193,8 +199,13 @@ class TextWriter:
         self.count += 1
         self.new.append(token)
         text = self._new_text()
-        if not text.endswith(_INCOMPLETE) or len(self.new) > _LONGEST_CHARACTER:
+        if not text.endswith(_INCOMPLETE):
             self._take(text)
+        elif len(self.new) > _LONGEST_CHARACTER:  # no character, but the last tokens may begin one
+            begun = next((n for n in (3, 2, 1) if self._decoded(self.new[-n:]) == _INCOMPLETE), 0)
+            self.new, rest = self.new[: len(self.new) - begun], self.new[len(self.new) - begun :]
+            self._take(self._new_text())
+            self.new = rest
         return self.stopped
 
     def end(self, report: Callable[[str], None] | None = None) -> None:

@@ -24,6 +24,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_bias", "suffix", "tools", "functions", "modalities"), ({}, [], "", ["text"])),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
+    "top_logprobs": (0,),
+    "parallel_tool_calls": (True, False),
+    **dict.fromkeys(("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options"), ()),
+}
+# What a parameter must be, where pydantic would say what each of several types must be.
+_EXPECTED = {
+    "prompt": "one text, or a list of token ids; this server takes one prompt in a request",
+    "stop": "a text of 1 to 256 characters, or at most 16 of them",
 }
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
@@ -170,6 +178,8 @@ def described(errors: Any) -> tuple[str, str | None]:
         return "the body must be a JSON object, sent with Content-Type: application/json", None
     if first["type"] == "extra_forbidden":
         message = f"{shown(place[-1])} is not a known parameter"
+    elif place and place[0] in _EXPECTED and first["type"] != "missing":
+        message = f"{place[0]} must be {_EXPECTED[place[0]]}"
     elif place:
         message = f"{'.'.join(place)}: {message}"
     return message, place[0] if place else None
