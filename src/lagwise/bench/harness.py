@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.ops import toeplitz_product
+from lagwise.process import denormals_as_zero
 from lagwise.training.hardware import describe
 
 _CHECKED_CHANNELS = 4
@@ -41,8 +42,10 @@ class Timing:
         return cls(median, lower, upper)
 
 
+@denormals_as_zero()
 def interleaved(methods: Mapping[str, Callable[[], None]], *, repeats: int, warmup: int = 2) -> dict[str, Timing]:
-    """Time methods in turn, A B A B ..., so that changes of the machine's speed affect all of them equally.
+    """Time methods in turn, A B A B ..., so that changes of the machine's speed affect all of them equally, and with
+    the arithmetic of trainings (`denormals_as_zero`).
 
     Args:
         methods: Functions to time, by name.

@@ -46,9 +46,11 @@ def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
     """The recipe's model, freshly initialised or with the backbone of the run in ``model.init_from``, for the task's
     open data. ValueError if they do not fit."""
     fields = task.fields()
+    if "vocab_size" in fields:  # first, because the tokenizer's special tokens are outside a smaller one
+        size = model_config(recipe, task, {"vocab_size": fields["vocab_size"]}).vocab_size
+        if size < fields["vocab_size"]:
+            raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}")
     config = model_config(recipe, task, fields)
-    if config.vocab_size < fields.get("vocab_size", 0):
-        raise ValueError(f"model.vocab_size {config.vocab_size} is less than the tokenizer's {fields['vocab_size']}")
     task.check_config(config)
     set_seed(recipe.training.seed)
     model = task.model_class(config)

@@ -16,6 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, one_line
 from lagwise.models.heads import VocabularyHead
+from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
 from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
@@ -40,6 +41,7 @@ class LagwiseTrainer(Trainer):
         self._saving, self._logged_at = False, 0.0
         self.remove_callback(PrinterCallback)
 
+    @denormals_as_zero()
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._logged_at = time.monotonic()
         return super().train(*args, **kwargs)

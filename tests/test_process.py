@@ -1,0 +1,41 @@
+"""Arithmetic of the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer
+
+from lagwise.process import denormals_as_zero
+from lagwise.training.trainer import LagwiseTrainer
+
+
+def tiny() -> float:
+    return float(torch.full((8,), 1e-38).mul(0.1).sum())
+
+
+@pytest.fixture(autouse=True)
+def supported() -> None:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot be set to write zeros")
+
+
+def test_denormals_are_zero_within_it_only() -> None:
+    assert tiny() > 0
+    with denormals_as_zero():
+        assert tiny() == 0
+    assert tiny() > 0
+
+
+def test_trainings_have_no_denormals(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def train(self: Any) -> None:
+        seen.append(tiny())
+
+    monkeypatch.setattr(Trainer, "train", train)
+    LagwiseTrainer.train(LagwiseTrainer.__new__(LagwiseTrainer))
+    assert seen == [0]
+    assert tiny() > 0
