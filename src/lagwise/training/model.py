@@ -45,12 +45,7 @@ def check_model(recipe: Recipe, task: Task) -> None:
 def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
     """The recipe's model, freshly initialised or with the backbone of the run in ``model.init_from``, for the task's
     open data. ValueError if they do not fit."""
-    fields = task.fields()
-    if "vocab_size" in fields:  # first, because the tokenizer's special tokens are outside a smaller one
-        size = model_config(recipe, task, {"vocab_size": fields["vocab_size"]}).vocab_size
-        if size < fields["vocab_size"]:
-            raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}")
-    config = model_config(recipe, task, fields)
+    config = config_for_data(recipe, task)
     task.check_config(config)
     set_seed(recipe.training.seed)
     model = task.model_class(config)
@@ -68,6 +63,16 @@ def started_from(recipe: Recipe) -> Path | None:
         raise FileNotFoundError(f"model.init_from must be the folder of a trained run, got {str(folder)!r}")
     check_weights(folder)
     return folder
+
+
+def config_for_data(recipe: Recipe, task: Task) -> LagwiseConfig:
+    """The configuration for the task's open data. ValueError if the model has fewer tokens than the tokenizer."""
+    fields = task.fields()
+    if "vocab_size" in fields:  # checked first, because the tokenizer's special tokens are outside a smaller one
+        size = model_config(recipe, task, {"vocab_size": fields["vocab_size"]}).vocab_size
+        if size < fields["vocab_size"]:
+            raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}")
+    return model_config(recipe, task, fields)
 
 
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:

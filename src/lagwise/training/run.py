@@ -29,7 +29,7 @@ from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.interruption import saved_when_stopped
-from lagwise.training.model import build_model, check_model, model_config, with_start, without_start
+from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.recipe import MOST_STEPS, Recipe, load_recipe
 from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress
@@ -252,7 +252,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
     options = recipe.training
     check_step_memory(
         task.model_class,
-        model_config(recipe, task, task.fields()),
+        config_for_data(recipe, task),
         arguments.per_device_train_batch_size,
         task.longest_example(),
         checkpointing=options.gradient_checkpointing,
