@@ -56,7 +56,7 @@ def test_models_are_ordered_by_perplexity_and_compared_at_one_step(family: Modul
     assert "the paper is -0.50 over 3 models. Of these, gss moved furthest up (2) and tnn furthest down (1)." in text
     assert "is at most 2.7% of the perplexity (1 model)" in text
     text = family.ablations()
-    assert "| decay-0.99 | 51.0 | 51.5 | 23.98 | 23.7 |" in text
+    assert "| decay-0.99 | 51.0 | 51.5 | 23.98 | 23.70 |" in text
     assert "| decay-1 | 61.0 | 61.5 | 24.03 | 672.72 |" in text
     assert "| without-rpe | 71.0 | – | 26.45 | – |" in text
 
