@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +43,8 @@ class Wrong(ShortConvMixer):
 @torch.no_grad()
 def test_a_wrong_mixer_shows(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     mixer: Mixer = Wrong(8, causal=True).double()
-    monkeypatch.setattr(script, "reference", lambda right, x: ShortConvMixer(8).double()(x[None])[0])
+    monkeypatch.setattr(
+        sys.modules["family_steps"], "reference", lambda right, x: ShortConvMixer(8).double()(x[None])[0]
+    )
     found = dict(script.errors(mixer, 100, torch.float64))
     assert min(found.values()) > 1e-3, found

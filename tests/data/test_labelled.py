@@ -15,7 +15,6 @@ import pytest
 
 import lagwise.data.labelled as labelled_module
 from lagwise.data import LabelledData, open_rows, prepare_labelled
-from lagwise.data.labels import known_labels, read_labels
 from lagwise.data.rows import RowSource
 
 
@@ -208,56 +207,6 @@ class TestSplits:
         assert data.notes[0] == "test has no labels and is left out"
 
 
-class TestLabels:
-    @pytest.mark.parametrize(
-        ("values", "kind", "names", "reason"),
-        [
-            (["b", "a10", "a9"], "classification", ("a9", "a10", "b"), "text"),
-            ([10, 9, -1], "classification", ("-1", "9", "10"), "3 different whole numbers"),
-            (["10", "9"], "classification", ("9", "10"), "2 different whole numbers"),
-            (["1", "2", "3+"], "classification", ("1", "2", "3+"), "text"),
-            ([1.0, 0.0], "classification", ("0", "1"), "2 different whole numbers"),
-            ([True, False], "classification", ("false", "true"), "text"),
-            ([1.5, 1], "regression", None, "fractions"),
-            (["1.5", "-1e3"], "regression", None, "fractions"),
-            (list(range(51)), "regression", None, "51 different whole numbers, more than 50"),
-        ],
-    )
-    def test_kinds_of_labels(self, values: list, kind: str, names: Any, reason: str) -> None:
-        labels = read_labels({"train": values}, "auto", lambda split, i: f"row {i}")
-        assert (labels.kind, labels.names) == (kind, names)
-        assert reason in labels.reason
-        if names is None:
-            assert labels.values["train"] == [float(v) for v in values]
-        else:
-            assert sorted(labels.values["train"]) == list(range(len(names)))
-
-    def test_the_kind_of_labels_can_be_set(self) -> None:
-        where = lambda split, i: f"row {i}"  # noqa: E731
-        assert read_labels({"train": [1, 2]}, "regression", where).values == {"train": [1.0, 2.0]}
-        assert read_labels({"train": [0.5, 2]}, "classification", where).names == ("0.5", "2")
-
-    @pytest.mark.parametrize(
-        ("values", "kind", "message"),
-        [
-            (["a", None, ""], "auto", r"2 of 3 rows have no label, the first is row 2 \(None\)"),
-            ([0.5, float("nan")], "auto", r"1 of 2 rows have no label, the first is row 2 \(nan\)"),
-            (["a", "NaN"], "auto", r"no label, the first is row 2 \('NaN'\)"),
-            ([0.5, float("inf")], "auto", "the label of row 2 is inf, not a finite number"),
-            (["4.5", "4", "unknown"], "auto", r"mixed types: '4\.5' \(row 1\), '4' \(row 2\), 'unknown' \(row 3\)"),
-            ([1, "a"], "auto", r"mixed types: 1 \(row 1\), 'a' \(row 2\)"),
-            ([1, True], "auto", r"mixed types: 1 \(row 1\), True \(row 2\)"),
-            ([[1], [2]], "auto", "the label of row 1 is list, not text or a number"),
-            (["a", "a"], "auto", "all 2 labels are 'a'; classification needs two classes"),
-            (["1", "a"], "regression", "label 'a' of row 2 is not a number"),
-            (["1"], "regresion", "unknown task.kind: 'regresion'; did you mean 'regression'"),
-        ],
-    )
-    def test_faulty_labels_are_named(self, values: list, kind: str, message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            read_labels({"train": values}, kind, lambda split, i: f"row {i + 1}")
-
-
 class TestErrors:
     @pytest.mark.parametrize(
         ("rows", "options", "message"),
@@ -354,14 +303,6 @@ def test_declared_classes_are_classes(tmp_path: Path) -> None:
     data = prepare(str(tmp_path / "rows.parquet"))
     assert data.kind == "classification"
     assert data.label_names == tuple(map(str, range(60)))
-
-
-def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
-    columns = {"train": ["0", "1", "0.0", "1.0", "-2.00"], "valid": ["0.0"], "test": ["1.00", "0"]}
-    found = read_labels(columns, "classification", lambda split, row: f"{split} {row}")
-    assert found.names == ("-2", "0", "1")
-    assert found.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
-    assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # of an earlier version
 
 
 def test_equal_texts_with_different_numbers_share_a_split(tmp_path: Path) -> None:

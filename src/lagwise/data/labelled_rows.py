@@ -66,8 +66,8 @@ def read_labelled(
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
 
     try:
-        if kind == "auto" and source.has_classes_of_folders(label):
-            kind = "classification"  # whatever the folders are called
+        if kind == "auto" and (any(_declared(tables, label)) or source.has_classes_of_folders(label)):
+            kind = "classification"  # even if the names of the classes are numbers
         labels = _labels(tables, label, kind, where)
         features = _check_inputs(tables, columns, values, where)
         kept, notes = _with_labels(tables, columns, labels)
@@ -138,11 +138,13 @@ def _is_number(value: str | None) -> bool:
 
 
 def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:
-    orders = [getattr(rows.features[label], "names", None) for rows in tables.values()]
     cells = {split: label_cells(rows, label) for split, rows in tables.items()}
-    if kind == "auto" and any(orders):  # declared classes, even if their names are numbers
-        kind = "classification"
-    return read_labels(cells, kind, where, orders[-1] or ())
+    return read_labels(cells, kind, where, _declared(tables, label)[-1])
+
+
+def _declared(tables: dict[str, Dataset], label: str) -> list[Sequence[str]]:
+    """The classes that the column of labels declares in each table, or none."""
+    return [getattr(rows.features[label], "names", None) or () for rows in tables.values()]
 
 
 def label_cells(rows: Dataset, label: str) -> list[Any]:

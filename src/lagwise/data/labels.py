@@ -98,7 +98,7 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
             continue
         name = class_name(value)
         if name not in names and number is not None:  # an earlier version kept the zeros of 1.0
-            name = next((known for known in names if _number(known) == number), name)
+            name = next((each for each in names if _number(each) == number), name)
         if name not in names:
             raise ValueError(
                 f"the label of {where(i)} is {value!r}, which the model does not know ({', '.join(names)})"

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,10 +123,15 @@ class RowSource:
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if self.tables is None or not self._is_series(path):
             return read_table(path, columns)
-        table, first = read_table(path), read_columns(next(filter(self._is_series, chain(*self.files.values()))))
-        if set(table.column_names) == set(first):  # features are told apart by their position
-            table = table.select(list(first))
+        table = read_table(path)
+        if set(table.column_names) == set(self._first_columns):  # features are told apart by their position
+            table = table.select(self._first_columns)
         return self.tables(table, path, columns)
+
+    @cached_property
+    def _first_columns(self) -> list[str]:
+        """The columns of the first .csv or .tsv file."""
+        return list(read_columns(next(filter(self._is_series, chain(*self.files.values())))))
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:

@@ -131,7 +131,7 @@ class Mixer(nn.Module):
             require_rows(x, state)
             raise
         if y.shape[0] != x.shape[0]:
-            require_rows(x, state)
+            raise ValueError(f"tokens must have the stream's {y.shape[0]} rows, got {x.shape[0]}")
         return y, after
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:

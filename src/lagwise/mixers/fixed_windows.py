@@ -53,9 +53,9 @@ class FixedFlash(FixedMixer):
         ring = ring_write(state.ring, inner[:, 0], state.seen)  # by position in the chunk
         value, base = ring.to(self.dtype).split([mixer.width, mixer.scale.shape[1]], 2)
         new_value, new_base = inner.to(self.dtype).split([mixer.width, mixer.scale.shape[1]], 2)
-        query, _, far_query, far_key = self._heads(new_base)
+        query, _, far_query, far_key = mixer.heads(new_base).unbind(2)
         query = rotate(query, (self.cos[place][:, None], self.sin[place][:, None]))
-        key = rotate(self._heads(base)[1], (self.cos, self.sin))
+        key = rotate(mixer.heads(base)[:, :, 1], (self.cos, self.sin))
         # Use `bmm`, since `@` branches on whether the batch size is 1.
         scores = (query.bmm(key.mT) / mixer.chunk).relu().square()
         seen = torch.arange(mixer.chunk, device=x.device) <= place[:, None]
@@ -66,11 +66,6 @@ class FixedFlash(FixedMixer):
         present = torch.where(full, torch.zeros_like(present), present)
         y = mixer.out(gate * y.to(inner.dtype))
         return y[:, 0], FixedFlashState(ring, sums, present, state.seen + 1)
-
-    def _heads(self, base: Tensor) -> tuple[Tensor, ...]:
-        """Query, key, far query and far key."""
-        scale, shift = (t.to(self.dtype) for t in (self.mixer.scale, self.mixer.shift))
-        return (base[..., None, :] * scale + shift).unbind(2)
 
     def take(self, state: StateTuple) -> FixedFlashState:
         window, sums, present, seen = state.parts

@@ -95,7 +95,10 @@ class FlashMixer(Mixer):
         kept, past = seen % self.chunk, window.tokens
         together = torch.cat([past.to(inner.dtype), inner], 1)
         start = past.shape[1] + first - kept
-        y, sums, present = self._attend(together, start, start + kept + count, sums, seen - kept)
+        y, total, added = self._attend(together, start, start + kept + count, sums, seen - kept)
+        rows, full, chunks = torch.arange(len(x), device=x.device), (kept + count) // self.chunk, added.shape[1]
+        sums = total[rows, full]
+        present = added[rows, full.clamp(max=chunks - 1)].masked_fill((full == chunks)[:, None, None], 0)
         state = StateTuple((window.append(inner), sums, present, seen + count))
         return self.out(gate * y[:, past.shape[1] :]), state
 
@@ -104,11 +107,15 @@ class FlashMixer(Mixer):
         gate, inner = F.silu(self.input(x)).split([self.width, self.width + self.scale.shape[1]], 2)
         return gate, masked(inner, mask)
 
+    def heads(self, base: Tensor) -> Tensor:
+        """Query, key, far query and far key of z ``(..., query_size)``, on a new axis before the last."""
+        return base[..., None, :] * self.scale.to(base.dtype) + self.shift.to(base.dtype)
+
     def _attend(
         self, inner: Tensor, start: Tensor, end: Tensor, sums: Tensor | None, done: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Results at every token of v and z ``(batch, length, ...)``, and the sums over the full chunks and over the
-        last one, which is not full.
+        """Results at every token of v and z ``(batch, length, ...)``, the sums before each chunk and at the end, and
+        the sums over each chunk.
 
         start and end ``(batch,)``: where rows start, with the first token of a chunk, and end. sums and done: the sums
         over earlier chunks, and their numbers of tokens.
@@ -123,33 +130,29 @@ class FlashMixer(Mixer):
         dtype = torch.promote_types(inner.dtype, torch.float32)
         with torch.autocast(inner.device.type, enabled=False):
             value, base = value.to(dtype), base.to(dtype)
-            heads = base[..., None, :] * self.scale.to(dtype) + self.shift.to(dtype)
-            query, key, far_query, far_key = (heads * real[..., None, None]).unbind(3)
+            query, key, far_query, far_key = (self.heads(base) * real[..., None, None]).unbind(3)
             factors = rotary_factors(place[:size], base.shape[3], dtype=dtype)
             query, key = (rotate(t.flatten(0, 1), factors).unflatten(0, (batch, chunks)) for t in (query, key))
             scores = (query @ key.mT / size).relu().square()
             y = (scores.tril() if self.causal else scores) @ value
             before = value.new_zeros(batch, base.shape[3], value.shape[3]) if sums is None else sums
             added = far_key.mT @ value
-            total = torch.cat([before[:, None], added], 1).cumsum(1)  # before each chunk, and at the end
+            total = torch.cat([before[:, None], added], 1).cumsum(1)
             number = done[:, None] + place[::size]  # tokens before each chunk
             if self.causal:
                 y = y + far_query @ total[:, :-1] / number.clamp(min=1)[..., None, None]
             else:
                 y = y + far_query @ total[:, -1:] / (end - start).clamp(min=1)[:, None, None, None]
-            full = torch.div(end - start, size, rounding_mode="floor").clamp(min=0)
-            rows = torch.arange(batch, device=inner.device)
-            sums, present = total[rows, full], F.pad(added, (0, 0, 0, 0, 0, 1))[rows, full]
-        return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), sums, present
+        return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), total, added
 
     def _attend_last(self, inner: Tensor, sums: Tensor, present: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`_attend` for the last token only, ``seen`` tokens after the start of each row; others do not change."""
+        """The result for the last token, ``seen`` tokens after the start of each row, and the sums over the full chunks
+        and over the current one after it."""
         kept = seen % self.chunk
         with torch.autocast(inner.device.type, enabled=False):
             value, base = inner.to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
-            scale, shift = self.scale.to(sums.dtype), self.shift.to(sums.dtype)
-            key = base * scale[1] + shift[1]
-            query, _, far_query, far_key = (base[:, -1:, None] * scale + shift).unbind(2)
+            key = base * self.scale[1].to(base.dtype) + self.shift[1].to(base.dtype)  # the other heads: of one token
+            query, _, far_query, far_key = self.heads(base[:, -1:]).unbind(2)
             place = torch.arange(inner.shape[1], device=inner.device)  # from anywhere, as rotations give differences
             factors = rotary_factors(place, base.shape[2], dtype=base.dtype)
             query, key = rotate(query, (factors[0][-1:], factors[1][-1:])), rotate(key, factors)
