@@ -5,7 +5,8 @@
 Peers: transformers' GPT-2, Mamba and Mamba2 (in PyTorch, as they run on a CPU), x-transformers (rotary positions, flash
 attention) and mega-pytorch (`pip install x-transformers mega-pytorch`). Every model has six layers, bytes as tokens,
 and the width, a multiple of 16, at which its parameters without embeddings are closest to 2.5 million. A training step
-is a forward and a backward pass in float32 and a step of AdamW on 8,192 tokens; the models take their steps in turn.
+is a forward and a backward pass in float32 and a step of AdamW on 8,192 tokens; the models take their steps in turn,
+denormal numbers being 0 as in our trainings.
 Mamba's backward pass takes quadratic time on a CPU, so it has one sequence of at most 512 tokens. Generation is greedy,
 of one sequence, after a prompt of the length; mega-pytorch has no state and computes the whole sequence for each token.
 Before they are timed, the logits of generated tokens must be within 1e-3 of the largest of a forward pass.
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from lagwise.bench.harness import Timing, save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
 
 LAYERS, SIZE, TOKENS, LONGEST = 6, 2_500_000, 8192, 1 << 14
@@ -211,6 +213,7 @@ def measure(
     ]
 
 
+@denormals_as_zero()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default="512,2048,8192", help="tokens of a sequence, separated by commas")

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.bench.harness import save_results
+from lagwise.process import denormals_as_zero
 
 _WRITING = threading.Lock()  # runs finish in several threads
 _WARMUP, _TIMED, _APART = 3, 15, 20  # steps that are not timed, that are, and their distance in the data
 
 
+@denormals_as_zero()
 def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
     """Mean CPU seconds of a training step and of an evaluation on the valid split, of each recipe with its overrides,
     on one thread and the task's data.
