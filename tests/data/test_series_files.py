@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from lagwise.data import open_rows, prepare_labelled
+from lagwise.data import open_rows, open_series, prepare_labelled
 from lagwise.data.series_files import read_sound
 
 RATE = 8000
@@ -108,7 +108,7 @@ def test_different_sampling_rates_and_empty_classes_are_refused(tmp_path: Path) 
     with pytest.raises(ValueError, match=r"b/0\.wav has a sampling rate of 16000 Hz, .*a/0\.wav has 8000 Hz"):
         open_rows(str(folder)).read()
     with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
-        open_rows(str(folder / "b")).as_series("label", rate=RATE).read()
+        open_series(str(folder / "b"), "label", rate=RATE).read()
     (folder / "c").mkdir()
     with pytest.raises(ValueError, match=r"class folder '.*c' has no sounds"):
         open_rows(str(folder))
@@ -118,24 +118,23 @@ def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
     path = tmp_path / "walk" / "1.csv"
     path.parent.mkdir()
     path.write_text("x,y,state\n1,2,a\n3,4.5,\n,6,b\n")
-    source = open_rows(str(path))
-    one_a_line = source.as_series("state").read()["train"]
+    one_a_line = open_series(str(path), "state").read()["train"]
     assert one_a_line["input_values"][:2] == [[1, 2], [3, 4.5]]
     assert one_a_line["state"][:] == ["a", "", "b"]
-    recording = source.as_series("state", per_sample=True).read(["input_values", "state"])["train"]
+    recording = open_series(str(path), "state", per_sample=True).read(["input_values", "state"])["train"]
     assert recording["input_values"][0][:2] == [[1, 2], [3, 4.5]]
     assert np.isnan(recording["input_values"][0][2][0])
     assert recording["state"][0] == ["a", "", "b"]
     path.write_text("x,y\n1,2\n3,4\n")
-    assert source.as_series("label").read()["train"][0] == {
+    assert open_series(str(path), "label").read()["train"][0] == {
         "input_values": [[1, 2], [3, 4]], "label": "walk", "file": "1.csv"
     }  # fmt: skip
     path.write_text("x,y\n1,2\n3,four\n")
     with pytest.raises(ValueError, match=r"1\.csv, line 3: 'y' is 'four', not a number"):
-        source.as_series("label").read()
+        open_series(str(path), "label").read()
     path.write_text("x,y\n")
     with pytest.raises(ValueError, match="has no samples"):
-        source.as_series("label").read()
+        open_series(str(path), "label").read()
 
 
 def test_the_class_of_a_sound_is_part_of_its_identity(tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_the_folder_of_a_recording_is_part_of_its_identity_where_it_is_the_class
         for name in ("one", "two"):
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "r.csv").write_text(text)
-            found.append(open_rows(str(tmp_path / name)).as_series("label", per_sample=True).fingerprint())
+            found.append(open_series(str(tmp_path / name), "label", per_sample=True).fingerprint())
     assert found[0] != found[1]
     assert found[2] == found[3]
 
@@ -179,18 +178,53 @@ def test_features_of_recordings_are_matched_by_name(tmp_path: Path) -> None:
     for header, line in (("t,x,label", "{0},7,p"), ("x,t,label", "7,{0},q"), ("label,t,x", "q,{0},7")):
         text = "\n".join([header, *(line.format(i) for i in range(5))])
         (tmp_path / f"{header}.csv").write_text(text + "\n")
-    rows = open_rows(str(tmp_path)).as_series("label", per_sample=True).read()["train"]
+    rows = open_series(str(tmp_path), "label", per_sample=True).read()["train"]
     values = np.asarray(rows["input_values"][:])
     assert values.shape == (3, 5, 2)
     assert (values == values[0]).all()
     assert sorted(values[0, 4].tolist()) == [4, 7]
 
 
+def test_features_may_be_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y,time,label\n1,2,800,p\n3,4,801,q\n")
+    (tmp_path / "b.csv").write_text("y,x\n6,5\n8,7\n")
+    source = str(tmp_path)
+    chosen = open_series(source, "label", per_sample=True, features=["y", "x"])
+    assert chosen.read(["input_values"])["train"]["input_values"][:] == [[[2, 1], [4, 3]], [[6, 5], [8, 7]]]
+    assert chosen.found() == {"features": ["y", "x"]}
+    same = [open_series(source, "label", per_sample=True, features=f).fingerprint() for f in (None, ["x", "y", "time"])]
+    assert same[0] == same[1] != chosen.fingerprint()
+    with pytest.raises(ValueError, match=r"b\.csv has other columns \(y, x\) than .*a\.csv \(x, y, time\)"):
+        open_series(source, "label", per_sample=True).read()
+    with pytest.raises(ValueError, match=r"unknown column of .*a\.csv: 'tim'; did you mean 'time'"):
+        open_series(source, "label", per_sample=True, features=["tim"]).read()
+
+
+def test_lines_that_are_series_have_no_features_to_keep(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("x,y,label\n1,2,a\n")
+    (tmp_path / "2.csv").write_text("y,x,label\n2,1,a\n")
+    (tmp_path / "3.csv").write_text("x,y,z,label\n1,2,3,b\n")
+    source = open_series(str(tmp_path), "label")
+    assert source.read()["train"]["input_values"][:] == [[1, 2], [1, 2], [1, 2, 3]]
+    assert source.found() == {"lines": True}
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "1.csv").write_text("x,y\n1,2\n3,4\n")
+    other = open_series(str(tmp_path / "new"), "label", **source.found())
+    assert other.read()["train"].to_dict() == {"input_values": [[1, 2], [3, 4]]}
+    assert not other.has_classes_of_folders("label")
+
+
+def test_features_of_other_files_are_an_error(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", input_values=np.zeros((4, 5)), label=np.arange(4))
+    with pytest.raises(ValueError, match=r"task\.features and task\.lines are for .* has none"):
+        open_series(str(tmp_path / "a.npz"), "label", features=["x"]).found()
+
+
 def test_folders_are_classes_even_if_their_names_are_numbers(tmp_path: Path) -> None:
     for number in range(51):
         for i in range(3):
             write(tmp_path / f"{number / 2:g}" / f"{i}.wav", wave(20 + number + i))
-    source = open_rows(str(tmp_path)).as_series("label")
+    source = open_series(str(tmp_path), "label")
     data = prepare_labelled(source, inputs="values", cache=tmp_path / "cache", progress=False)
     assert data.kind == "classification"
     assert data.label_names is not None

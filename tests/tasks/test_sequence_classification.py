@@ -18,7 +18,7 @@ from lagwise.data import load_tokenizer
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import classification_scores, regression_scores
-from lagwise.training import check_recipe, make_task, read_metrics, train
+from lagwise.training import check_recipe, load_recipe, make_task, read_metrics, train
 from lagwise.training.model import build_model
 
 
@@ -237,3 +237,22 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("text,label\n")
     with pytest.raises(ValueError, match="has no rows"):
         evaluate_run(run, source=str(tmp_path / "empty.csv"), progress=False)
+
+
+def test_a_run_of_series_in_lines_predicts_lines_without_labels(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(size=(40, 16)) + np.repeat([[0], [3]], 20, axis=0)
+    head = ",".join(f"t{i}" for i in range(16))
+    lines = [",".join(map(str, row)) for row in values.tolist()]
+    labelled = [f"{line},{'low' if i < 20 else 'high'}" for i, line in enumerate(lines)]
+    (tmp_path / "train.csv").write_text("\n".join([f"{head},label", *labelled]))
+    (tmp_path / "new.csv").write_text("\n".join([head, *lines]))
+    made = load_recipe("signal", ["training.steps=20", "task.stride=1", "model.hidden_size=16"])
+    made.data.source = str(tmp_path / "train.csv")
+    run = train(made, tmp_path / "run", progress=False)
+    assert "lines: true" in (run / "recipe.yaml").read_text()
+    predicted = predict_run(run, source=str(tmp_path / "new.csv"), progress=False)
+    assert len(predicted) == 40
+    assert predicted[0]["predicted"] == "low"
+    with pytest.raises(ValueError, match="has no column 'label'"):
+        evaluate_run(run, source=str(tmp_path / "new.csv"), progress=False)

@@ -174,6 +174,28 @@ def test_the_recipe_for_signals_learns_a_folder_of_sounds(tmp_path: Path, causal
         predict_run(run, source=str(tmp_path / "other.wav"), progress=False)
 
 
+def test_a_run_finds_its_features_by_name(tmp_path: Path) -> None:
+    x = np.arange(200)
+    labels = np.where(np.sin(x) > 0, "up", "down")
+    columns = {"time": [f"8:{i}" for i in x], "a": np.sin(x), "b": x % 7, "label": labels}
+
+    def write(name: str, *chosen: str) -> str:
+        lines = zip(*([column, *columns[column]] for column in chosen), strict=True)
+        (tmp_path / name).write_text("\n".join(",".join(map(str, line)) for line in lines))
+        return str(tmp_path / name)
+
+    made = recipe(STEPS, tmp_path / "data", "task.features=[a, b]", "training.steps=20")
+    made.data.source = write("train.csv", "time", "a", "b", "label")
+    run = train(made, tmp_path / "run", progress=False)
+    found = [
+        predict_run(run, source=source, progress=False)[0]["predicted"]
+        for source in (made.data.source, write("other.csv", "b", "a"), write("more.csv", "b", "time", "a"))
+    ]
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(ValueError, match=r"unknown column of .*: 'a'"):
+        predict_run(run, source=write("less.csv", "b"), progress=False)
+
+
 def test_a_batch_without_labels_has_no_loss(tmp_path: Path) -> None:
     task = opened(tmp_path, STEPS)
     out, labels = SimpleNamespace(logits=torch.zeros(2, 8, 2)), torch.full((2, 8), -100)

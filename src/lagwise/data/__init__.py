@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.rows import RowSource, open_rows, split_rows
+    from lagwise.data.series_rows import SeriesSource, open_series
     from lagwise.data.sources import SPLITS, Source, open_source, read_documents
     from lagwise.data.tokenizers import load_tokenizer, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
@@ -39,6 +40,7 @@ __all__ = [
     "RowEncoder",
     "RowSource",
     "ScheduledExamples",
+    "SeriesSource",
     "Source",
     "TokenData",
     "TrainingWindows",
@@ -51,6 +53,7 @@ __all__ = [
     "open_format",
     "open_glue",
     "open_rows",
+    "open_series",
     "open_source",
     "prepare",
     "prepare_labelled",
@@ -83,6 +86,7 @@ __getattr__, __dir__ = lazy(
         "RowSource": "lagwise.data.rows",
         "SPLITS": "lagwise.data.sources",
         "ScheduledExamples": "lagwise.data.examples",
+        "SeriesSource": "lagwise.data.series_rows",
         "Source": "lagwise.data.sources",
         "TokenData": "lagwise.data.tokens",
         "TrainingWindows": "lagwise.data.tokens",
@@ -94,6 +98,7 @@ __getattr__, __dir__ = lazy(
         "load_tokenizer": "lagwise.data.tokenizers",
         "open_glue": "lagwise.data.glue",
         "open_rows": "lagwise.data.rows",
+        "open_series": "lagwise.data.series_rows",
         "open_source": "lagwise.data.sources",
         "prepare": "lagwise.data.tokens",
         "prepare_labelled": "lagwise.data.labelled",

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.data.reading import read_whole
 from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
-from lagwise.data.series_files import FOLDER_LABEL, check_sounds, read_sound, series_table
+from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, load_hub, split_word
 from lagwise.files import expanded
 
@@ -28,30 +26,12 @@ class RowSource:
     """The source of rows, and what identifies them.
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
-    hub data set instead of files. tables: how tables of .csv and .tsv files become rows, if rows are not their lines;
-    label: the column of labels there; rate: the sampling rate that sound files must have. `as_series` sets these.
+    hub data set instead of files.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
     dataset: Any = None
-    tables: Callable[[Any, Path, Sequence[str] | None], Any] | None = None
-    label: str | None = None
-    rate: int | None = None
-
-    def as_series(self, label: str, *, per_sample: bool = False, rate: int | None = None) -> RowSource:
-        """The same source for series with labels in the column ``label``: see `series_table` for .csv and .tsv. rate:
-        the sampling rate that sound files must have, in Hz."""
-
-        def convert(table: Any, path: Path, columns: Sequence[str] | None) -> Any:
-            return series_table(table, path, label, columns, per_sample=per_sample)
-
-        return replace(self, tables=convert, label=label, rate=rate)
-
-    def sampling_rate(self) -> int | None:
-        """Of the first sound file, in Hz; None if there is none."""
-        path = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) == ".wav"), None)
-        return None if path is None else read_sound(read_whole(path), path)[0]
 
     @property
     def split_names(self) -> tuple[str, ...]:
@@ -65,7 +45,7 @@ class RowSource:
             tables = [tuple(self.dataset[split].column_names) for split in self.split_names]
         else:
             paths = [path for split in self.split_names for path in self.files[split]]
-            tables = [tuple(self._table(p).column_names) if self._is_series(p) else read_columns(p) for p in paths]
+            tables = list(map(self._columns_of, paths))
         return tuple(name for name in tables[0] if all(name in table for table in tables))
 
     def fingerprint(self) -> str:
@@ -74,18 +54,18 @@ class RowSource:
         if self.dataset is not None:
             digest.update("".join(f"{s}:{self.dataset[s]._fingerprint}" for s in self.split_names).encode())
         for path in (path for split in self.split_names for path in self.files.get(split, ())):
-            if self._has_class_of_folder(path):
+            if self._folder_column(path) is not None:
                 digest.update(f"{path.parent.name}/{path.name}:".encode())
         return hash_files(self.files, digest)
 
     def has_classes_of_folders(self, label: str) -> bool:
         """Whether every label in this column is the name of a folder."""
         paths = list(chain(*self.files.values()))
-        of_sounds = label == FOLDER_LABEL
-        return bool(paths) and all(self._has_class_of_folder(p) and (of_sounds or self._is_series(p)) for p in paths)
+        return bool(paths) and all(self._folder_column(path) == label for path in paths)
 
-    def _has_class_of_folder(self, path: Path) -> bool:
-        return file_kind(path) == ".wav" or (self._is_series(path) and self.label not in read_columns(path))
+    def _folder_column(self, path: Path) -> str | None:
+        """The column that has the name of the file's folder, its class."""
+        return FOLDER_LABEL if file_kind(path) == ".wav" else None
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
@@ -102,7 +82,7 @@ class RowSource:
                 return kept
             return {s: rows.select_columns([c for c in rows.column_names if c in columns]) for s, rows in kept.items()}
         read = {}
-        check_sounds(self.files, self.rate)
+        self._check_sounds()
         for split in self.split_names:
             tables = [self._table(path, columns) for path in self.files[split]]
             for path, table in zip(self.files[split], tables, strict=True):
@@ -117,21 +97,14 @@ class RowSource:
                 raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
         return read
 
-    def _is_series(self, path: Path) -> bool:
-        return self.tables is not None and file_kind(path) in (".csv", ".tsv")
+    def _check_sounds(self) -> None:
+        check_sounds(self.files)
+
+    def _columns_of(self, path: Path) -> tuple[str, ...]:
+        return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        if self.tables is None or not self._is_series(path):
-            return read_table(path, columns)
-        table = read_table(path)
-        if set(table.column_names) == set(self._first_columns):  # features are told apart by their position
-            table = table.select(self._first_columns)
-        return self.tables(table, path, columns)
-
-    @cached_property
-    def _first_columns(self) -> list[str]:
-        """The columns of the first .csv or .tsv file."""
-        return list(read_columns(next(filter(self._is_series, chain(*self.files.values())))))
+        return read_table(path, columns)
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:

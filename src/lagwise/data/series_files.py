@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.tables import known
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,25 +51,28 @@ def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tabl
 
 
 def series_table(
-    table: pa.Table, path: Path, label: str, wanted: Sequence[str] | None, *, per_sample: bool
+    table: pa.Table, path: Path, label: str, features: Sequence[str], wanted: Sequence[str] | None, *, lines: bool
 ) -> pa.Table:
     """The lines of a .csv or .tsv file as series.
 
-    With a column of labels and unless these are ``per_sample``, every line is a series of one feature: its numbers, in
-    the order of the columns. Else the file is one recording: a line for each sample and a column for each feature, with
-    a label for each sample in the column of labels, or one label for all, the name of the folder. An empty field is
-    NaN. ValueError names the line and column of any other field that is not a number.
+    If ``lines``, every line is a series of one feature, its numbers in the columns ``features`` in this order, with the
+    label in the column of labels if there is one. Else the file is one recording: a line for each sample and a column
+    for each feature, with a label for each sample in the column of labels, or one label for all, the name of the
+    folder. wanted: the columns that are returned, None for all. An empty field is NaN. ValueError names the line and
+    column of any other field that is not a number, and a feature without a column.
     """
     import pyarrow as pa
 
-    features = [name for name in table.column_names if name != label]
     if not features or not table.num_rows:
         raise ValueError(f"{path} has no samples")
+    for name in features:
+        known(name, table.column_names, f"column of {path}")
     values = np.stack([_numbers(table.column(name).to_pylist(), name, path, label) for name in features], axis=1)
     labels = table.column(label).to_pylist() if label in table.column_names else None
-    if labels is not None and not per_sample:
+    if lines:
         offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * len(features))
-        kept = {SERIES: pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1))), label: pa.array(labels)}
+        kept = {SERIES: pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))}
+        kept |= {} if labels is None else {label: pa.array(labels)}
         return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
     return _row({SERIES: values, label: path.parent.name if labels is None else labels, "file": path.name}, wanted)
 
@@ -109,6 +113,6 @@ def _numbers(cells: Sequence[str], name: str, path: Path, label: str) -> np.ndar
         except ValueError as error:
             raise ValueError(
                 f"{path}, line {i + 2}: {name!r} is {cell!r}, not a number; all columns but that of the labels, "
-                f"task.label={label!r}, are read as numbers"
+                f"task.label={label!r}, are read as numbers unless task.features names some"
             ) from error
     return values

@@ -21,10 +21,12 @@ from lagwise.data import (
     PaddingCollator,
     RowEncoder,
     RowSource,
+    SeriesSource,
     labelled_key,
     load_tokenizer,
     open_format,
     open_rows,
+    open_series,
     prepare_labelled,
     rows_to_score,
     with_pairs,
@@ -61,6 +63,8 @@ class SequenceClassification(Task):
             correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``.
         inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
         stride: samples of a series per step of the model.
+        features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
+        lines: every line of .csv and .tsv files is a series; found in the data, by their column of labels.
         rate: sampling rate of sound files in Hz; found in the data.
         class_weights: ``balanced`` weights each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
@@ -85,6 +89,8 @@ class SequenceClassification(Task):
         metric: str | None = None,
         inputs: str = "tokens",
         stride: int = 1,
+        features: list[str] | None = None,
+        lines: bool = False,
         rate: int | None = None,
         class_weights: str = "none",
         label_smoothing: float = 0.0,
@@ -105,9 +111,13 @@ class SequenceClassification(Task):
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
         self.label_smoothing, self.separate, self.packing = label_smoothing, separate, packing
-        self.stride, self.rate = whole_number("task.stride", stride), rate
+        self.stride = whole_number("task.stride", stride)
+        self.features, self.lines, self.rate = features, lines, rate
         if stride > 1 and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
+        if inputs == "tokens":
+            what = "sequence_classification with task.inputs=tokens"
+            require_none(what, **{"task.features": features, "task.lines": lines or None, "task.rate": rate})
         self.rows: LabelledData
         self.label_names: tuple[str, ...] | None
         self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
@@ -157,7 +167,7 @@ class SequenceClassification(Task):
 
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
-            return open_rows(source).as_series(self.label, rate=self.rate)
+            return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
@@ -214,9 +224,9 @@ class SequenceClassification(Task):
         return fields | class_fields(names) | {"problem_type": "single_label_classification"}
 
     def resolved(self) -> dict[str, Any]:
-        columns, rate = self.rows.encoder.columns, self._source.sampling_rate()
+        columns, source = self.rows.encoder.columns, self._source
         found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text
-        return found if rate is None else {**found, "rate": rate}
+        return {**found, **source.found()} if isinstance(source, SeriesSource) else found
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = super().saved_tokenizer()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data import RowEncoder, RowSource, open_rows
+from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.augmentation import CHANGES
 from lagwise.data.batches import series
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
@@ -32,7 +32,7 @@ from lagwise.evaluation.events import event_scores, expected_events, find_events
 from lagwise.progress import progress_bar
 from lagwise.tables import known, typed, whole_number
 from lagwise.tasks.base import Table, Task, finite, require_none
-from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_fields, class_names
+from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.scores import classification_scores
 
@@ -58,6 +58,7 @@ class SequenceLabelling(Task):
             weight of each, the others having 1.
         augment: random augmentations of training windows, by name and strength: stretch, mix, filter, wander, noise,
             drop (see `lagwise.data.augmentation.CHANGES`).
+        features: columns of .csv and .tsv files that are read, in this order; found in the data.
         rate: sampling rate of sound files in Hz; found in the data.
 
     Metrics of steps: accuracy and macro F1; of events: the share detected with the right class (accuracy), macro F1,
@@ -82,6 +83,7 @@ class SequenceLabelling(Task):
         tolerance: int | None = None,
         class_weights: str | dict[str, float] = "none",
         augment: dict[str, float] | None = None,
+        features: list[str] | None = None,
         rate: int | None = None,
     ):
         super().__init__(data)
@@ -108,14 +110,9 @@ class SequenceLabelling(Task):
         for name, value in self.changes.items():
             if not 0 <= value <= CHANGES[name]:
                 raise ValueError(f"task.augment.{name} must be in [0, {CHANGES[name]:g}], got {value!r}")
-        if isinstance(class_weights, str):
-            known(class_weights, CLASS_WEIGHTS, "task.class_weights")
-        else:
-            class_weights = {n: typed(float, w, f"task.class_weights.{n}") for n, w in class_weights.items()}
-            if not all(weight > 0 for weight in class_weights.values()):
-                raise ValueError(f"task.class_weights must be greater than 0, got {class_weights}")
-        self.class_weights = class_weights
-        self.values, self.label, self.events, self.rate = values, label, events, rate
+        self.class_weights = checked_class_weights(class_weights)
+        self.values, self.label, self.events = values, label, events
+        self.features, self.rate = features, rate
         self.collate = StepCollator(stride)  # type: ignore[method-assign]
         self.rows: LabelledSeries
         self.label_names: tuple[str, ...]
@@ -133,8 +130,8 @@ class SequenceLabelling(Task):
     def lengths(self) -> dict[str, int]:
         return {"data.length (in steps)": self.longest_example()}
 
-    def open_rows(self, source: str) -> RowSource:
-        return open_rows(source).as_series(self.label, per_sample=True, rate=self.rate)
+    def open_rows(self, source: str) -> SeriesSource:
+        return open_series(source, self.label, per_sample=True, features=self.features, rate=self.rate)
 
     def identity(self) -> str:
         assert self.data.source is not None
@@ -184,8 +181,7 @@ class SequenceLabelling(Task):
 
     def resolved(self) -> dict[str, Any]:
         assert self.data.source is not None
-        rate = self.open_rows(self.data.source).sampling_rate()
-        return {} if rate is None else {"rate": rate}
+        return self.open_rows(self.data.source).found()
 
     def notes(self) -> Sequence[str]:
         what = "samples" if self.events is None else "events"
