@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops.bilinear import transformed
+from lagwise.ops.bilinear import traced
 
 _MOST_VALUES, _MOST_TAPS = 1 << 18, 1 << 22  # 1 MB to compare, 16 MB to keep
 
@@ -47,8 +47,7 @@ def remembered_taps(kernel: LagKernel, length: int) -> Tensor:
 
 
 def _traced() -> bool:
-    graph = torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
-    return graph or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, and recorders of operations
+    return traced() or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, and recorders of operations
 
 
 def _settings(kernel: LagKernel) -> list[Any]:

@@ -24,7 +24,7 @@ from lagwise.models.inputs import current_mask, document_numbers, token_position
 from lagwise.models.layer import LagwiseLayer
 from lagwise.models.ngrams import NgramEmbedding
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import transformed
+from lagwise.ops.bilinear import traced
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
@@ -239,7 +239,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         batch, length, channels = h.shape
         kept = None
         merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
-        if cache is None and merges and not _traced() and layout.compact is not None:
+        if cache is None and merges and not traced() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
         states = []
@@ -309,7 +309,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if tuple(types.shape) != (batch, length):
             raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {tuple(types.shape)}")
         count = self.embed_types.num_embeddings
-        if types.device.type == "cpu" and not _traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
+        if types.device.type == "cpu" and not traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
             raise ValueError(f"token_type_ids must be in [0, {count}), got {int(types.min())} to {int(types.max())}")
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
@@ -332,9 +332,3 @@ class LagwiseModel(LagwisePreTrainedModel):
             total = int(token_positions(batch, length, mask, None, seq_idx, seq_idx.device).max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
-
-
-def _traced() -> bool:
-    """Whether a graph is being recorded, which must also hold for other padding than this batch's, or many batches are
-    computed as one (`torch.vmap`)."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()

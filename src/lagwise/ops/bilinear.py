@@ -45,6 +45,12 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def traced() -> bool:
+    """Whether nothing may depend on the values of tensors: a graph is being recorded, which must also hold for other
+    values, or many batches are computed as one (`torch.vmap`)."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
+
+
 def differentiable() -> bool:
     """Whether the results of this backward pass are differentiated again (``create_graph=True``) or transformed."""
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.bilinear import traced
 from lagwise.ops.symbolic import symbolic
 
 _QUERY_CHUNK = 512
@@ -57,7 +58,7 @@ def attention(
         ValueError: If there are more queries than keys.
 
     Beyond ``_QUERY_CHUNK`` queries the bias is computed in chunks. In training it needs O(length * total) memory, but
-    on a CPU, for slopes without a mask, O(total).
+    on a CPU, for slopes without padding, O(total).
 
     Source: TNN eq. 1 and 6 (ALiBi); computed by torch's scaled_dot_product_attention.
     """
@@ -69,9 +70,11 @@ def attention(
     if causal and length == 1 and slopes is None and mask is None:
         return F.scaled_dot_product_attention(query, key, value)
     chunks = []
-    toeplitz = slopes is not None and mask is None and length > 1
-    # Kernels for GPUs need aligned rows, and graphs no strides.
-    toeplitz = toeplitz and query.device.type == "cpu" and not torch.compiler.is_compiling() and not symbolic(total)
+    # Kernels for GPUs need aligned rows, graphs no strides, and both no values of the mask.
+    eager = query.device.type == "cpu" and not symbolic(total) and not traced()
+    if eager and length > 1 and mask is not None and mask.all():
+        return attention(query, key, value, causal=causal, slopes=slopes)
+    toeplitz = eager and slopes is not None and mask is None and length > 1
     step = length if symbolic(length) else _QUERY_CHUNK
     for start in [0] if symbolic(length) else range(0, length, step):
         part = query[:, :, start : start + step]
