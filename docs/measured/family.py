@@ -191,6 +191,10 @@ def _decays(scores: dict[str, dict[int, float]]) -> str:
     )
 
 
+def _speed(tokens: float) -> str:
+    return f"{tokens:,.0f}" if tokens >= 10 else f"{tokens:.2g}"
+
+
 def other_code() -> str:
     name = "peer-speed-cpu.json"
     if not has_results(name):
@@ -203,13 +207,13 @@ def other_code() -> str:
         trained = [
             f"{own[n]['step_tokens'] / own[n]['step']['median']:,.0f}" if own[n]["step"] else "–" for n in lengths
         ]
-        made = [f"{1 / own[n]['token']['median']:,.0f}" for n in lengths]
+        made = [_speed(1 / own[n]["token"]["median"]) for n in lengths]
         rows.append([model, f"{own[lengths[0]]['parameters'] / 1e6:.2f}M", *trained, *made])
     columns = ["model", "parameters", *(f"trained at {n:,}" for n in lengths), *(f"made after {n:,}" for n in lengths)]
     return f"""## Other people's language models
 
 Six layers of about 2.5 million parameters on bytes, in turn: tokens a second of a training step on 8,192 tokens, and of
 greedy generation of one sequence after a prompt. – is a step that takes too long: Mamba's backward pass in PyTorch is
-quadratic. Numbers below 1e-38 are not flushed here, as trainings do, which slows attention with ALiBi down.
+quadratic.
 
 {measured_table(name, columns, rows)}"""
