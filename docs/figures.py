@@ -9,16 +9,15 @@ language.png: language models of one size (`benchmarks/language.py`).
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from adjustText import adjust_text
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from matplotlib.transforms import Bbox
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from measured.family import at_trained_length, by_model, perplexities
 from tables import ROOT, has_results, results
 
@@ -113,12 +112,16 @@ def draw_pictures() -> None:
 def draw_language() -> None:
     """Test perplexities of the models of one size: over the speed of their training, and over the length."""
     models = by_model(results("language-family-cpu.json")["results"])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 5), layout="constrained")
     names = []
     for model, runs in models.items():
         place = runs[0]["tokens_per_second"], at_trained_length(runs)
         left.scatter(*place, s=12, color=_OURS)
-        names.append(left.annotate(model, place, xytext=(4, -2), textcoords="offset points", fontsize=7))
+        names.append(left.text(*place, model, fontsize=7))
+    left.set_yscale("log")
+    left.yaxis.set_major_locator(MaxNLocator(6))
+    left.yaxis.set_minor_locator(NullLocator())
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.set_xlabel("tokens a second of training, one thread")
     left.set_ylabel("test perplexity at 512")
     flat: list[str] = []
@@ -146,20 +149,11 @@ def draw_language() -> None:
     right.text(0.03, 0.97, within, transform=right.transAxes, va="top", fontsize=7, color=_OURS)
     for axes in (left, right):
         axes.grid(alpha=0.25)
-    _move_apart(figure, names)
+    figure.draw_without_rendering()  # the labels need the final size of the axes
+    np.random.seed(0)  # noqa: NPY002 (of shifts that `adjust_text` tries)
+    line = {"arrowstyle": "-", "color": _PEER, "linewidth": 0.6}
+    adjust_text(names, ax=left, arrowprops=line, expand=(1.25, 1.6), force_text=(0.3, 0.6), force_static=(0.3, 0.6))
     _save(figure, "language.png")
-
-
-def _move_apart(figure: Figure, labels: Sequence[Annotation]) -> None:
-    """Move labels up, from the lowest on, until none covers another."""
-    figure.draw_without_rendering()
-    placed: list[Bbox] = []
-    for label in sorted(labels, key=lambda each: each.xy[1]):
-        x, y = label.xyann
-        while any(label.get_window_extent().overlaps(other) for other in placed):
-            y += 1
-            label.xyann = (x, y)
-        placed.append(label.get_window_extent())
 
 
 def _thousands(n: float, _: int) -> str:

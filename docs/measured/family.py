@@ -108,8 +108,7 @@ novels, sequences of 512, in batches of 4 at one learning rate, 0.002. Each mode
 work, took {min(elapsed):.0f} to {max(elapsed):.0f}. Perplexity on validation text, and on test text by length (a dash
 for lengths that a model does not have), with the standard deviation over seeds where there are several. Losses at one
 step are from runs whose schedules end at different steps. The last column is from TNN's tables 2 and 15: 45 million
-parameters, WikiText-103. Since the training of transformer-alibi its steps have become 1.3 times as fast, and those of
-the others have not."""
+parameters, WikiText-103."""
     return f"""## Language models of one size
 
 {paragraph(introduction)}
