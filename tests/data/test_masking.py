@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from transformers import PreTrainedTokenizerFast
 
 from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
 from lagwise.data.tokenizers import load_tokenizer, with_mask, word_edges, word_tokenizer
@@ -66,7 +69,9 @@ def test_words_of_a_bpe_begin_with_their_space(bpe) -> None:
 
 
 def test_marked_word_pieces_continue_a_word() -> None:
-    tokenizer = with_mask(word_tokenizer(["un", "##believ", "##able", "fox"]))
+    vocabulary = {word: i for i, word in enumerate(["un", "##believ", "##able", "fox", "[UNK]"])}
+    pieces = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##"))
+    tokenizer = with_mask(PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="[UNK]"))
     continues, extends = word_edges(tokenizer)
     assert continues[:4].tolist() == [False, True, True, False]
     assert extends[:4].all()
@@ -157,7 +162,8 @@ def test_a_mask_token_is_added_once_and_keeps_the_other_ids(bpe) -> None:
 
 
 def test_words_of_a_vocabulary_of_words_are_single() -> None:
-    tokenizer = with_mask(word_tokenizer([f"w{i}" for i in range(50)]))
+    """Even if some look like the pieces of a WordPiece vocabulary, as in Markdown."""
+    tokenizer = with_mask(word_tokenizer([f"w{i}" for i in range(50)] + ["##", "##1"]))
     continues, extends = word_edges(tokenizer)
     assert not continues.any()
     assert not extends.any()

@@ -203,6 +203,17 @@ class TestWrongData:
         Image.fromarray(arrays()[0][0]).save(root / "test" / "1.png")
         self.check(root, tmp_path, r"test/1\.png' is in none of their class folders")
 
+    def test_classes_named_as_splits(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        for number, folder in enumerate(sorted(root.iterdir())):
+            folder.rename(root / f"test_{number}")
+        self.check(root, tmp_path, "the folders 'test_0', .* are named as splits")
+
+    def test_a_mode_that_cannot_be_converted_is_named(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        Image.new("LAB", (8, 6)).save(root / "cat" / "04.tif")
+        self.check(root, tmp_path, r"cat/04\.tif is not a readable picture", channels=1)
+
     def test_more_than_eight_bits_are_refused(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
         Image.fromarray(np.full((6, 8), 40_000, dtype=np.uint16)).save(root / "cat" / "04.png")

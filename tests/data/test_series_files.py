@@ -114,6 +114,21 @@ def test_different_sampling_rates_and_empty_classes_are_refused(tmp_path: Path) 
         open_rows(str(folder))
 
 
+def test_sounds_beside_the_classes_of_splits_are_refused(tmp_path: Path) -> None:
+    classes(tmp_path / "train", yes=RATE, no=RATE)
+    (tmp_path / "test").mkdir()
+    write(tmp_path / "test" / "1.wav", wave())
+    with pytest.raises(ValueError, match=r"test/1\.wav' is in none of their class folders"):
+        open_rows(str(tmp_path))
+
+
+def test_folders_named_as_splits_are_no_classes(tmp_path: Path) -> None:
+    folder = classes(tmp_path, train=RATE, test=RATE)
+    assert len(open_rows(str(folder)).read()["train"]) == 4  # to predict
+    with pytest.raises(ValueError, match="the folders 'test', 'train' are named as splits, not as classes"):
+        prepare_labelled(open_series(str(folder), "label"), inputs="values", cache=tmp_path / "cache", progress=False)
+
+
 def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
     path = tmp_path / "walk" / "1.csv"
     path.parent.mkdir()
@@ -229,3 +244,58 @@ def test_folders_are_classes_even_if_their_names_are_numbers(tmp_path: Path) -> 
     assert data.kind == "classification"
     assert data.label_names is not None
     assert len(data.label_names) == 51
+
+
+def test_features_of_lines_are_matched_by_name_and_other_columns_kept(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("label,x,y\na,1,2\nb,3,4\n")
+    source = open_series(str(tmp_path), "label")
+    assert source.found() == {"lines": True, "features": ["x", "y"]}
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "1.csv").write_text("id,y,x\nfirst,2,1\n")
+    other = open_series(str(tmp_path / "new"), "label", **source.found()).read()["train"]
+    assert other.to_dict() == {"id": ["first"], "input_values": [[1, 2]]}
+    (tmp_path / "new" / "1.csv").write_text("y\n2\n")
+    with pytest.raises(ValueError, match=r"unknown column of .*: 'x'"):
+        open_series(str(tmp_path / "new"), "label", **source.found()).read()
+
+
+def test_a_recording_may_have_a_column_of_its_label(tmp_path: Path) -> None:
+    for name in ("yes", "no"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.csv").write_text("x\n1\n2\n")
+    found = open_series(str(tmp_path), "label").found()
+    assert found == {"lines": False, "features": ["x"]}
+    path = tmp_path / "new.csv"
+    path.write_text("label,x\nyes,3\nyes,4\n")
+    row = open_series(str(path), "label", **found).read()["train"]
+    assert row.to_dict() == {"input_values": [[[3], [4]]], "file": ["new.csv"], "label": ["yes"]}
+    path.write_text("label,x\nyes,3\nno,4\n")
+    with pytest.raises(ValueError, match=r"new\.csv has samples with different labels \('no', 'yes'"):
+        open_series(str(path), "label", **found).read()
+
+
+def test_recordings_without_the_labels_of_others_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,state\n1,p\n2,q\n")
+    (tmp_path / "b.csv").write_text("x\n1\n2\n")
+    source = open_series(str(tmp_path), "state", per_sample=True)
+    with pytest.raises(ValueError, match=r"b\.csv has no column 'state', which other recordings have"):
+        source.read(["input_values", "state"])
+    assert source.read()["train"]["state"][:] == [["p", "q"], ["", ""]]
+
+
+def test_lines_without_the_labels_of_other_splits_are_lines(tmp_path: Path) -> None:
+    for split, text in (("train", "x,y,label\n1,2,a\n"), ("test", "x,y\n1,2\n3,4\n")):
+        (tmp_path / f"{split}.csv").write_text(text)
+    assert open_series(str(tmp_path), "label").read()["test"].to_dict() == {"input_values": [[1, 2], [3, 4]]}
+
+
+@pytest.mark.parametrize("features", [["label", "x"], ["x", "x"]])
+def test_the_label_is_no_feature(tmp_path: Path, features: list[str]) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,2\n")
+    with pytest.raises(ValueError, match="must be different columns without that of the labels, 'label'"):
+        open_series(str(tmp_path), "label", features=features)
+
+
+def test_labels_may_be_in_a_column_called_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,file\n1,p\n2,q\n")
+    assert open_series(str(tmp_path), "file", per_sample=True).read()["train"]["file"][:] == [["p", "q"]]

@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -200,6 +201,26 @@ def test_a_start_is_trained_with_the_recipes_dropout(tmp_path: Path) -> None:
     assert fields["classifier_dropout"] == own["classifier_dropout"] > 0
     assert fields["hidden_size"] == MODEL["hidden_size"]
     assert load_recipe("classify", ["model=mega"]).model["block"]["dropout"] == own["block"]["dropout"] > 0
+
+
+def test_a_start_brings_no_scale_of_its_data(tmp_path: Path) -> None:
+    random, runs = np.random.default_rng(0), []
+    for scale in (1, 100):
+        values = random.normal(size=(40, 12, 1))
+        labels = scale * values.mean((1, 2))
+        np.savez(tmp_path / f"{scale}.npz", input_values=scale * (values + 5), label=labels)
+        made = recipe("classes of series", tmp_path, "task.kind=regression")
+        made.data.source = str(tmp_path / f"{scale}.npz")
+        if runs:
+            made.model = {"init_from": str(runs[0])}
+        runs.append(train(made, tmp_path / f"run-{scale}", progress=False))
+    before, after = (load_model(run)[0].config for run in runs)
+    assert after.label_std == pytest.approx(100 * before.label_std, rel=0.5)
+    assert after.inputs["mean"][0] == pytest.approx(100 * before.inputs["mean"][0], rel=0.2)
+    made.task["stride"] = 2
+    with pytest.raises(ValueError, match="of series the stride and the features"):
+        train(made, tmp_path / "other", progress=False)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_start_with_other_inputs_is_refused(tmp_path: Path) -> None:

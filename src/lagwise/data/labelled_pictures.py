@@ -17,7 +17,7 @@ from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode
 from lagwise.data.rows import split_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.sources import SPLITS, check_names
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def _write(
         lambda split, i: str(tables[split]["file"][i]),
     )
     assert labels.names is not None
+    if source.files:
+        check_names(labels.names, "pictures")
     kept: dict[str, Any] = {}
     for split, rows in tables.items():
         own = labels.values[split]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lagwise.data.encoding import read_series
 from lagwise.data.labels import Labels, known_labels, read_labels
 from lagwise.data.rows import RowSource, rows_to_evaluate, split_rows
+from lagwise.data.sources import check_names
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -66,7 +67,10 @@ def read_labelled(
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
 
     try:
-        if kind == "auto" and (any(_declared(tables, label)) or source.has_classes_of_folders(label)):
+        in_folders = source.has_classes_of_folders(label)
+        if in_folders:
+            check_names((name for rows in tables.values() for name in rows[label][:]), "files")
+        if kind == "auto" and (any(_declared(tables, label)) or in_folders):
             kind = "classification"  # even if the names of the classes are numbers
         labels = _labels(tables, label, kind, where)
         features = _check_inputs(tables, columns, values, where)

@@ -27,21 +27,21 @@ _ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise,
 
 def decode(data: bytes, channels: int, where: str) -> Image:
     """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
-    white. ValueError if it is damaged, or has more than 8 bits a channel."""
+    white. ValueError if it is damaged, or grey with more than 8 bits."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
             turned = ImageOps.exif_transpose(image)
+        if not turned.mode.startswith(("I", "F")):
+            if turned.has_transparency_data:  # below it, files have any colour, often the black of the drawing
+                turned = turned.convert("RGBA")
+                turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
+            return turned.convert(MODES[channels])
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
-    if turned.mode.startswith(("I", "F")):
-        raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
-    if turned.has_transparency_data:  # below it, files have any colour, often the black of the drawing
-        turned = turned.convert("RGBA")
-        turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
-    return turned.convert(MODES[channels])
+    raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
 
 
 def encode_array(array: np.ndarray) -> bytes:

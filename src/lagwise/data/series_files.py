@@ -50,31 +50,63 @@ def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tabl
     return _row({SERIES: samples, FOLDER_LABEL: path.parent.name, "sampling_rate": rate, "file": path.name}, columns)
 
 
-def series_table(
-    table: pa.Table, path: Path, label: str, features: Sequence[str], wanted: Sequence[str] | None, *, lines: bool
+def lines_table(
+    table: pa.Table, path: Path, label: str, features: Sequence[str], wanted: Sequence[str] | None
 ) -> pa.Table:
-    """The lines of a .csv or .tsv file as series.
-
-    If ``lines``, every line is a series of one feature, its numbers in the columns ``features`` in this order, with the
-    label in the column of labels if there is one. Else the file is one recording: a line for each sample and a column
-    for each feature, with a label for each sample in the column of labels, or one label for all, the name of the
-    folder. wanted: the columns that are returned, None for all. An empty field is NaN. ValueError names the line and
-    column of any other field that is not a number, and a feature without a column.
-    """
+    """The lines of a .csv or .tsv file as series of one feature: their numbers in the columns ``features``, in this
+    order. Other columns stay as they are; only those ``wanted`` are returned, or all. Errors as `recording_table`."""
     import pyarrow as pa
 
+    values = _samples(table, path, label, features)
+    offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * len(features))
+    kept = {name: table.column(name) for name in table.column_names if name not in (*features, SERIES)}
+    kept[SERIES] = pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
+    return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
+
+
+def recording_table(
+    table: pa.Table,
+    path: Path,
+    label: str,
+    features: Sequence[str],
+    wanted: Sequence[str] | None,
+    *,
+    per_sample: bool,
+    labelled: bool,
+) -> pa.Table:
+    """One row: the recording in a .csv or .tsv file, with a line for each sample and a column for each feature.
+
+    features: their columns, in order. wanted: the columns that are returned, None for all. per_sample: the column
+    ``label`` has a label for each sample; otherwise it has one label, that of the recording. Without that column, the
+    name of the folder is the recording's label, unless other recordings have the column (``labelled``).
+
+    An empty field is NaN. ValueError names the line and column of any other field that is not a number, a feature
+    without a column, a recording with several labels, and one without the column if it is wanted and others have it.
+    """
+    values = _samples(table, path, label, features)
+    found: Any = path.parent.name
+    if label in table.column_names:
+        found = table.column(label).to_pylist()
+        if not per_sample:
+            if len(set(found)) > 1:
+                raise ValueError(
+                    f"{path} has samples with different labels ({', '.join(map(repr, sorted(set(found))[:2]))}, ...); "
+                    "a recording has one, but the task sequence_labelling learns those of samples"
+                )
+            found = found[0]
+    elif labelled:
+        if wanted is not None and label in wanted:
+            raise ValueError(f"{path} has no column {label!r}, which other recordings have (task.label)")
+        found = [""] * len(values) if per_sample else None
+    return _row({SERIES: values, "file": path.name, label: found}, wanted)
+
+
+def _samples(table: pa.Table, path: Path, label: str, features: Sequence[str]) -> np.ndarray:
     if not features or not table.num_rows:
         raise ValueError(f"{path} has no samples")
     for name in features:
         known(name, table.column_names, f"column of {path}")
-    values = np.stack([_numbers(table.column(name).to_pylist(), name, path, label) for name in features], axis=1)
-    labels = table.column(label).to_pylist() if label in table.column_names else None
-    if lines:
-        offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * len(features))
-        kept = {SERIES: pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))}
-        kept |= {} if labels is None else {label: pa.array(labels)}
-        return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
-    return _row({SERIES: values, label: path.parent.name if labels is None else labels, "file": path.name}, wanted)
+    return np.stack([_numbers(table.column(name).to_pylist(), name, path, label) for name in features], axis=1)
 
 
 def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:

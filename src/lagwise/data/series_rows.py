@@ -13,51 +13,53 @@ from typing import Any
 from lagwise.data.reading import read_whole
 from lagwise.data.row_files import file_kind, read_columns, read_table
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.series_files import check_sounds, read_sound, series_table
+from lagwise.data.series_files import check_sounds, lines_table, read_sound, recording_table
 
 
 @dataclass(frozen=True)
 class SeriesSource(RowSource):
-    """Rows whose .csv and .tsv files are read by `series_table`; see `open_series`."""
+    """Rows whose .csv and .tsv files are series; see `open_series`."""
 
     _: KW_ONLY
     label: str
     per_sample: bool = False
     features: Sequence[str] | None = None
-    lines: bool = False
+    lines: bool | None = None
     rate: int | None = None
 
+    def __post_init__(self) -> None:
+        names = self.features or ()
+        if self.label in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"task.features must be different columns without that of the labels, {self.label!r}, got {names!r}"
+            )
+
     def found(self) -> dict[str, Any]:
-        """The options of `open_series` that read other files as these: ``rate`` if there are sounds, and ``lines`` or
-        ``features`` if there are tables. ValueError for options that are given without such files."""
+        """The options of `open_series` that read other files as these: ``rate`` if there are sounds; if there are
+        tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables that are given
+        without such files."""
         options: dict[str, Any] = {}
         sound = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) == ".wav"), None)
         if sound is not None:
             options["rate"] = read_sound(read_whole(sound), sound)[0]
-        table = self._first_table
-        if table is None and (self.features or self.lines):
+        if not self._tables and (self.features or self.lines is not None):
             raise ValueError(f"task.features and task.lines are for .csv and .tsv files, but {self.name!r} has none")
-        if table is not None:
-            options |= {"lines": True} if self._has_lines(table) else {"features": list(self.features or self._first)}
+        if self._tables and not self.per_sample:
+            options["lines"] = self._has_lines
+        if self._tables and (self.features or all(set(self._features_of(p)) == set(self._first) for p in self._tables)):
+            options["features"] = list(self.features or self._first)
         return options
 
     def fingerprint(self) -> str:
         whole = super().fingerprint()
-        if self._first_table is None or not self.features or list(self.features) == self._first:
-            return whole
-        return hashlib.sha256(f"{self.features}:{whole}".encode()).hexdigest()
-
-    def _is_table(self, path: Path) -> bool:
-        return file_kind(path) in (".csv", ".tsv")
-
-    def _has_lines(self, path: Path) -> bool:
-        """Whether every line of a table is a series."""
-        return not self.per_sample and (self.lines or self.label in read_columns(path))
+        named = self._tables and self.features and list(self.features) != self._first
+        changed = [*(self.features or () if named else ()), *(["lines"] if self._tables and self._is_unusual else [])]
+        return hashlib.sha256(f"{changed}:{whole}".encode()).hexdigest() if changed else whole
 
     def _folder_column(self, path: Path) -> str | None:
         if not self._is_table(path):
             return super()._folder_column(path)
-        return None if self.lines or self.label in read_columns(path) else self.label
+        return None if self._has_labels or self._has_lines else self.label
 
     def _check_sounds(self) -> None:
         check_sounds(self.files, self.rate)
@@ -68,33 +70,53 @@ class SeriesSource(RowSource):
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if not self._is_table(path):
             return super()._table(path, columns)
-        features = self.features or self._default_features(path)
-        return series_table(read_table(path), path, self.label, features, columns, lines=self._has_lines(path))
+        table, features = read_table(path), self.features or self._default_features(path)
+        if self._has_lines:
+            return lines_table(table, path, self.label, features, columns)
+        kind = {"per_sample": self.per_sample, "labelled": self._has_labels}
+        return recording_table(table, path, self.label, features, columns, **kind)
 
     def _default_features(self, path: Path) -> list[str]:
         """Those of the first table, in its order; of lines, which may be series of different lengths, their own."""
         own = self._features_of(path)
         if set(own) == set(self._first):
             return self._first
-        if self._has_lines(path):
+        if self._has_lines:
             return own
         raise ValueError(
-            f"{path} has other columns ({', '.join(own)}) than {self._first_table} ({', '.join(self._first)}); choose "
+            f"{path} has other columns ({', '.join(own)}) than {self._tables[0]} ({', '.join(self._first)}); choose "
             "those that all recordings have with task.features=[NAME,NAME]"
         )
 
     def _features_of(self, path: Path) -> list[str]:
         return [name for name in read_columns(path) if name != self.label]
 
+    def _is_table(self, path: Path) -> bool:
+        return file_kind(path) in (".csv", ".tsv")
+
     @cached_property
-    def _first_table(self) -> Path | None:
-        return next(filter(self._is_table, chain(*self.files.values())), None)
+    def _tables(self) -> list[Path]:
+        return list(filter(self._is_table, chain(*self.files.values())))
 
     @cached_property
     def _first(self) -> list[str]:
         """The features of the first table."""
-        assert self._first_table is not None
-        return self._features_of(self._first_table)
+        return self._features_of(self._tables[0])
+
+    @cached_property
+    def _has_labels(self) -> bool:
+        """Whether any table has the column of labels."""
+        return any(self.label in read_columns(path) for path in self._tables)
+
+    @property
+    def _has_lines(self) -> bool:
+        """Whether every line of a table is a series."""
+        return not self.per_sample and (self._has_labels if self.lines is None else self.lines)
+
+    @property
+    def _is_unusual(self) -> bool:
+        """Whether ``lines`` is not as the column of labels says."""
+        return not self.per_sample and self.lines not in (None, self._has_labels)
 
 
 def open_series(
@@ -103,7 +125,7 @@ def open_series(
     *,
     per_sample: bool = False,
     features: Sequence[str] | None = None,
-    lines: bool = False,
+    lines: bool | None = None,
     rate: int | None = None,
 ) -> SeriesSource:
     """Find series by name, as `open_rows` finds rows.
@@ -112,8 +134,9 @@ def open_series(
     that column it is a recording with a sample on every line, and the name of its folder is its class.
 
     features: columns of the numbers, in this order; by default all but ``label``, in the order of the first file.
-    lines: every line is a series even without a column ``label``. rate: the sampling rate that sound files must have,
-    in Hz. Errors as `open_rows`.
+    lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of its
+    one label, and series may have none. rate: the sampling rate that sound files must have, in Hz. Errors as
+    `open_rows`.
     """
     found = open_rows(name)
     return SeriesSource(

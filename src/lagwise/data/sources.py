@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -242,6 +242,16 @@ def is_hidden(path: Path, root: Path) -> bool:
 def check_file(path: Path) -> None:
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty")
+
+
+def check_names(classes: Iterable[str], what: str) -> None:
+    """ValueError if folders that would be classes are named like splits."""
+    names = sorted(set(classes))
+    if all(split_word(Path(name)) for name in names):
+        raise ValueError(
+            f"the folders {', '.join(map(repr, names))} are named as splits, not as classes; put the {what} of each "
+            "class into a folder of its own in them"
+        )
 
 
 def check_classes(root: Path, files: Sequence[Path], what: str) -> None:

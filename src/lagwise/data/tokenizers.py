@@ -98,22 +98,23 @@ def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarr
     arrays by token id. A token belongs to the word of the token before it if it can continue a word and the one before
     can be continued.
 
-    Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies ``##`` marks a
-    continuation. In a vocabulary of words every token is one.
+    Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies a prefix, ``##``,
+    marks a continuation. In a vocabulary of words every token is one.
     """
     continues, extends = np.zeros(len(tokenizer), dtype=bool), np.zeros(len(tokenizer), dtype=bool)
     special, by_bytes = set(tokenizer.all_special_ids), is_byte_level(tokenizer)
     letters = {char for byte, char in enumerate(_byte_alphabet()) if byte > 127 or chr(byte).isalnum()}
-    pieces_are_marked = any(token.startswith("##") for token in tokenizer.get_vocab())
-    if not pieces_are_marked and _described(tokenizer)["model"].get("type") == "WordLevel":
+    model = _described(tokenizer)["model"]
+    prefix = model.get("continuing_subword_prefix")
+    if model.get("type") == "WordLevel":
         return continues, extends
     for token, index in tokenizer.get_vocab().items():
         if index in special or not token:
             continue
         if by_bytes:
             continues[index], extends[index] = token[0] in letters, token[-1] in letters
-        elif pieces_are_marked:
-            continues[index], extends[index] = token.startswith("##"), True
+        elif prefix:
+            continues[index], extends[index] = token.startswith(prefix), True
         else:
             continues[index], extends[index] = token[0].isalnum(), token[-1].isalnum()
     return continues, extends

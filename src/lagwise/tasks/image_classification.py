@@ -106,6 +106,8 @@ class ImageClassification(Task):
         for name, given in (("mean", mean), ("std", std)):
             if given is not None and len(given) != channels:
                 raise ValueError(f"task.{name} must have a value for each of {channels} channels, got {given!r}")
+        if std is not None and not all(value > 0 for value in std):
+            raise ValueError(f"task.std must be greater than 0, got {std!r}")
         check_crop(crop, self.size)
         self.pictures: PictureData
         self.label_names: tuple[str, ...]

@@ -64,7 +64,8 @@ class SequenceClassification(Task):
         inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
         stride: samples of a series per step of the model.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
-        lines: every line of .csv and .tsv files is a series; found in the data, by their column of labels.
+        lines: whether every line of .csv and .tsv files is a series, not a sample; found in the data: it is where there
+            is a column of labels.
         rate: sampling rate of sound files in Hz; found in the data.
         class_weights: ``balanced`` weights each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
@@ -90,7 +91,7 @@ class SequenceClassification(Task):
         inputs: str = "tokens",
         stride: int = 1,
         features: list[str] | None = None,
-        lines: bool = False,
+        lines: bool | None = None,
         rate: int | None = None,
         class_weights: str = "none",
         label_smoothing: float = 0.0,
@@ -117,7 +118,7 @@ class SequenceClassification(Task):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
-            require_none(what, **{"task.features": features, "task.lines": lines or None, "task.rate": rate})
+            require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate})
         self.rows: LabelledData
         self.label_names: tuple[str, ...] | None
         self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split

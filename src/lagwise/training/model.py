@@ -22,6 +22,7 @@ from lagwise.tasks import Task
 from lagwise.training.recipe import Recipe
 
 _START = "init_from"
+_OF_THE_DATA = ("label_mean", "label_std")
 _BACKBONE = "model."  # prefix of the backbone's weights in every head
 
 
@@ -71,16 +72,22 @@ def config_for_data(recipe: Recipe, task: Task) -> LagwiseConfig:
     if "vocab_size" in fields:  # checked first, because the tokenizer's special tokens are outside a smaller one
         size = model_config(recipe, task, {"vocab_size": fields["vocab_size"]}).vocab_size
         if size < fields["vocab_size"]:
-            raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}")
+            hint = "; a run without a mask token cannot start one with masked tokens" if _START in recipe.model else ""
+            raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}{hint}")
     return model_config(recipe, task, fields)
 
 
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
-    """The configuration from the task and the data; fields of the recipe take precedence. ValueError for unknown
-    fields."""
+    """The configuration from the task and the data; fields of the recipe take precedence, and options of its inputs.
+    ValueError for unknown fields."""
     for name in recipe.model:
         known(name, [*field_types(), _START], "key in model")
-    return LagwiseConfig(**{**task.fixed_fields(), **fields, **own_fields(recipe)})
+    own, others = own_fields(recipe), {**task.fixed_fields(), **fields}
+    merged: dict[str, Any] = {**others, **own}
+    inputs, found = own.get("inputs"), others.get("inputs")
+    if isinstance(inputs, dict) and isinstance(found, dict) and inputs.get("name") == found["name"]:
+        merged["inputs"] = {**found, **inputs}
+    return LagwiseConfig(**merged)
 
 
 def own_fields(recipe: Recipe) -> dict[str, Any]:
@@ -90,12 +97,16 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
 
 def with_start(recipe: Recipe) -> Recipe:
     """The recipe with an absolute path in ``model.init_from``, that model's fields where the recipe sets none (for a
-    block without a name, its options), and its tokenizer."""
+    block without a name, its options), and its tokenizer. What describes that model's data is not taken: the scale of
+    its labels, and the features, stride and scale of its series."""
     folder = started_from(recipe)
     if folder is None:
         return recipe
     saved, place = read_config(folder).to_dict(), str(folder.resolve())
     given = {name: saved[name] for name in field_types() if name in saved and not name.endswith("_token_id")}
+    given = {name: value for name, value in given.items() if name not in _OF_THE_DATA}
+    if isinstance(given.get("inputs"), dict) and given["inputs"].get("name") == "values":
+        given["inputs"] = {"name": "values"}
     options = recipe.data
     if (folder / "tokenizer_config.json").is_file():
         options = replace(options, tokenizer=place)
@@ -133,6 +144,6 @@ def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
         architecture = json.loads((folder / "config.json").read_text()).get("architectures", ["?"])[0]
         raise ValueError(
             f"model.init_from {str(folder)!r} ({architecture}) has no weights that fit {len(wrong)} parts of this "
-            f"model, such as {wrong[0]}; leave the model as it is there"
+            f"model, such as {wrong[0]}; leave the model, and of series the stride and the features, as they are there"
         )
     backbone.load_state_dict(found, strict=False)

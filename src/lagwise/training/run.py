@@ -119,11 +119,11 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         _open(task, progress)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
-        if trainer.is_world_process_zero():
-            _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out)
+        if trainer.is_world_process_zero():
+            _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return _finish(trainer, task, out)
