@@ -52,9 +52,11 @@ class SeriesSource(RowSource):
 
     def fingerprint(self) -> str:
         whole = super().fingerprint()
-        named = self._tables and self.features and list(self.features) != self._first
-        changed = [*(self.features or () if named else ()), *(["lines"] if self._tables and self._is_unusual else [])]
-        return hashlib.sha256(f"{changed}:{whole}".encode()).hexdigest() if changed else whole
+        if not self._tables:
+            return whole
+        usual = self._first, self._has_labels and not self.per_sample
+        chosen = list(self.features or self._first), self._has_lines
+        return whole if chosen == usual else hashlib.sha256(f"{chosen}:{whole}".encode()).hexdigest()
 
     def _folder_column(self, path: Path) -> str | None:
         if not self._is_table(path):
@@ -112,11 +114,6 @@ class SeriesSource(RowSource):
     def _has_lines(self) -> bool:
         """Whether every line of a table is a series."""
         return not self.per_sample and (self._has_labels if self.lines is None else self.lines)
-
-    @property
-    def _is_unusual(self) -> bool:
-        """Whether ``lines`` is not as the column of labels says."""
-        return not self.per_sample and self.lines not in (None, self._has_labels)
 
 
 def open_series(
