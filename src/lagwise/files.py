@@ -90,6 +90,8 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
             if last:
                 (folder / last).unlink(missing_ok=True)  # the folder is incomplete without it, and meanwhile
             for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == last):
+                if file.is_dir() and (folder / file.name).is_dir():  # only an empty folder can be replaced
+                    shutil.rmtree(folder / file.name)
                 os.replace(file, folder / file.name)
     except Exception as error:  # safetensors, tokenizers, torch and the system raise different types
         if made and folder.is_dir() and not any(folder.iterdir()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from lagwise.analysis.comparison import compare_runs
@@ -20,7 +22,7 @@ from lagwise.analysis.settings import different_settings, training_command
 from lagwise.cli.main import app
 from lagwise.figures import close, inline_svg
 from lagwise.runs import evaluate_run
-from lagwise.tasks.figures import confusion_matrix
+from lagwise.tasks.figures import confusion_matrix, pictures
 from lagwise.training import Recipe, load_recipe, read_metrics, train
 
 ODD = 'a_<b> & "c" $d_$'  # a folder's name
@@ -149,6 +151,10 @@ class TestCommand:
         (tmp_path / "tokenizer").mkdir()
         assert f"data.tokenizer={tmp_path / 'tokenizer'}" in training_command(tmp_path, wanted)
 
+    def test_names_a_folder_beside_the_current_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert training_command(Path(), load_recipe("tnn-lm")).endswith(f" {tmp_path}-again")
+
 
 def test_plots_escape_special_characters_in_names() -> None:
     """Dollars are not parsed as mathematics, leading underscores do not hide labels, and markup is escaped."""
@@ -162,6 +168,11 @@ def test_plots_escape_special_characters_in_names() -> None:
     assert [line.get_xydata().tolist() for line in figure.axes[0].lines] == [[[1, 2], [2, 1]], [[1, 3], [2, 2.5]]]
     close(figure)
     assert ">_$a$</text>" in svg
+    file = io.BytesIO()
+    Image.new("L", (4, 4)).save(file, "PNG")
+    figure = pictures([file.getvalue()], ["$1_a_b, not $2_a_b"], title="mistakes")
+    assert "$1_a_b, not $2_a_b" in inline_svg(figure, "mistakes")
+    close(figure)
     assert "var(--paper)" in svg  # the ground of the legend
 
 
@@ -175,13 +186,12 @@ def runs(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     for name, steps, rate in (("one", 3, 0.001), (ODD, 6, 0.002)):
         recipe = load_recipe("tnn-lm", [*few, f"training.steps={steps}", f"training.learning_rate={rate}"])
         runs.append(train(recipe, folder / name, progress=False))
+        evaluate_run(runs[-1], [32, 64], progress=False)
     return runs
 
 
 class TestComparison:
     def test_shows_curves_results_and_what_differs(self, runs: list[Path], tmp_path: Path) -> None:
-        for run in runs:
-            evaluate_run(run, [32, 64], progress=False)
         *plots, report = compare_runs(runs, tmp_path / "new" / "place")
         assert report == tmp_path / "new" / "place" / "report.html"
         names = ["validation-step", "loss-step", "validation-seconds", "loss-seconds"]
@@ -219,6 +229,9 @@ class TestComparison:
         (folders[1] / "evaluation.json").write_text(json.dumps({**evaluation, "data": "other.txt"}))
         _, _, report = compare_runs(folders)
         assert "b/run was scored on other data than its own: other.txt." in Page(report).texts["results"]
+        (folders[1] / "evaluation.json").write_text(json.dumps({**evaluation, "given": True}))
+        _, _, report = compare_runs(folders)
+        assert f"on other data than its own: {evaluation['data']}." in Page(report).texts["results"]
 
     def test_refuses_runs_that_cannot_be_compared(self, runs: list[Path], tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"needs different runs, got .* twice"):

@@ -37,8 +37,8 @@ class Oracle(nn.Module):
         following = nn.functional.one_hot((input_ids + 1) % self.vocab, self.vocab)
         return SimpleNamespace(last_hidden_state=following * self.confidence)
 
-    def get_output_embeddings(self) -> nn.Module:
-        return nn.Identity()
+    def to_logits(self, hidden: Tensor) -> Tensor:
+        return hidden
 
 
 @pytest.mark.parametrize("length", [1, 7, 100, 99999])
@@ -261,3 +261,12 @@ def test_a_very_bad_model_has_an_infinite_perplexity() -> None:
     score = Score(length=8, tokens=2, nats=3000.0, text_bytes=2)
     assert score.to_dict()["perplexity"] == math.inf
     assert score.to_dict()["bits_per_byte"] == pytest.approx(1500 / math.log(2))
+
+
+@pytest.mark.parametrize("transform", ["none", "tanh", "gelu"])
+def test_a_score_is_that_of_the_models_logits(tiny_recipe: Recipe, transform: str) -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(**tiny_recipe.model, head_transform=transform)).eval()
+    ids = torch.randint(0, 256, (1, 30))
+    expected = nn.functional.cross_entropy(model(ids[:, :-1]).logits[0].float(), ids[0, 1:], reduction="sum")
+    found = evaluate(model, ids[0].numpy(), 29, np.ones(258, dtype=np.int64))
+    assert found.nats == pytest.approx(expected.item(), rel=1e-5)

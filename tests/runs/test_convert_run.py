@@ -60,3 +60,19 @@ def test_a_conversion_keeps_the_runs_own_tokenizer(tiny_recipe: Recipe, tmp_path
     shutil.rmtree(run)
     shutil.rmtree(tmp_path / "tokenizer")
     assert evaluate_run(tmp_path / "out", lengths=[8], max_tokens=50, progress=False)["test"]
+
+
+def test_a_conversion_replaces_an_earlier_one(tiny_recipe: Recipe, saved_model: Path, tmp_path: Path) -> None:
+    """With its own tokenizer, and of another run."""
+    load_tokenizer("bytes").save_pretrained(tmp_path / "tokenizer")
+    tiny_recipe.data.tokenizer = str(tmp_path / "tokenizer")
+    run, out = train(tiny_recipe, tmp_path / "trained", progress=False), tmp_path / "out"
+    for tolerance in (0.5, 0.1):
+        result = convert_run(run, tolerance, out, max_tokens=100, progress=False)
+        assert result["tolerance"] == tolerance
+    assert (out / "tokenizer").is_dir()
+    with pytest.raises(ValueError, match="max_tokens must be a whole number of at least 2"):
+        convert_run(run, 0.1, tmp_path / "another", max_tokens=1, progress=False)
+    assert not (tmp_path / "another").exists()
+    convert_run(saved_model, 0.1, out, progress=False)
+    assert not {"recipe.yaml", "run.json", "tokenizer"} & {file.name for file in out.iterdir()}

@@ -169,3 +169,18 @@ def test_a_converted_model_is_exported(saved_model: Path, format: str) -> None:
         figures = export.export_step(model.eval(), saved_model / f"step.{format}")
     assert figures["difference"] < 1e-5
     assert figures["states"].keys() == {"0.real", "0.imaginary", "1.real", "1.imaginary"}
+
+
+@needs_onnx
+def test_weights_beside_a_large_onnx_file_are_kept(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch writes weights of more than 1.5 GB to a second file."""
+    large = "torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD"
+    with monkeypatch.context() as patch:
+        patch.setattr(large, 1000)
+        result = export_run(saved_model, what="forward")
+    path = Path(result["out"])
+    beside = path.with_name("forward.onnx.data")
+    assert result["bytes"] == path.stat().st_size + beside.stat().st_size
+    importlib.import_module("onnxruntime").InferenceSession(str(path))
+    assert export_run(saved_model, what="forward")["bytes"] == path.stat().st_size
+    assert not beside.exists()

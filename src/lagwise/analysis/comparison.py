@@ -11,6 +11,8 @@ from lagwise.analysis.plots import learning_curves
 from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
 from lagwise.analysis.settings import different_settings, training_command
 from lagwise.tasks import Table
+from lagwise.training import load_recipe
+from lagwise.training.run import RECIPE_FILE
 
 
 def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
@@ -61,7 +63,9 @@ def _require_same(what: str, values: Mapping[str, str]) -> None:
 
 
 def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
-    differences = different_settings({name: run.recipe for name, run in runs.items()})
+    # As given, with the tokenizer that each run has copied.
+    recipes = {name: load_recipe(str(run.folder / RECIPE_FILE)) for name, run in runs.items()}
+    differences = different_settings(recipes)
     pending = ", ".join(name for name, run in runs.items() if not run.tables)
     summary = []
     if len({run.about.get("data") for run in runs.values()}) > 1:

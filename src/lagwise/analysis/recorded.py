@@ -70,8 +70,10 @@ class RecordedRun:
     @property
     def other_data(self) -> str | None:
         """The data of the evaluation if they are not the run's own: given with ``--data``."""
-        own, scored = self.recipe.data.source, (self.evaluation or {}).get("data")
-        return None if own is None or scored in (None, own) else str(scored)
+        own, evaluation = self.recipe.data.source, self.evaluation or {}
+        scored = evaluation.get("data")
+        is_own = own is None or scored in (None, own)
+        return None if is_own and not evaluation.get("given") else str(scored)
 
     def curve(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
         """The logged values of a metric over the steps or seconds of training."""

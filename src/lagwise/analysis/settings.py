@@ -48,7 +48,8 @@ def training_command(run: Path, recipe: Recipe, processes: int = 1) -> str:
         if (run / "tokenizer").is_dir():  # the recipe names the folder from which the run copied it
             options.append(f"data.tokenizer={run / 'tokenizer'}")
     start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
-    return shlex.join([*start, "train", *options, "--out", f"{run}-again"])
+    out = run.with_name(f"{run.name}-again") if run.name else Path(f"{run.resolve()}-again")
+    return shlex.join([*start, "train", *options, "--out", str(out)])
 
 
 def _shortest_overrides(recipe: Recipe) -> list[str] | None:

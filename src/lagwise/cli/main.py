@@ -140,7 +140,9 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            callback=not_empty, help="Other data than the run's own, as for `train`: its test split is scored."
+            callback=not_empty,
+            help="Other data than the run's own, as for `train`: the test split is scored, or all rows of a table "
+            "without splits.",
         ),
     ] = None,
     tokens: Annotated[

@@ -85,13 +85,13 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
     batches = list(zip(_rows(inputs[:whole], length), _rows(targets[:whole], length), strict=True))
     if whole < len(inputs):
         batches.append((inputs[None, whole:], targets[None, whole:]))
-    nats, head = 0.0, model.get_output_embeddings()
+    nats = 0.0
     bar = progress_bar(desc=f"evaluating at {length}", total=len(inputs), unit="token", unit_scale=True, show=progress)
     with bar:
         for x, y in batches:
             hidden = model.base_model(input_ids=x.to(device), use_cache=False).last_hidden_state.flatten(0, 1)
             for h, t in zip(hidden.split(_LOGITS_AT_ONCE), y.to(device).flatten().split(_LOGITS_AT_ONCE), strict=True):
-                nats += F.cross_entropy(head(h).float(), t, reduction="sum").item()
+                nats += F.cross_entropy(model.to_logits(h).float(), t, reduction="sum").item()
             bar.update(x.numel())
     if not math.isfinite(nats):
         raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")

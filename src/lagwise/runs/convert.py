@@ -18,8 +18,9 @@ from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
+from lagwise.tables import whole_number
 from lagwise.training import load_run, make_task
-from lagwise.training.run import TOKENIZER
+from lagwise.training.run import RECIPE_FILE, RUN_FILE, TOKENIZER
 
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64  # timed turns of a stream after a first one, and their tokens
@@ -46,6 +47,7 @@ def convert_run(
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
+    whole_number("max_tokens", max_tokens, least=2)
     run = Path(run).resolve()
     out = Path(out or run.with_name(run.name + "-recurrent"))
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
@@ -60,7 +62,7 @@ def convert_run(
         "layers": [layer_figures(name, reduction) for name, reduction in reductions.items()],
     }
     length = 512
-    recipe = load_run(run) if (run / "recipe.yaml").is_file() else None
+    recipe = load_run(run) if (run / RECIPE_FILE).is_file() else None
     if recipe is not None:
         length = recipe.data.length
         recipe.model["block"] = converted.config.block
@@ -70,13 +72,15 @@ def convert_run(
         converted.save_pretrained(partial)
         save_tokenizer(tokenizer, partial, converted.length_limit)
         if recipe is not None:
-            (partial / "recipe.yaml").write_text(recipe.to_yaml())
+            (partial / RECIPE_FILE).write_text(recipe.to_yaml())
             if (run / TOKENIZER).is_dir():  # the run's own folder may be moved
                 copy_tokenizer(run / TOKENIZER, partial / TOKENIZER)
-            if (run / "run.json").is_file():
-                shutil.copyfile(run / "run.json", partial / "run.json")
-    for stale in out.glob("evaluation*.json"):  # of an earlier conversion
-        stale.unlink()
+            if (run / RUN_FILE).is_file():
+                shutil.copyfile(run / RUN_FILE, partial / RUN_FILE)
+        made = {file.name for file in partial.iterdir()}
+    others = [out / name for name in (RECIPE_FILE, RUN_FILE, TOKENIZER) if name not in made]
+    for stale in (*out.glob("evaluation*.json"), *others):  # of an earlier conversion
+        shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     for each in (model, converted):
         torch.nn.Module.to(each, default_device())
     if recipe is not None:

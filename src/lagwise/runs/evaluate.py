@@ -52,6 +52,8 @@ def evaluate_run(
     result: dict[str, Any] = {"data": source or task.data.source or task.identity(), "trained_at": recipe.data.length}
     if source is None:
         require_unchanged(run, recipe)
+    else:
+        result["given"] = True
     task.open(run=run, source=source, progress=progress)
     result |= task.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
     if overrides:
@@ -77,5 +79,6 @@ def require_unchanged(run: Path, recipe: Recipe) -> None:
     if not data_unchanged(run, recipe):
         raise ValueError(
             f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
-            "seen in training. To evaluate on it anyway, pass it with --data"
+            "seen in training. To evaluate on other data, pass them with --data; of a table without splits, all rows "
+            "are scored"
         )

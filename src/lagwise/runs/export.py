@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +41,8 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     name = f"{what}.{format}"
     with tempfile.TemporaryDirectory() as made:
         figures = export(model.float(), Path(made, name))
-        figures["bytes"] = Path(made, name).stat().st_size
+        files = list(Path(made).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
+        figures["bytes"] = sum(file.stat().st_size for file in files)
         known_before: dict[str, Any] = {}
         with suppress(FileNotFoundError):
             known_before = read_json(out / EXPORT_FILE)
@@ -59,7 +61,10 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
             name: figures,
         }
         with quiet(), saved_whole(out, "the export", last=EXPORT_FILE) as partial:
-            (partial / name).write_bytes(Path(made, name).read_bytes())
+            for file in files:
+                shutil.copyfile(file, partial / file.name)
             tokenizer.save_pretrained(partial)
             (partial / EXPORT_FILE).write_text(json.dumps(meta, indent=1) + "\n")
+    for stale in set(out.glob(f"{name}.*")) - {out / file.name for file in files}:
+        stale.unlink()
     return {"out": str(out / name), **figures}

@@ -113,7 +113,7 @@ def pictures(files: Sequence[bytes], captions: Sequence[str], *, title: str, acr
     for axes, file, caption in zip(grid.flat, files, captions, strict=False):
         image = np.asarray(Image.open(io.BytesIO(file)))
         axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        axes.set_title(caption, fontsize=7)
+        axes.set_title(caption, fontsize=7, parse_math=False)
     figure.suptitle(title)
     return figure
 
