@@ -6,10 +6,10 @@ Peers: transformers' GPT-2, Mamba and Mamba2 (in PyTorch, as they run on a CPU),
 attention) and mega-pytorch (`pip install x-transformers mega-pytorch`). Every model has six layers, bytes as tokens,
 and the width, a multiple of 16, at which its parameters without embeddings are closest to 2.5 million. A training step
 is a forward and a backward pass in float32 and a step of AdamW on 8,192 tokens; the models take their steps in turn,
-denormal numbers being 0 as in our trainings.
-Mamba's backward pass takes quadratic time on a CPU, so it has one sequence of at most 512 tokens. Generation is greedy,
-of one sequence, after a prompt of the length; mega-pytorch has no state and computes the whole sequence for each token.
-Before they are timed, the logits of generated tokens must be within 1e-3 of the largest of a forward pass.
+with denormal numbers as 0, as in our trainings. Mamba's backward pass takes quadratic time on a CPU, so it has one
+sequence of at most 512 tokens. Generation is greedy, of one sequence, after a prompt of the length; mega-pytorch has no
+state and computes the whole sequence for each token. Before they are timed, the logits of generated tokens must be
+within 1e-3 of the largest of a forward pass.
 """
 
 from __future__ import annotations

@@ -190,11 +190,6 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     for file in files:
         check_file(file)
         named[split_word(Path(*file.relative_to(path).parts[:-2]))].append(file)
-    if "train" in named and None in named:
-        raise ValueError(
-            f"folders of {name!r} say which pictures are train, valid and test, but {str(named[None][0])!r} is in none "
-            "of their class folders; move it away"
-        )
     if "train" not in named or not named.keys() & {"valid", "test"}:
         return PictureSource(name, image, label, {"train": files})
     return PictureSource(name, image, label, {split: named[split] for split in SPLITS if split in named})

@@ -148,12 +148,6 @@ def open_rows(name: str) -> RowSource:
     for file in files:
         place = file.relative_to(path)
         named[split_word(Path(*place.parts[:-2]) if file_kind(file) == ".wav" else place)].append(file)
-    outside = next((file for file in named.get(None, ()) if file_kind(file) == ".wav"), None)
-    if "train" in named and outside is not None:
-        raise ValueError(
-            f"folders of {name!r} say which sounds are train, valid and test, but {str(outside)!r} is in none of their "
-            "class folders; move it away"
-        )
     if "train" not in named or not named.keys() & {"valid", "test"}:
         return RowSource(name, {"train": files})
     if None in named:

@@ -46,7 +46,8 @@ class SeriesSource(RowSource):
             raise ValueError(f"task.features and task.lines are for .csv and .tsv files, but {self.name!r} has none")
         if self._tables and not self.per_sample:
             options["lines"] = self._has_lines
-        if self._tables and (self.features or all(set(self._features_of(p)) == set(self._first) for p in self._tables)):
+        same = len(set(map(frozenset, map(self._features_of, self._columns_of_tables)))) == 1
+        if self._tables and (self.features or same):
             options["features"] = list(self.features or self._first)
         return options
 
@@ -72,15 +73,16 @@ class SeriesSource(RowSource):
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if not self._is_table(path):
             return super()._table(path, columns)
-        table, features = read_table(path), self.features or self._default_features(path)
+        table = read_table(path)
+        features = self.features or self._default_features(path, table.column_names)
         if self._has_lines:
             return lines_table(table, path, self.label, features, columns)
         kind = {"per_sample": self.per_sample, "labelled": self._has_labels}
         return recording_table(table, path, self.label, features, columns, **kind)
 
-    def _default_features(self, path: Path) -> list[str]:
+    def _default_features(self, path: Path, columns: Sequence[str]) -> list[str]:
         """Those of the first table, in its order; of lines, which may be series of different lengths, their own."""
-        own = self._features_of(path)
+        own = self._features_of(columns)
         if set(own) == set(self._first):
             return self._first
         if self._has_lines:
@@ -90,8 +92,8 @@ class SeriesSource(RowSource):
             "those that all recordings have with task.features=[NAME,NAME]"
         )
 
-    def _features_of(self, path: Path) -> list[str]:
-        return [name for name in read_columns(path) if name != self.label]
+    def _features_of(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if name != self.label]
 
     def _is_table(self, path: Path) -> bool:
         return file_kind(path) in (".csv", ".tsv")
@@ -101,14 +103,18 @@ class SeriesSource(RowSource):
         return list(filter(self._is_table, chain(*self.files.values())))
 
     @cached_property
+    def _columns_of_tables(self) -> list[tuple[str, ...]]:
+        return list(map(read_columns, self._tables))
+
+    @property
     def _first(self) -> list[str]:
         """The features of the first table."""
-        return self._features_of(self._tables[0])
+        return self._features_of(self._columns_of_tables[0])
 
-    @cached_property
+    @property
     def _has_labels(self) -> bool:
         """Whether any table has the column of labels."""
-        return any(self.label in read_columns(path) for path in self._tables)
+        return any(self.label in columns for columns in self._columns_of_tables)
 
     @property
     def _has_lines(self) -> bool:

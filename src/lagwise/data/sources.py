@@ -255,7 +255,15 @@ def check_names(classes: Iterable[str], what: str) -> None:
 
 
 def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
-    """ValueError if one of the class folders has no files."""
+    """ValueError if one of the class folders has no files, or a file is in none of them although others are in those of
+    a split train."""
+    splits = {path: split_word(Path(*path.relative_to(root).parts[:-2])) for path in files}
+    outside = next((path for path, split in splits.items() if split is None), None)
+    if "train" in splits.values() and outside is not None:
+        raise ValueError(
+            f"folders of {str(root)!r} say which {what} are train, valid and test, but {str(outside)!r} is in none of "
+            "their class folders; move it away"
+        )
     filled = {folder for path in files for folder in path.parents}
     for parent in {path.parent.parent for path in files if path.parent != root}:
         for folder in sorted(parent.iterdir()):

@@ -103,8 +103,8 @@ def with_start(recipe: Recipe) -> Recipe:
     if folder is None:
         return recipe
     saved, place = read_config(folder).to_dict(), str(folder.resolve())
-    given = {name: saved[name] for name in field_types() if name in saved and not name.endswith("_token_id")}
-    given = {name: value for name, value in given.items() if name not in _OF_THE_DATA}
+    others = {name for name in saved if name in _OF_THE_DATA or name.endswith("_token_id")}
+    given = {name: saved[name] for name in field_types() if name in saved and name not in others}
     if isinstance(given.get("inputs"), dict) and given["inputs"].get("name") == "values":
         given["inputs"] = {"name": "values"}
     options = recipe.data

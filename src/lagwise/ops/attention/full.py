@@ -65,15 +65,15 @@ def attention(
     length, total = query.shape[2], key.shape[2]
     if length > total:
         raise ValueError(f"there must be at least as many keys as queries, got {total} keys and {length} queries")
+    # Kernels for GPUs need aligned rows, graphs no strides, and both no values of the mask.
+    eager = query.device.type == "cpu" and not symbolic(total) and not traced()
+    if eager and length > 1 and mask is not None and mask.all():
+        mask = None
     if slopes is None and mask is None and (not causal or length == total):
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
     if causal and length == 1 and slopes is None and mask is None:
         return F.scaled_dot_product_attention(query, key, value)
     chunks = []
-    # Kernels for GPUs need aligned rows, graphs no strides, and both no values of the mask.
-    eager = query.device.type == "cpu" and not symbolic(total) and not traced()
-    if eager and length > 1 and mask is not None and mask.all():
-        return attention(query, key, value, causal=causal, slopes=slopes)
     toeplitz = eager and slopes is not None and mask is None and length > 1
     step = length if symbolic(length) else _QUERY_CHUNK
     for start in [0] if symbolic(length) else range(0, length, step):
