@@ -33,6 +33,7 @@ def run(perplexity: float, steps: int, lengths: tuple[int, ...] = (512, 1024)) -
         "tokens_per_second": 5000.4,
         "minutes": 20.0,
         "elapsed_seconds": 1500.0,
+        "machine": {"bfloat16": False},
         "curve": [(steps // 2, 6.0), (steps, 4.0)],
         "scores": {
             "valid": {"length": 512, "perplexity": perplexity + 2},
@@ -43,12 +44,14 @@ def run(perplexity: float, steps: int, lengths: tuple[int, ...] = (512, 1024)) -
 
 def test_models_are_ordered_by_perplexity_and_compared_at_one_step(family: ModuleType, tmp_path: Path) -> None:
     assert family.comparison() == family.ablations() == family.other_code() == ""
-    found = {"gmlp": run(90, 100, (512,)), "tnn": run(50, 80), "tnn-seed1": run(52, 80)}
+    found = {"gmlp": run(90, 100, (512,)), "tnn": run(50, 80)}
+    found["tnn-seed1"] = {**run(52, 80), "machine": {"bfloat16": True}}
     save(tmp_path, "language-family-cpu.json", found)
     text = family.comparison()
     assert "| tnn | 2.50M | 5,000 | 4.000 | 53.0 ± 1.4 | 52.0 ± 1.4 | 53.0 ± 1.4 | 24.67, 23.46 |" in text
     assert "| gmlp | 2.50M | 5,000 | 4.800 | 92.0 | 91.0 | – | 29.13, 9e+22 |" in text
     assert text.index("| tnn |") < text.index("| gmlp |")
+    assert "Another processor trained tnn-seed1, in bfloat16" in " ".join(text.split())
     ablated = {"decay-0.99": run(50, 80), "decay-1": run(60, 90), "without-rpe": run(70, 90, (512,))}
     save(tmp_path, "language-ablations-cpu.json", ablated)
     save(tmp_path, "language-family-cpu.json", {"gss": run(40, 80), **found})

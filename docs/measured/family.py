@@ -109,6 +109,8 @@ work, took {min(elapsed):.0f} to {max(elapsed):.0f}. Perplexity on validation te
 for lengths that a model does not have), with the standard deviation over seeds where there are several. Losses at one
 step are from runs whose schedules end at different steps. The last column is from TNN's tables 2 and 15: 45 million
 parameters, WikiText-103."""
+    if bfloat16 := [name for name, run in found.items() if run["machine"]["bfloat16"]]:
+        introduction += f" Another processor trained {' and '.join(sorted(bfloat16))}, in bfloat16, for as many steps."
     return f"""## Language models of one size
 
 {paragraph(introduction)}
