@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lagwise.models import LagwiseConfig
 from lagwise.training.recipe import load_recipe, recipe_names
 
 
@@ -14,6 +15,15 @@ def test_shipped_recipes_load_and_have_descriptions(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.description
     assert recipe.model["num_hidden_layers"] >= 1
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_positions_of_shipped_recipes_do_not_hide_the_embeddings(name: str) -> None:
+    for word in ([], ["model=mega"]) if name.startswith("lra-") else ([],):
+        model = LagwiseConfig(**load_recipe(name, word).model)
+        if model.position_embedding == "sinusoidal":
+            scale = model.hidden_size**0.5 if model.scale_embeddings else 1.0
+            assert model.initializer_range * scale > 0.3  # sinusoids have a root mean square of 0.7
 
 
 def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:

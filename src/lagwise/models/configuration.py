@@ -35,7 +35,8 @@ class LagwiseConfig(PreTrainedConfig):
     norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch`` or
     ``none``.
     position_embedding: added to the embeddings: ``none``, ``sinusoidal``, ``learned`` (a table), or, for patches,
-    ``sinusoidal_2d`` (of the row and of the column).
+    ``sinusoidal_2d`` (of the row and of the column). Sinusoids have amplitude 1, and embeddings begin much smaller
+    unless ``scale_embeddings`` is set.
     max_position_embeddings: longest sequence accepted. None for any; the configuration then has no such attribute,
     because other programs compare it with numbers (see `length_limit`). Required for learned positions.
     scale_embeddings: whether embeddings are multiplied by the square root of hidden_size, as in fairseq's models.
