@@ -77,7 +77,7 @@ class TestHeads:
         found = AUTO[head].from_pretrained(tmp_path)
         assert type(found) is head
         for own, loaded in zip(logits_of(model(IDS)), logits_of(found(IDS)), strict=True):
-            assert torch.equal(own, loaded)
+            torch.testing.assert_close(own, loaded, rtol=0, atol=1e-6)  # products may depend on addresses in memory
 
     def test_padding_has_no_effect(self, head: type) -> None:
         model = head(tiny()).double().eval()

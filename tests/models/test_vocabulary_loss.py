@@ -129,7 +129,13 @@ def test_training_leaves_the_logits_out(tmp_path: Path, monkeypatch: pytest.Monk
     """In training and validation, and a model without them learns the same."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question " * 40)
     recipe = ["model.hidden_size=32", "model.num_hidden_layers=1", "model.block.token_mixer.kernel.hidden=4"]
-    recipe += ["data.length=32", "training.steps=3", "training.batch_size=2", "training.evaluate_every=3"]
+    recipe += [
+        "data.length=32",
+        "training.steps=3",
+        "training.precision=float32",
+        "training.batch_size=2",
+        "training.evaluate_every=3",
+    ]
     seen: list[bool] = []
     forward = LagwiseForCausalLM.loss_without_logits
 
