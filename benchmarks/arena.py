@@ -39,6 +39,8 @@ _1D = [f"{_MIXER}.name=gtu", f"{_MIXER}.kernel.decay=1.0"]
 # r = 64 nodes and m = 32 free taps, as published; the kernel's values are at 64 knots
 _SKI = [f"{_MIXER}.kernel={{name: warped, points: 32, filter_size: 32}}", f"{_MIXER}.engine={{name: ski, rank: 64}}"]
 
+_NGRAMS = ["model.ngram_sizes=[3, 4, 5, 6]", "model.ngram_buckets=65536", "training.learning_rate=0.004"]
+
 
 def _fd(layers: int) -> list[str]:
     """The kernel of FD-TNN with a network as large as that of the recipe. Its longest lag is 512; there the decay of
@@ -55,6 +57,7 @@ PLAN: dict[str, tuple[str, list[str]]] = {
     ),
     "text-fd-tnn": ("lra-text-small", _fd(1)),
     "text-ski-tnn": ("lra-text-small", _SKI),
+    "text-tnn-ngrams": ("lra-text-small", _NGRAMS),
     "listops-tnn": ("lra-listops-small", []),
     "listops-tcn-mlp": ("lra-listops-small", ["model=tcn-mlp", "model.hidden_size=80"]),
     "listops-fd-tnn": ("lra-listops-small", _fd(2)),

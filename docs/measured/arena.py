@@ -11,6 +11,7 @@ _NAME = "arena-cpu.json"
 _PUBLISHED_AS = {  # rows of the table of published figures, by the last part of a run's name
     "tnn": "TNN",
     "tnn-2d": "TNN",
+    "tnn-ngrams": "TNN",
     "fd-tnn": "FD-TNN",
     "ski-tnn": "SKI-TNN",
     "tcn-mlp": "TCN-MLP (TCNCA, table 6)",
