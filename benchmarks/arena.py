@@ -42,10 +42,9 @@ _SKI = [f"{_MIXER}.kernel={{name: warped, points: 32, filter_size: 32}}", f"{_MI
 _NGRAMS = ["model.ngram_sizes=[3, 4, 5, 6]", "model.ngram_buckets=65536", "training.learning_rate=0.004"]
 
 
-def _fd(layers: int) -> list[str]:
-    """The kernel of FD-TNN with a network as large as that of the recipe. Its longest lag is 512; there the decay of
-    the recipe's TNN leaves 0.6 %."""
-    return [f"{_MIXER}.kernel={{name: frequency, layers: {layers}, hidden: 16, grid: 512}}"]
+def _fd(layers: int, hidden: int, longest: int) -> list[str]:
+    """The kernel of FD-TNN, with its longest lag."""
+    return [f"{_MIXER}.kernel={{name: frequency, layers: {layers}, hidden: {hidden}, grid: {longest}}}"]
 
 
 PLAN: dict[str, tuple[str, list[str]]] = {
@@ -55,12 +54,12 @@ PLAN: dict[str, tuple[str, list[str]]] = {
         "lra-text-small",
         ["model=transformer", "model.block.channel_mixer.expansion=3", "training.accumulate=8"],
     ),
-    "text-fd-tnn": ("lra-text-small", _fd(1)),
+    "text-fd-tnn": ("lra-text-small", _fd(1, 16, 512)),
     "text-ski-tnn": ("lra-text-small", _SKI),
     "text-tnn-ngrams": ("lra-text-small", _NGRAMS),
     "listops-tnn": ("lra-listops-small", []),
     "listops-tcn-mlp": ("lra-listops-small", ["model=tcn-mlp", "model.hidden_size=80"]),
-    "listops-fd-tnn": ("lra-listops-small", _fd(2)),
+    "listops-fd-tnn": ("lra-listops-small", [*_fd(2, 32, 2048), "training.learning_rate=0.005"]),
     "image-tnn-2d": ("lra-image-small", []),
     "image-tnn": ("lra-image-small", _1D),
     "pathfinder-tnn-2d": ("lra-pathfinder-small", []),
