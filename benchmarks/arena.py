@@ -4,10 +4,11 @@
         [--runs text-tnn,listops-tnn,...] [--start EARLIER] [--results FILE]
 
 Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace only the kernel of the
-recipe's TNN, and TCN-MLP and the Transformer have a width for about as many parameters. The number of steps is what
-fits into the minutes. It is estimated once from the mean CPU time of some steps on the task's data and kept in
-RUNS/costs.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and repeated.
-The scores and the curve of each finished run are written to the results file.
+recipe's TNN. TCN-MLP and the Transformer have a width for about as many parameters, without embeddings of n-grams.
+Some runs have a learning rate of their own. The number of steps is what fits into the minutes. It is estimated once
+from the mean CPU time of some steps on the task's data and kept in RUNS/costs.json. Finished runs are skipped and
+interrupted runs are resumed, so the command may be stopped and repeated. The scores and the curve of each finished run
+are written to the results file.
 
 With --start, runs go on from the weights of the runs with the same names in another folder, for the same time again,
 with a new warm-up. Their results are added under "NAME, continued".
@@ -39,7 +40,7 @@ _1D = [f"{_MIXER}.name=gtu", f"{_MIXER}.kernel.decay=1.0"]
 # r = 64 nodes and m = 32 free taps, as published; the kernel's values are at 64 knots
 _SKI = [f"{_MIXER}.kernel={{name: warped, points: 32, filter_size: 32}}", f"{_MIXER}.engine={{name: ski, rank: 64}}"]
 
-_NGRAMS = ["model.ngram_sizes=[3, 4, 5, 6]", "model.ngram_buckets=65536", "training.learning_rate=0.004"]
+_BYTES_ALONE = ["model.ngram_sizes=[]", "training.learning_rate=0.01"]
 
 
 def _fd(layers: int, hidden: int, longest: int) -> list[str]:
@@ -49,14 +50,17 @@ def _fd(layers: int, hidden: int, longest: int) -> list[str]:
 
 PLAN: dict[str, tuple[str, list[str]]] = {
     "text-tnn": ("lra-text-small", []),
-    "text-tcn-mlp": ("lra-text-small", ["model=tcn-mlp", "model.hidden_size=92"]),
+    "text-tcn-mlp": ("lra-text-small", ["model=tcn-mlp", "model.hidden_size=92", "training.learning_rate=0.002"]),
     "text-transformer": (  # each layer keeps a bias of (rows, heads, length, length) for the backward pass
         "lra-text-small",
-        ["model=transformer", "model.block.channel_mixer.expansion=3", "training.accumulate=8"],
+        [
+            *("model=transformer", "model.block.channel_mixer.expansion=3"),
+            *("training.learning_rate=0.002", "training.accumulate=8"),
+        ],
     ),
     "text-fd-tnn": ("lra-text-small", _fd(1, 16, 512)),
     "text-ski-tnn": ("lra-text-small", _SKI),
-    "text-tnn-ngrams": ("lra-text-small", _NGRAMS),
+    "text-tnn-bytes": ("lra-text-small", _BYTES_ALONE),
     "listops-tnn": ("lra-listops-small", []),
     "listops-tcn-mlp": ("lra-listops-small", ["model=tcn-mlp", "model.hidden_size=80"]),
     "listops-fd-tnn": ("lra-listops-small", [*_fd(2, 32, 2048), "training.learning_rate=0.005"]),
@@ -73,7 +77,7 @@ _PATH_X = (
         *("training.steps=50", "training.warmup_steps=5", "training.evaluate_every=50", "training.save_every=25"),
     ],
 )
-_EVALUATIONS = {"pathfinder": 3, "retrieval": 3}  # per run, of tasks with many held-out rows
+_EVALUATIONS = {"pathfinder": 3, "retrieval": 3, "text-transformer": 2}  # per run, where one takes minutes
 _MOST_EVALUATIONS = 12
 
 
@@ -84,7 +88,7 @@ def task_of(name: str) -> str:
 
 def evaluations(name: str) -> int:
     """The number of evaluations of a run."""
-    return _EVALUATIONS.get(task_of(name), _MOST_EVALUATIONS)
+    return _EVALUATIONS.get(name, _EVALUATIONS.get(task_of(name), _MOST_EVALUATIONS))
 
 
 def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path | None) -> list[str]:

@@ -3,7 +3,8 @@
 Run it (`make docs`) after one of their benchmarks. results.png, at the top of the README: the layer's speed (`lagwise
 bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
 pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
-language.png: language models of one size (`benchmarks/language.py`).
+language.png: language models of one size (`benchmarks/language.py`). arena.png: accuracies on Long Range Arena
+(`benchmarks/arena.py`).
 """
 
 from __future__ import annotations
@@ -156,6 +157,26 @@ def draw_language() -> None:
     _save(figure, "language.png")
 
 
+def draw_arena() -> None:
+    """Validation accuracies of Long Range Arena over the time of each training, a panel for each task."""
+    runs = {name: run for name, run in results("arena-cpu.json")["results"].items() if "curve" in run}
+    tasks = list(dict.fromkeys(name.partition("-")[0] for name in runs))
+    figure, panels = plt.subplots(1, len(tasks), figsize=(3.4 * len(tasks), 3), layout="constrained", squeeze=False)
+    for task, axes in zip(tasks, panels[0], strict=True):
+        for name, run in runs.items():
+            of, _, model = name.partition("-")
+            if of == task:
+                steps, _, accuracies = zip(*run["curve"], strict=True)
+                minutes = [run["elapsed_seconds"] / 60 * step / steps[-1] for step in steps]
+                axes.plot(minutes, [100 * each for each in accuracies], label=model)
+        axes.set_title(task)
+        axes.set_xlabel("minutes on one thread")
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=7)
+    panels[0][0].set_ylabel("validation accuracy, %")
+    _save(figure, "arena.png")
+
+
 def _thousands(n: float, _: int) -> str:
     return f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"
 
@@ -173,3 +194,5 @@ if __name__ == "__main__":
         draw_pictures()
     if has_results("language-family-cpu.json"):
         draw_language()
+    if has_results("arena-cpu.json"):
+        draw_arena()

@@ -11,7 +11,7 @@ _NAME = "arena-cpu.json"
 _PUBLISHED_AS = {  # rows of the table of published figures, by the last part of a run's name
     "tnn": "TNN",
     "tnn-2d": "TNN",
-    "tnn-ngrams": "TNN",
+    "tnn-bytes": "TNN",
     "fd-tnn": "FD-TNN",
     "ski-tnn": "SKI-TNN",
     "tcn-mlp": "TCN-MLP (TCNCA, table 6)",
@@ -27,15 +27,19 @@ def trainings() -> str:
     found, published = tables.results(_NAME)["results"], _published()
     rows = [_row(name, run, published) for name, run in found.items() if name != _PATH_X]
     columns = ["run", "parameters", "layers x width", "minutes", "rows seen", "validation", "test", "published"]
-    parts = [_INTRODUCTION, tables.measured_table(_NAME, columns, rows)]
+    parts = [_INTRODUCTION, tables.measured_table(_NAME, columns, rows), _FIGURE]
     return "\n\n".join([*parts, *_path_x(found)])
 
 
 _INTRODUCTION = """## Long Range Arena
 
-The recipes lra-TASK-small for the same time each, on one thread, two at a time. Validation is the accuracy after a
-third and two thirds of the run and at its end; the test accuracy is that of the best validation checkpoint, in per
-cent. The published models are larger, or were trained for many more passes ([sizes](arena.md#published-accuracy))."""
+The recipes lra-TASK-small, every model of a task for the same time, on one thread, two at a time. Validation is the
+accuracy after a third and two thirds of the run and at its end; the test accuracy is that of the best validation
+checkpoint, in per cent. The published models are larger, or were trained for many more passes
+([sizes](arena.md#published-accuracy)). Except text-tnn-bytes, models of text have embeddings of three to six bytes
+together (`model.ngram_sizes`), which the published ones have not."""
+
+_FIGURE = "![Validation accuracy over time](figures/arena.png)"
 
 
 def _row(name: str, run: dict[str, Any], published: dict[str, dict[str, str]]) -> list[str]:

@@ -39,8 +39,9 @@ def parameters(recipe: str, overrides: list[str]) -> tuple[int, LagwiseConfig]:
 def test_models_of_a_task_have_about_one_size(script: ModuleType) -> None:
     configs: dict[str, Any] = {}
     for name, (recipe, overrides) in script.PLAN.items():
-        size, configs[name] = parameters(recipe, overrides)
-        assert size == pytest.approx(parameters(recipe, [])[0], rel=0.12), name
+        without = ["model.ngram_sizes=[]"]  # their embeddings are 200 times as large as the rest
+        size, configs[name] = parameters(recipe, [*overrides, *without])
+        assert size == pytest.approx(parameters(recipe, without)[0], rel=0.16), name
     tnn, fd, ski = (configs[f"text-{word}tnn"].block for word in ("", "fd-", "ski-"))
     kernel = tnn["token_mixer"]["kernel"]
     for other in (fd, ski):  # nothing but the kernel and its product differ
