@@ -10,6 +10,7 @@ language.png: language models of one size (`benchmarks/language.py`). arena.png:
 from __future__ import annotations
 
 import textwrap
+from itertools import zip_longest
 
 import matplotlib
 import numpy as np
@@ -161,8 +162,13 @@ def draw_arena() -> None:
     """Validation accuracies of Long Range Arena over the time of each training, a panel for each task."""
     runs = {name: run for name, run in results("arena-cpu.json")["results"].items() if "curve" in run}
     tasks = list(dict.fromkeys(name.partition("-")[0] for name in runs))
-    figure, panels = plt.subplots(1, len(tasks), figsize=(3.4 * len(tasks), 3), layout="constrained", squeeze=False)
-    for task, axes in zip(tasks, panels[0], strict=True):
+    columns = min(3, len(tasks))
+    size = {"figsize": (3.4 * columns, 2.8 * -(-len(tasks) // columns)), "squeeze": False, "layout": "constrained"}
+    figure, grid = plt.subplots(-(-len(tasks) // columns), columns, **size)
+    for axes, task in zip_longest(grid.flat, tasks):
+        if task is None:
+            axes.remove()
+            continue
         for name, run in runs.items():
             of, _, model = name.partition("-")
             if of == task:
@@ -173,7 +179,8 @@ def draw_arena() -> None:
         axes.set_xlabel("minutes on one thread")
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=7)
-    panels[0][0].set_ylabel("validation accuracy, %")
+    for row in grid:
+        row[0].set_ylabel("validation accuracy, %")
     _save(figure, "arena.png")
 
 

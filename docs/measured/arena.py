@@ -33,11 +33,12 @@ def trainings() -> str:
 
 _INTRODUCTION = """## Long Range Arena
 
-The recipes lra-TASK-small, every model of a task for the same time, on one thread, two at a time. Validation is the
-accuracy after a third and two thirds of the run and at its end; the test accuracy is that of the best validation
-checkpoint, in per cent. The published models are larger, or were trained for many more passes
-([sizes](arena.md#published-accuracy)). Except text-tnn-bytes, models of text have embeddings of three to six bytes
-together (`model.ngram_sizes`), which the published ones have not."""
+The recipes lra-TASK-small with seed 0, on one thread, two at a time, all models of a task for the same time. Minutes
+include validation, and waiting for other work on the machine. Validation is the accuracy after a third and two thirds
+of the run and at its end; the test accuracy is that of the best validation checkpoint, in per cent. The published
+models are larger, or were trained for many more passes ([sizes](arena.md#published-accuracy)). Except text-tnn-bytes,
+models of text have embeddings of three to six bytes together (`model.ngram_sizes`), which the published ones have
+not."""
 
 _FIGURE = "![Validation accuracy over time](figures/arena.png)"
 
