@@ -4,8 +4,9 @@
         [--models fd-tnn-lm,fd-local,fd-local+4,...] [--workers 2] [--results FILE]
 
 Models are recipes of the package, as a baseline, and those of `CANDIDATES`: stacks of layers with different mixers. A
-model with +N also embeds n-grams of 2 to N bytes. One that ends in -muon is trained by Muon, the others by AdamW. All
-read bytes in sequences of 512, in batches of 4, with warm-up and a cosine schedule. The number of steps is what fits
+model with +N also embeds n-grams of 2 to N bytes, one with @N.M what followed the last N and M bytes before. One that
+ends in -muon is trained by Muon, the others by AdamW. All read bytes in sequences of 512, in batches of 4, with warm-up
+and a cosine schedule. The number of steps is what fits
 into the minutes, by the measured cost of a step and of a validation (RUNS/costs.json). Each run is tested at 512, 2,048
 and 14,336 bytes, and added to the results file under DATA/MINUTES/MODEL/RATE. Finished runs are skipped and interrupted
 ones resumed. A search is several calls: short runs of all models on one text, then longer ones of the best on all
@@ -61,13 +62,22 @@ CANDIDATES: dict[str, Fields] = {
 }
 
 
+def parts(model: str) -> tuple[str, str, str]:
+    """The layers of a model, its longest n-gram, and its sizes of matches, from its name."""
+    name, _, matches = model.removesuffix(_MUON).partition("@")
+    name, _, longest = name.partition("+")
+    return name, longest, matches
+
+
 def recipe(model: str, rate: float, source: str, folder: Path) -> Path:
     """Write the recipe of a run."""
     optimizer = "muon" if model.endswith(_MUON) else "adamw"
-    name, _, longest = model.removesuffix(_MUON).partition("+")
+    name, longest, matches = parts(model)
     fields = CANDIDATES[name] if name in CANDIDATES else load_recipe(name).model
     if longest:
         fields = {**fields, "ngram_sizes": list(range(2, int(longest) + 1))}
+    if matches:
+        fields = {**fields, "match_sizes": [int(size) for size in matches.split(".")]}
     text = {
         "description": f"{model} on bytes",
         "model": fields,
@@ -102,7 +112,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/best-lm-cpu.json"))
     given = parser.parse_args()
     models = given.models.split(",")
-    if unknown := {model.removesuffix(_MUON).partition("+")[0] for model in models} - {*BASELINES, *CANDIDATES}:
+    if unknown := {parts(model)[0] for model in models} - {*BASELINES, *CANDIDATES}:
         parser.error(f"unknown models {', '.join(sorted(unknown))}; known: {', '.join([*BASELINES, *CANDIDATES])}")
     made = {}
     for part in given.data.split(","):

@@ -66,6 +66,7 @@ def draw(rng: random.Random) -> Options:
         "max_position_embeddings": LONGEST + 40 if learned else None,
         "ngram_sizes": rng.choice(([], [], rng.sample(range(2, 7), rng.randint(1, 3)))),
         "ngram_buckets": rng.randint(1, 40),
+        "match_sizes": rng.choice(([], rng.sample(range(2, 5), rng.randint(1, 2)))),
     }
 
 

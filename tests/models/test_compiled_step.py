@@ -14,12 +14,12 @@ from tiny_models import FAMILY, tiny
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family", "positions", "ngrams")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family", "positions", "context")
 COMPILED = [kind for kind in KINDS if kind != "positions"]  # whose sinusoids are in float32
 VARIANTS: dict[str, dict[str, Any]] = {
     "family": {"block": FAMILY},
     "positions": {"position_embedding": "sinusoidal"},
-    "ngrams": {"ngram_sizes": [2, 4]},
+    "context": {"ngram_sizes": [2, 4], "match_sizes": [2, 3]},
 }
 
 
@@ -75,7 +75,7 @@ def runs(model: LagwiseForCausalLM) -> int:
 @torch.no_grad()
 def test_streams_switch_between_eager_and_compiled_code(kind: str, eager: None) -> None:
     """Prompts, single tokens and copies in any order, with rows padded on the left."""
-    model, ids = model_of(kind), torch.randint(258, (2, 130))
+    model, ids = model_of(kind), torch.randint(6, (2, 130))
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     expected = model(ids, attention_mask=mask).logits
@@ -124,7 +124,7 @@ def test_generating_and_sessions_use_it(eager: None) -> None:
 @torch.no_grad()
 def test_a_step_of_any_batch_size_in_sessions(kind: str, eager: None) -> None:
     """Each sequence gets the same as alone, and every token is computed by the compiled step."""
-    model, ids = model_of(kind, position_embedding="sinusoidal"), torch.randint(258, (4, 90))
+    model, ids = model_of(kind, position_embedding="sinusoidal"), torch.randint(6, (4, 90))
     alone = model(ids).logits
     model.compile_step(None)
     session, rows, steps = StreamingSession(model), dict[int, tuple[int, int]](), 0
@@ -240,7 +240,7 @@ def test_a_change_of_sources_changes_their_digest(source: str, monkeypatch: pyte
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 5e-5)])
 @torch.inference_mode()
 def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    model, ids = model_of(kind).to(dtype), torch.randint(258, (1, 400))
+    model, ids = model_of(kind).to(dtype), torch.randint(6, (1, 400))
     lines: list[str] = []
     assert model.compile_step(report=lines.append)
     assert model.compile_step(cached=True)
@@ -258,7 +258,7 @@ def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance
 @pytest.mark.parametrize("kind", COMPILED)
 @torch.inference_mode()
 def test_compiled_code_of_any_batch_size(kind: str) -> None:
-    model, ids = model_of(kind).float(), torch.randint(258, (9, 90))
+    model, ids = model_of(kind).float(), torch.randint(6, (9, 90))
     assert model.compile_step(None)
     for rows in (1, 2, 9):
         expected, cache = model(ids[:rows]).logits, StreamingCache(2)

@@ -104,7 +104,7 @@ class StreamingCache(RowCache):
     Attributes:
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
-        recent: The last tokens of each row, as `NgramEmbedding` needs them, ``(batch, largest size - 1)``.
+        recent: What `NgramEmbedding` and `MatchEmbedding` know of the tokens of each row, ``(batch, columns)``.
         began: Whether a row has had a real token, ``(batch,)``.
         right_padded: Whether a row has had padding after a real token, ``(batch,)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.

@@ -48,6 +48,8 @@ class LagwiseConfig(PreTrainedConfig):
     ngram_sizes: sizes n of n-grams, such as [2, 3, 4]: the last n tokens together have an embedding, added to that of
     the token (`NgramEmbedding`); [] for none. Helps models of bytes most.
     ngram_buckets: rows in the table of embeddings of each size, which n-grams share by chance.
+    match_sizes: sizes n, such as [3, 6]: the token that came next when the last n tokens occurred before has an
+    embedding, added to that of the token (`MatchEmbedding`); [] for none.
     pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or, by
     ``pair`` and ``signed_pair``, the means of two texts, which token_type_ids tell apart and which are processed
     separately, with their product and their difference; the difference is without its sign in ``pair``.
@@ -89,6 +91,7 @@ class LagwiseConfig(PreTrainedConfig):
     type_vocab_size: int = 0
     ngram_sizes: list[int] = dataclasses.field(default_factory=list)
     ngram_buckets: int = 16_384
+    match_sizes: list[int] = dataclasses.field(default_factory=list)
     pooling: str = "mean"
     classifier_hidden_size: int = 0
     classifier_dropout: float = 0.0
@@ -141,8 +144,9 @@ class LagwiseConfig(PreTrainedConfig):
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
-        if self.ngram_sizes and self.input_name != "tokens":
-            raise ValueError(f"ngram_sizes need inputs 'tokens', got {shown(self.inputs)}")
+        for name in ("ngram_sizes", "match_sizes"):
+            if getattr(self, name) and self.input_name != "tokens":
+                raise ValueError(f"{name} need inputs 'tokens', got {shown(self.inputs)}")
         if self.position_embedding == "learned" and self.length_limit is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.layer import LagwiseLayer
-from lagwise.models.ngrams import NgramEmbedding
+from lagwise.models.ngrams import MatchEmbedding, NgramEmbedding
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.symbolic import symbolic
@@ -130,6 +131,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             self.embed_ngrams = NgramEmbedding(
                 config.hidden_size, sizes=config.ngram_sizes, buckets=config.ngram_buckets
             )
+        self.embed_matches = None
+        if config.match_sizes:
+            self.embed_matches = MatchEmbedding(
+                config.hidden_size, sizes=config.match_sizes, vocab_size=config.vocab_size
+            )
         self.embed_positions = None
         if config.position_embedding == "learned":
             assert config.length_limit is not None
@@ -204,7 +210,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             self._begin(cache, batch, mask, seq_idx)
         layout = Layout(mask, seq_idx, grid=grid)
         h = self._with_positions(h, layout, cache)
-        h = self._with_ngrams(h, input_ids, layout, cache)
+        h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
         states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
         return LagwiseModelOutput(
@@ -261,8 +267,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             got = [*names, *(["inputs_embeds"] if embeds is not None else [])]
             raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(got) or 'none'}")
         if embeds is not None:
-            if self.embed_ngrams is not None:
-                raise ValueError("this model embeds n-grams of tokens (ngram_sizes); give input_ids, not inputs_embeds")
+            if self.context_embeddings:
+                raise ValueError(
+                    "this model embeds tokens with earlier ones (ngram_sizes, match_sizes); give input_ids, not "
+                    "inputs_embeds"
+                )
             if embeds.dim() != 3 or embeds.shape[2] != self.config.hidden_size:
                 raise ValueError(
                     f"inputs_embeds must be (batch, length, {self.config.hidden_size}), got {tuple(embeds.shape)}"
@@ -289,14 +298,30 @@ class LagwiseModel(LagwisePreTrainedModel):
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
 
-    def _with_ngrams(self, h: Tensor, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None) -> Tensor:
-        if self.embed_ngrams is None:
+    @property
+    def context_embeddings(self) -> list[NgramEmbedding | MatchEmbedding]:
+        """The embeddings of tokens together with earlier ones."""
+        return [each for each in (self.embed_ngrams, self.embed_matches) if each is not None]
+
+    def no_context(self, batch: int) -> Tensor:
+        """What the context embeddings know at the start of texts, ``(batch, columns)``."""
+        return torch.cat([each.start(batch, self.device) for each in self.context_embeddings], 1)
+
+    def _with_context(
+        self, h: Tensor, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None
+    ) -> Tensor:
+        embeddings = self.context_embeddings
+        if not embeddings:
             return h
         assert input_ids is not None  # `_embed` has checked it
-        ngrams, recent = self.embed_ngrams(input_ids, layout, None if cache is None else cache.recent)
+        earlier: Sequence[Tensor | None] = [None] * len(embeddings)
         if cache is not None:
-            cache.recent = recent
-        return h + self._scaled(ngrams)
+            known = self.no_context(len(input_ids)) if cache.recent is None else cache.recent
+            earlier = known.split([each.state_size for each in embeddings], 1)
+        found = [each(input_ids, layout, part) for each, part in zip(embeddings, earlier, strict=True)]
+        if cache is not None:
+            cache.recent = torch.cat([later for _, later in found], 1)
+        return h + self._scaled(sum(y for y, _ in found))
 
     def _with_types(self, h: Tensor, types: Tensor | None) -> Tensor:
         if self.embed_types is None:

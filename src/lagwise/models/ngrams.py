@@ -1,15 +1,20 @@
-"""Embeddings of the last few tokens together."""
+"""Embeddings of the last few tokens together, and of what followed them the last time."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lagwise.models.inputs import token_positions
 from lagwise.ops import Layout
+from lagwise.ops.packing import document_starts
 from lagwise.tables import whole_number
 
 _PRIME, _MULTIPLIER = 2**31 - 1, 1_103_515_245  # products of two such numbers fit into 64 bits
+_FOLLOWERS = 2**31
 LARGEST_SIZE = 16
 
 
@@ -21,8 +26,8 @@ class NgramEmbedding(nn.Module):
     chance. Before the first token of a text or document, and at padding, an n-gram has "no token" in place of an id.
 
     Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
-    ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None at the start of texts. The second
-    result is the same for tokens that follow.
+    ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None for whole texts. The second result is
+    the same for tokens that follow, and None for whole texts.
 
     Args:
         hidden_size: Channels.
@@ -36,31 +41,162 @@ class NgramEmbedding(nn.Module):
     their number.
     """
 
-    def __init__(self, hidden_size: int, *, sizes: list[int], buckets: int):
+    def __init__(self, hidden_size: int, *, sizes: Sequence[int], buckets: int):
         super().__init__()
-        if not sizes or len(set(sizes)) < len(sizes) or not all(2 <= n <= LARGEST_SIZE for n in sizes):
-            raise ValueError(f"ngram_sizes must be different numbers from 2 to {LARGEST_SIZE}, got {sizes}")
+        self.sizes = _checked("ngram_sizes", sizes)
         self.table = nn.Embedding(len(sizes) * whole_number("ngram_buckets", buckets), hidden_size)
-        self.sizes, self.buckets, self.reach = sorted(sizes), buckets, max(sizes) - 1
+        self.buckets, self.reach = buckets, max(sizes) - 1
+        self.state_size = self.reach
 
-    def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor]:
-        batch, length = ids.shape
-        tokens = ids + 1 if layout.mask is None else (ids + 1) * layout.mask
-        tokens = torch.cat([self.no_tokens(batch, ids.device) if earlier is None else earlier, tokens], 1)
-        position = None
-        if layout.seq_idx is not None:
-            position = token_positions(batch, length, None, None, layout.seq_idx, ids.device)
-        number, rows = tokens[:, self.reach :], []
-        for lag in range(1, self.reach + 1):
-            token = tokens[:, self.reach - lag : self.reach - lag + length]
-            if position is not None:
-                token = token * (position >= lag)
-            number = (number * _MULTIPLIER + token) % _PRIME
-            if lag + 1 in self.sizes:
-                rows.append(number % self.buckets + len(rows) * self.buckets)
+    def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        tokens = _with_earlier(ids, layout, self.reach, earlier)
+        numbers = _numbers(tokens, self.sizes, _positions(ids, layout))
+        rows = [number % self.buckets + i * self.buckets for i, number in enumerate(numbers)]
         # As a copy, because a view would keep all tokens in memory as long as the cache.
-        return self.table(torch.stack(rows, 2)).sum(2), tokens[:, length:].clone()
+        later = None if earlier is None else tokens[:, ids.shape[1] :].clone()
+        return self.table(torch.stack(rows, 2)).sum(2), later
 
-    def no_tokens(self, batch: int, device: torch.device) -> Tensor:
+    def start(self, batch: int, device: torch.device) -> Tensor:
         """``earlier`` at the start of texts."""
-        return torch.zeros(batch, self.reach, dtype=torch.long, device=device)
+        return torch.zeros(batch, self.state_size, dtype=torch.long, device=device)
+
+
+class MatchEmbedding(nn.Module):
+    """Vectors for the token that came next when the last n tokens occurred before.
+
+    Formula: token t gets the sum over the sizes n of ``E_n[x_{s+1}]``, where s < t is the last place with
+    ``(x_{s-n+1}, ..., x_s) = (x_{t-n+1}, ..., x_t)``, and nothing if there is none. Places are found by a hash of the n
+    tokens and kept in `BUCKETS` entries for each size, so a place is forgotten when other tokens need its entry.
+    Documents of packed rows are separate, and padding is no token.
+
+    A text repeats names and phrases, which a convolution or a state cannot look up by content. With this it sees what
+    followed them, as an induction head of attention does, at a cost per token that does not depend on the length.
+
+    Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
+    ``earlier``, ``(batch, largest size + sizes * BUCKETS)``; None for whole texts. The second result is the same for
+    tokens that follow, and None for whole texts.
+
+    Args:
+        hidden_size: Channels.
+        sizes: Sizes n, from 2 to 16.
+        vocab_size: Number of token ids.
+
+    Raises:
+        ValueError: For no sizes, a repeated one or one out of range.
+
+    Source: match models of compressors (Mahoney 2005, "Adaptive weighing of context models for lossless data
+    compression"), as an input of the model instead of a predictor of its own; induction heads: Olsson et al. 2022.
+    """
+
+    BUCKETS: ClassVar[int] = 16_384
+
+    def __init__(self, hidden_size: int, *, sizes: Sequence[int], vocab_size: int):
+        super().__init__()
+        self.sizes = _checked("match_sizes", sizes)
+        self.table = nn.Embedding(len(sizes) * (vocab_size + 1), hidden_size)
+        self.rows, self.reach = vocab_size + 1, max(sizes)
+        self.state_size = self.reach + len(sizes) * self.BUCKETS
+
+    def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        length, table = ids.shape[1], None
+        if earlier is not None:
+            earlier, table = earlier.split([self.reach, len(self.sizes) * self.BUCKETS], 1)
+            table = table.unflatten(1, (len(self.sizes), self.BUCKETS))
+        tokens = _with_earlier(ids, layout, self.reach, earlier)
+        # One more than there are ids: the last token before them is followed by the first of them.
+        positions = _positions(ids, layout)
+        positions = None if positions is None else nn.functional.pad(positions, (1, 0))
+        numbers = torch.stack(_numbers(tokens, self.sizes, positions), 1)
+        last = tokens[:, self.reach - 1 :]
+        if table is not None and length == 1:
+            followers, table = self._next(numbers, last, table)
+        else:
+            followers, table = self._all(numbers, last, layout, table)
+        found = followers + self.rows * torch.arange(len(self.sizes), device=ids.device)[:, None]
+        y = (self.table(found) * (followers > 0)[..., None]).sum(1)
+        return y, None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
+
+    def start(self, batch: int, device: torch.device) -> Tensor:
+        """``earlier`` at the start of texts."""
+        return torch.zeros(batch, self.state_size, dtype=torch.long, device=device)
+
+    def _next(self, numbers: Tensor, last: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """`_all` for one token."""
+        written, read = (numbers % self.BUCKETS).split(1, 2)
+        kept = (last > 0).all(1)[:, None, None]
+        entry = torch.where(kept, _entry(numbers[..., :1], last[:, None, 1:]), table.gather(2, written))
+        table = table.scatter(2, written, entry)
+        return _follower(table.gather(2, read), numbers[..., 1:]) * (last[:, None, 1:] > 0), table
+
+    def _all(
+        self, numbers: Tensor, last: Tensor, layout: Layout, table: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The tokens after earlier places with the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for
+        none; and the table with the places of these tokens."""
+        count = numbers.shape[2]
+        place, bucket = torch.arange(count, device=numbers.device), numbers % self.BUCKETS
+        real = (last > 0)[:, None].expand_as(numbers)
+        group = bucket
+        if layout.seq_idx is not None:
+            documents = nn.functional.pad(document_starts(layout.seq_idx).long().cumsum(1), (1, 0))
+            group = group + self.BUCKETS * documents[:, None]
+        group = torch.where(real, group, -1)
+        # Sorted by group and place, the place before a token's own is the last earlier one of its group.
+        order = (group * count + place).argsort(dim=2)
+        before, after = order[..., :-1], order[..., 1:]
+        same = group.gather(2, before) == group.gather(2, after)
+        source = torch.full_like(order, -1).scatter(2, after, torch.where(same, before, -1))
+        entries = _entry(numbers[..., :-1], last[:, None, 1:].expand_as(real[..., 1:]))
+        entry = entries.gather(2, source.clamp(0, count - 2)) * (source >= 0)
+        if table is not None:
+            entry = torch.where(source < 0, table.gather(2, bucket), entry)
+            written = torch.where(real[..., :-1] & real[..., 1:], place[:-1], -1)
+            latest = torch.full_like(table, -1).scatter_reduce(2, bucket[..., :-1], written, "amax")
+            table = torch.where(latest < 0, table, entries.gather(2, latest.clamp(min=0)))
+        return (_follower(entry, numbers) * real)[..., 1:], table
+
+
+def _entry(numbers: Tensor, followers: Tensor) -> Tensor:
+    """An entry of the table: which tokens, and which came next."""
+    return numbers * _FOLLOWERS + followers
+
+
+def _follower(entries: Tensor, numbers: Tensor) -> Tensor:
+    """The token that came next if an entry is for these tokens, else 0."""
+    rest = entries - numbers * _FOLLOWERS  # ONNX divides integers in floating point
+    return torch.where((rest > 0) & (rest < _FOLLOWERS), rest, 0)
+
+
+def _checked(name: str, sizes: Sequence[int]) -> list[int]:
+    if not sizes or len(set(sizes)) < len(sizes) or not all(2 <= n <= LARGEST_SIZE for n in sizes):
+        raise ValueError(f"{name} must be different numbers from 2 to {LARGEST_SIZE}, got {list(sizes)}")
+    return sorted(sizes)
+
+
+def _with_earlier(ids: Tensor, layout: Layout, reach: int, earlier: Tensor | None) -> Tensor:
+    """``reach`` tokens before ids, and ids: ids + 1, and 0 for no token."""
+    tokens = ids + 1 if layout.mask is None else (ids + 1) * layout.mask
+    return torch.cat([tokens.new_zeros(ids.shape[0], reach) if earlier is None else earlier, tokens], 1)
+
+
+def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
+    """Positions of ids in the documents of packed rows."""
+    if layout.seq_idx is None:
+        return None
+    return token_positions(*ids.shape, None, None, layout.seq_idx, ids.device)
+
+
+def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:
+    """A number for the last n tokens, for each of the sorted sizes n, at the tokens that have ``max(sizes) - 1`` before
+    them."""
+    reach = sizes[-1] - 1
+    length = tokens.shape[1] - reach
+    number, found = tokens[:, reach:], []
+    for lag in range(1, reach + 1):
+        token = tokens[:, reach - lag : reach - lag + length]
+        if positions is not None:
+            token = token * (positions >= lag)
+        number = (number * _MULTIPLIER + token) % _PRIME
+        if lag + 1 in sizes:
+            found.append(number)
+    return found

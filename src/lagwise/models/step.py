@@ -49,7 +49,7 @@ class StreamingStep(nn.Module):
         # Attributes of a cache about the tokens read, which the state includes.
         self.token_attributes = [
             *(["real"] if model.config.position_embedding != "none" else []),
-            *(["recent"] if model.config.ngram_sizes else []),
+            *(["recent"] if model.model.context_embeddings else []),
         ]
         self._tree = self._states(1)
 
@@ -107,7 +107,7 @@ class StreamingStep(nn.Module):
         if "real" in self.token_attributes:
             states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
         if "recent" in self.token_attributes:
-            states.append((self.model.model.embed_ngrams.no_tokens(batch_size, self.model.device),))
+            states.append((self.model.model.no_context(batch_size),))
         return states
 
     def _mixer_states(self) -> Iterator[Any]:
