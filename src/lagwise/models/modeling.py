@@ -310,18 +310,21 @@ class LagwiseModel(LagwisePreTrainedModel):
     def _with_context(
         self, h: Tensor, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None
     ) -> Tensor:
-        embeddings = self.context_embeddings
+        embeddings, later = self.context_embeddings, []
         if not embeddings:
             return h
         assert input_ids is not None  # `_embed` has checked it
         earlier: Sequence[Tensor | None] = [None] * len(embeddings)
         if cache is not None:
-            known = self.no_context(len(input_ids)) if cache.recent is None else cache.recent
-            earlier = known.split([each.state_size for each in embeddings], 1)
-        found = [each(input_ids, layout, part) for each, part in zip(embeddings, earlier, strict=True)]
+            context = self.no_context(len(input_ids)) if cache.recent is None else cache.recent
+            earlier = context.split([each.state_size for each in embeddings], 1)
+        for embedding, part in zip(embeddings, earlier, strict=True):
+            y, after = embedding(input_ids, layout, part)
+            h = h + self._scaled(y)
+            later.append(after)
         if cache is not None:
-            cache.recent = torch.cat([later for _, later in found], 1)
-        return h + self._scaled(sum(y for y, _ in found))
+            cache.recent = torch.cat(later, 1)
+        return h
 
     def _with_types(self, h: Tensor, types: Tensor | None) -> Tensor:
         if self.embed_types is None:

@@ -128,9 +128,7 @@ class MatchEmbedding(nn.Module):
         table = table.scatter(2, written, entry)
         return _follower(table.gather(2, read), numbers[..., 1:]) * (last[:, None, 1:] > 0), table
 
-    def _all(
-        self, numbers: Tensor, last: Tensor, layout: Layout, table: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _all(self, numbers: Tensor, last: Tensor, layout: Layout, table: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens after earlier places with the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for
         none; and the table with the places of these tokens."""
         count = numbers.shape[2]
@@ -183,7 +181,7 @@ def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
     """Positions of ids in the documents of packed rows."""
     if layout.seq_idx is None:
         return None
-    return token_positions(*ids.shape, None, None, layout.seq_idx, ids.device)
+    return token_positions(ids.shape[0], ids.shape[1], None, None, layout.seq_idx, ids.device)
 
 
 def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:
