@@ -46,6 +46,9 @@ MEMBERS = {
 }
 
 
+_BEST = "conv-fd-local+4@3.6"  # the recipe best-lm
+
+
 def page() -> str:
     """The page's text."""
     models = by_model(results(LANGUAGE)["results"])
@@ -115,15 +118,10 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
     return [
         (
             "a text, and minutes of a CPU",
-            "recipe `best-lm`, short convolutions with FD-TNN and attention in chunks",
-            f"bits per byte of novels after 20 minutes: {bits('novels', 'conv-fd-local+4')}; `fd-tnn-lm` "
-            f"{bits('novels', 'fd-tnn-lm')}, Transformer with ALiBi {bits('novels', *transformer)}",
-        ),
-        (
-            "source code, or a text that is read several times",
-            "recipe `fd-tnn-lm`, which has no tables of n-grams to overfit",
-            f"bits per byte of Python's library: {bits('stdlib', 'fd-tnn-lm')}; `best-lm` "
-            f"{bits('stdlib', 'conv-fd-local+4')}, Transformer {bits('stdlib', *transformer)}",
+            "recipe `best-lm`, the default: short convolutions, FD-TNN and attention in chunks",
+            f"bits per byte of novels after 20 minutes: {bits('novels', _BEST)}; `fd-tnn-lm` "
+            f"{bits('novels', 'fd-tnn-lm')}, Transformer with ALiBi {bits('novels', *transformer)}; of Python's "
+            f"library {bits('stdlib', _BEST)}, {bits('stdlib', 'fd-tnn-lm')} and {bits('stdlib', *transformer)}",
         ),
         *_language_advice(models),
         (

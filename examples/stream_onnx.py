@@ -1,7 +1,7 @@
 """Stream text from a model that `lagwise export RUN` wrote, without torch.
 
 pip install onnxruntime tokenizers numpy
-python stream_onnx.py runs/tnn-lm-recurrent-export --prompt "def "
+python stream_onnx.py runs/best-lm-recurrent-export --prompt "def "
 """
 
 import argparse

@@ -40,8 +40,8 @@ INSTEAD = {"100000": "100", "FOLDER": "series", "lra-pathfinder:20000": "lra-pat
 # What the Python of a page takes as given, and the packages of a page beyond those of the tests.
 LOADED = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model = draft = AutoModelForCausalLM.from_pretrained("runs/tnn-lm", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("runs/tnn-lm", trust_remote_code=True)
+model = draft = AutoModelForCausalLM.from_pretrained("runs/best-lm", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("runs/best-lm", trust_remote_code=True)
 """
 SERIES = """
 import numpy as np
@@ -75,11 +75,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install_my_package(folder)
     for command in (
         "train --data my.txt",
+        "train --data my.txt --recipe tnn-lm",
         "train --data my.txt --recipe mega-lm",
         "train --data my.txt --recipe tnn-mlm",
         "train --data my.txt --recipe transformer-mlm",
         "train --data reviews.csv --recipe classify task.text=review task.label=stars",
-        "convert runs/tnn-lm --tolerance 1e-3",
+        "convert runs/best-lm --tolerance 1e-3",
     ):
         lagwise(folder, command.split())
     return folder
@@ -110,7 +111,7 @@ def shortened(folder: Path, words: list[str]) -> list[str]:
     words = [INSTEAD.get(word, word) for word in words]
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[0] == "train" and "--resume" not in words:
-        recipe = options.get("--recipe", "tnn-lm")
+        recipe = options.get("--recipe", "best-lm")
         shutil.rmtree(folder / options.get("--out", f"runs/{recipe}"), ignore_errors=True)
         if "--data" not in words and recipe.startswith("lra-"):  # else generated, with all rows
             words += ["--data", recipe.removesuffix("-small") + ":40"]

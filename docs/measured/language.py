@@ -7,6 +7,8 @@ from typing import Any
 
 from tables import measured_table, results
 
+_BEST, _SEARCH = "best-lm-cpu.json", "best-lm-search-cpu.json"
+
 
 def _scores(test: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[str]:
     found = {score["length"]: f"{score['bits_per_byte']:.3f}" for score in test}
@@ -71,7 +73,32 @@ TCNCA-wide sees 1,365 tokens, more than it was trained on, so its last taps stay
 
 
 def best() -> str:
-    name = "best-lm-cpu.json"
+    columns = ["text", "minutes", "model", "rate", "parameters", "steps", "validation", "test at 512", 2048, 14336]
+    tables = {name: measured_table(name, columns, _per_minute(name)) for name in (_BEST, _SEARCH)}
+    return f"""## The best language model per minute
+
+Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes. In the names, fd is FD-TNN's kernel in
+TNN's gated unit, local attention in chunks of 128, conv a short convolution, and lru a recurrence; their layers
+alternate. deep has more layers, wide a larger width. +N adds embeddings of n-grams of 2 to N bytes
+(`model.ngram_sizes`): many parameters, of which a step reads few. @N.M adds embeddings of what came next when the last
+N (M) bytes occurred before (`model.match_sizes`).
+
+The recipe best-lm is conv-fd-local+4@3.6. Its lead over fd-tnn-lm grows with the length of the text, because a longer
+text repeats more:
+
+{tables[_BEST]}
+
+The search that led to its layers, without matches. There, n-grams are ahead in short trainings; after 20 minutes little
+is left of their lead on enwik8 and on the standard library, whose bytes are read twice. Models that end in -muon are
+trained by Muon (`training.optimizer=muon`): of a short training it needs 0.6 times the steps, but here a step takes a
+third longer, and after 20 minutes little or nothing is left of its lead. Larger batches hide that cost. In this table,
+attention with ALiBi is an earlier and slower version.
+
+{tables[_SEARCH]}"""
+
+
+def _per_minute(name: str) -> list[list[str]]:
+    """Rows of a results file of `benchmarks/best_lm.py`, longer trainings first."""
     runs: dict[tuple[str, float], list[tuple[str, dict[str, Any]]]] = {}
     for key, run in results(name)["results"].items():
         text, minutes, model, rate = key.split("/")
@@ -85,18 +112,7 @@ def best() -> str:
             ]
             size = f"{run['machine']['parameters'] / 1e6:.1f}M"
             rows.append([text, f"{minutes:g}", model, size, f"{run['steps']:,}", *scores])
-    columns = ["text", "minutes", "model", "rate", "parameters", "steps", "validation", "test at 512", 2048, 14336]
-    return f"""## The best language model per minute
-
-Bits per byte after so many minutes of one thread, in batches of 4 × 512 bytes: the search behind the recipe best-lm
-(conv-fd-local+4). It is ahead in short trainings. After 20 minutes it is ahead of fd-tnn-lm on novels, level on enwik8
-and behind on the standard library. In the names, fd is FD-TNN's kernel in TNN's gated unit, local attention in chunks
-of 128, conv a short convolution, and lru a recurrence; their layers alternate. deep has more layers, wide a larger
-width. +N adds embeddings of n-grams of 2 to N bytes: many parameters, of which a step reads few. Models that end in
--muon are trained by Muon (`training.optimizer=muon`): of a short training it needs 0.6 times the steps, but here a step
-takes a third longer, and after 20 minutes little or nothing is left of its lead. Larger batches hide that cost.
-
-{measured_table(name, columns, rows)}"""
+    return rows
 
 
 def recall() -> str:

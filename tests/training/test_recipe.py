@@ -60,6 +60,14 @@ def test_another_model_has_as_many_layers_as_the_blocks_of_a_chain() -> None:
     assert load_recipe("best-lm", ["model.num_hidden_layers=2", "model=tnn"]).model["num_hidden_layers"] == 2
 
 
+def test_the_parts_of_a_chain_cannot_be_set_by_their_names() -> None:
+    kernel = "model.block.token_mixer.kernel.name=s4d"
+    with pytest.raises(ValueError, match=r"block.token_mixer.kernel.name cannot be set: .* --recipe tnn-lm"):
+        load_recipe("best-lm", [kernel])
+    assert load_recipe("best-lm", ["model=tnn", kernel]).model["block"]["token_mixer"]["kernel"]["name"] == "s4d"
+    assert load_recipe("best-lm", ["model.block={name: prenorm}"]).model["block"] == {"name": "prenorm"}
+
+
 def test_another_part_keeps_the_options_that_it_has() -> None:
     mixer = "model.block.token_mixer"
     own = load_recipe("tnn-lm").model["block"]["token_mixer"]

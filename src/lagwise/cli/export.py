@@ -28,14 +28,14 @@ def export(
 
     lagwise export runs/mega-lm
 
-    lagwise export runs/tnn-lm --format pt2 --what forward
+    lagwise export runs/best-lm --format pt2 --what forward
 
     A kernel of finite support streams with a ring buffer, which is slower than a state space. A kernel of infinite
     support must be converted to a state space first:
 
-    lagwise convert runs/tnn-lm
+    lagwise convert runs/best-lm
 
-    lagwise export runs/tnn-lm-recurrent
+    lagwise export runs/best-lm-recurrent
     """
     from lagwise.runs import export_run
 

@@ -42,13 +42,13 @@ def generate(
 ) -> None:
     """Continue a prompt, streamed as it is generated. Speeds go to standard error; Ctrl-C ends the text.
 
-    lagwise generate runs/tnn-lm --prompt "def " --stop "class "
+    lagwise generate runs/best-lm --prompt "def " --stop "class "
 
-    lagwise generate runs/tnn-lm --prompt-file book.txt --tokens 200 > more.txt
+    lagwise generate runs/best-lm --prompt-file book.txt --tokens 200 > more.txt
 
     To generate several times as fast, after 15 seconds to a minute of compilation for the first text:
 
-    lagwise generate runs/tnn-lm --compile --tokens 100000 > long.txt
+    lagwise generate runs/best-lm --compile --tokens 100000 > long.txt
     """
     from lagwise.models import generate_text
     from lagwise.models.loading import default_device, load_language_model

@@ -53,7 +53,7 @@ def train(
         typer.Option(
             callback=not_empty,
             help="Name of a recipe (see `lagwise recipes`) or a YAML file.",
-            show_default="tnn-lm",
+            show_default="best-lm",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="Folder for the run; by default runs/RECIPE.")] = None,
@@ -88,7 +88,7 @@ def train(
         with _resumable(resume):
             folder = training.resume(resume)
     else:
-        recipe = recipe or "tnn-lm"
+        recipe = recipe or "best-lm"
         settings = training.load_recipe(recipe, overrides or [])
         if data:
             settings.data.source = data
@@ -160,7 +160,7 @@ def evaluate(
     accuracy, F1 and the confusion matrix. Regressions: correlations and the mean squared error. Associative recall:
     accuracy at the trained length or others.
 
-    lagwise evaluate runs/tnn-lm --lengths 512,14336
+    lagwise evaluate runs/best-lm --lengths 512,14336
 
     With another engine, or a finer grid of a frequency kernel, than in training:
 
@@ -200,9 +200,9 @@ def convert(
 
     Prints the cost: states and certified error of each layer, and bits per byte before and after.
 
-    lagwise convert runs/tnn-lm --tolerance 1e-3
+    lagwise convert runs/best-lm --tolerance 1e-3
 
-    lagwise generate runs/tnn-lm-recurrent --prompt "def "
+    lagwise generate runs/best-lm-recurrent --prompt "def "
     """
     from lagwise.cli.tables import print_conversion
     from lagwise.runs import convert_run

@@ -28,13 +28,13 @@ def plot(
 
     The report of one run is RUN/report.html, a single file that needs no network; its plots are also in RUN/plots:
 
-        lagwise plot runs/tnn-lm
+        lagwise plot runs/best-lm
 
     Of several runs: learning curves on shared axes, results side by side, and the settings that differ:
 
-        lagwise plot runs/tnn-lm runs/mega
+        lagwise plot runs/best-lm runs/mega
 
-        lagwise plot runs/tnn-lm runs/mega --out reports/tnn-and-mega
+        lagwise plot runs/best-lm runs/mega --out reports/best-and-mega
 
     With `theory`: the theorems of SKI-TNN beside measurements.
 

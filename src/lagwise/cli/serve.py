@@ -42,16 +42,16 @@ def serve(
 ) -> None:
     """Serve a language model with OpenAI's API: completions and chat, with streaming and continuous batching.
 
-    lagwise serve runs/tnn-lm
+    lagwise serve runs/best-lm
 
-    curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "tnn-lm", "prompt":
+    curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" -d '{"model": "best-lm", "prompt":
     "def "}'
 
     The model is named after its folder. Ctrl-C stops the server.
 
     A compiled step generates tokens several times as fast. Compilation takes 15 seconds to a minute:
 
-    lagwise serve runs/tnn-lm --compile
+    lagwise serve runs/best-lm --compile
     """
     try:
         import uvicorn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,7 +22,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import current_mask, document_numbers, token_positions
 from lagwise.models.layer import LagwiseLayer
-from lagwise.models.ngrams import MatchEmbedding, NgramEmbedding
+from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.symbolic import symbolic
@@ -299,32 +298,24 @@ class LagwiseModel(LagwisePreTrainedModel):
         return h + sinusoids(positions, h.shape[2], h.dtype)
 
     @property
-    def context_embeddings(self) -> list[NgramEmbedding | MatchEmbedding]:
+    def context_embeddings(self) -> list[ContextEmbedding]:
         """The embeddings of tokens together with earlier ones."""
         return [each for each in (self.embed_ngrams, self.embed_matches) if each is not None]
-
-    def no_context(self, batch: int) -> Tensor:
-        """What the context embeddings know at the start of texts, ``(batch, columns)``."""
-        return torch.cat([each.start(batch, self.device) for each in self.context_embeddings], 1)
 
     def _with_context(
         self, h: Tensor, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None
     ) -> Tensor:
-        embeddings, later = self.context_embeddings, []
+        embeddings = self.context_embeddings
         if not embeddings:
             return h
         assert input_ids is not None  # `_embed` has checked it
-        earlier: Sequence[Tensor | None] = [None] * len(embeddings)
+        earlier = None
         if cache is not None:
-            context = self.no_context(len(input_ids)) if cache.recent is None else cache.recent
-            earlier = context.split([each.state_size for each in embeddings], 1)
-        for embedding, part in zip(embeddings, earlier, strict=True):
-            y, after = embedding(input_ids, layout, part)
-            h = h + self._scaled(y)
-            later.append(after)
+            earlier = no_context(embeddings, h.shape[0], h.device) if cache.recent is None else cache.recent
+        context, later = embed_context(embeddings, input_ids, layout, earlier)
         if cache is not None:
-            cache.recent = torch.cat(later, 1)
-        return h
+            cache.recent = later
+        return h + self._scaled(context)
 
     def _with_types(self, h: Tensor, types: Tensor | None) -> Tensor:
         if self.embed_types is None:

@@ -154,6 +154,25 @@ class MatchEmbedding(nn.Module):
         return (_follower(entry, numbers) * real)[..., 1:], table
 
 
+ContextEmbedding = NgramEmbedding | MatchEmbedding
+
+
+def embed_context(
+    embeddings: Sequence[ContextEmbedding], ids: Tensor, layout: Layout, earlier: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of several embeddings, with the columns of their ``earlier`` side by side."""
+    sizes = [each.state_size for each in embeddings]
+    parts = [None] * len(sizes) if earlier is None else earlier.split(sizes, 1)
+    found = [each(ids, layout, part) for each, part in zip(embeddings, parts, strict=True)]
+    later = None if earlier is None else torch.cat([after for _, after in found], 1)
+    return torch.stack([y for y, _ in found]).sum(0), later
+
+
+def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:
+    """``earlier`` of several embeddings at the start of texts."""
+    return torch.cat([each.start(batch, device) for each in embeddings], 1)
+
+
 def _entry(numbers: Tensor, followers: Tensor) -> Tensor:
     """An entry of the table: which tokens, and which came next."""
     return numbers * _FOLLOWERS + followers

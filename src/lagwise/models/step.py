@@ -14,6 +14,7 @@ from lagwise.mixers.fixed_forms import fixed_form
 from lagwise.mixers.fixed_online import FixedOnline, OnlineFollower
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.ngrams import no_context
 from lagwise.ops.streaming import online_block
 
 
@@ -107,7 +108,7 @@ class StreamingStep(nn.Module):
         if "real" in self.token_attributes:
             states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
         if "recent" in self.token_attributes:
-            states.append((self.model.model.no_context(batch_size),))
+            states.append((no_context(self.model.model.context_embeddings, batch_size, self.model.device),))
         return states
 
     def _mixer_states(self) -> Iterator[Any]:

@@ -23,7 +23,7 @@ SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_wa
 PRECISIONS = ("auto", "float32", "bfloat16")
 OPTIMIZERS = ("adamw", "muon")
 SELECTIONS = ("last", "best")
-DEFAULT_RECIPE = "tnn-lm"
+DEFAULT_RECIPE = "best-lm"
 MOST_STEPS = 10**8  # the length of each step is drawn beforehand
 MOST_WORKERS = 128  # each is a process with hundreds of megabytes
 _LAST_RATE = 1e-7  # of the polynomial schedule, as in transformers
@@ -196,6 +196,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
         hint = f"; did you mean {near}=...?" if near else " (see 'lagwise recipes tnn-lm' for the keys)"
         raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
+    _refuse_part_of_a_chain(values, parts)
     *path, last = parts
     if not isinstance(values, dict):
         raise ValueError(f"a recipe must be a mapping, got {shown(values)}")
@@ -209,6 +210,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if value is None and text.strip().lower() not in ("null", "~"):
         raise ValueError(f"override {shown(override)} has no value; write {key}=null for none")
     values[last] = value
+
+
+def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
+    """ValueError for the part of a block where the model is a chain of several blocks."""
+    model = values.get("model") if isinstance(values, dict) else None
+    block = model.get("block") if isinstance(model, dict) else None
+    if not isinstance(block, dict) or block.get("name") != "chain" or parts[:2] != ["model", "block"]:
+        return
+    if len(parts) > 2 and parts[2] not in ("name", "blocks"):
+        raise ValueError(
+            f"{'.'.join(parts)} cannot be set: this recipe's layers differ (block 'chain'); take a recipe of equal "
+            "layers, such as --recipe tnn-lm, or a word, such as model=tnn"
+        )
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
