@@ -127,14 +127,12 @@ class LagwiseModel(LagwisePreTrainedModel):
             self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.embed_ngrams = None
         if config.ngram_sizes:
-            self.embed_ngrams = NgramEmbedding(
-                config.hidden_size, sizes=config.ngram_sizes, buckets=config.ngram_buckets
-            )
+            sizes = config.ngram_sizes
+            self.embed_ngrams = NgramEmbedding(config.hidden_size, sizes=sizes, buckets=config.ngram_buckets)
         self.embed_matches = None
         if config.match_sizes:
-            self.embed_matches = MatchEmbedding(
-                config.hidden_size, sizes=config.match_sizes, vocab_size=config.vocab_size
-            )
+            sizes = config.match_sizes
+            self.embed_matches = MatchEmbedding(config.hidden_size, sizes=sizes, vocab_size=config.vocab_size)
         self.embed_positions = None
         if config.position_embedding == "learned":
             assert config.length_limit is not None
@@ -268,8 +266,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if embeds is not None:
             if self.context_embeddings:
                 raise ValueError(
-                    "this model embeds tokens with earlier ones (ngram_sizes, match_sizes); give input_ids, not "
-                    "inputs_embeds"
+                    "n-grams and matches of tokens need input_ids (ngram_sizes, match_sizes), not inputs_embeds"
                 )
             if embeds.dim() != 3 or embeds.shape[2] != self.config.hidden_size:
                 raise ValueError(
@@ -305,13 +302,12 @@ class LagwiseModel(LagwisePreTrainedModel):
     def _with_context(
         self, h: Tensor, input_ids: Tensor | None, layout: Layout, cache: StreamingCache | None
     ) -> Tensor:
-        embeddings = self.context_embeddings
-        if not embeddings:
+        if not (embeddings := self.context_embeddings):
             return h
         assert input_ids is not None  # `_embed` has checked it
-        earlier = None
-        if cache is not None:
-            earlier = no_context(embeddings, h.shape[0], h.device) if cache.recent is None else cache.recent
+        earlier = None if cache is None else cache.recent
+        if cache is not None and earlier is None:
+            earlier = no_context(embeddings, h.shape[0], h.device)
         context, later = embed_context(embeddings, input_ids, layout, earlier)
         if cache is not None:
             cache.recent = later
