@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tiny_models import tiny
 from torch import Tensor
 
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, export
 from lagwise.models.ngrams import MatchEmbedding
 from lagwise.ops import Layout
 
@@ -23,10 +24,10 @@ def model(**fields: Any) -> LagwiseForCausalLM:
 def by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
     """The sum over the sizes of the rows of what came next at the last place with the same tokens."""
     weight = embedding.table.weight
-    found, rows = [], weight.unflatten(0, (len(embedding.sizes), -1))
+    found, rows = [], weight.unflatten(0, (-1, len(embedding.sizes)))
     for end in range(1, len(text) + 1):
         total = torch.zeros(weight.shape[1], dtype=weight.dtype)
-        for table, size in zip(rows, embedding.sizes, strict=True):
+        for table, size in zip(rows.unbind(1), embedding.sizes, strict=True):
             gram = text[end - size : end]
             places = [s for s in range(size, end) if text[s - size : s] == gram]
             if end >= size and places:
@@ -118,10 +119,50 @@ def test_generation_repeats_what_came_next() -> None:
     assert text.tolist() == [period[i % 5] for i in range(27)]
 
 
+def test_padding_between_tokens_is_the_same_whole_and_in_parts() -> None:
+    embedding, ids = MatchEmbedding(3, sizes=[2], vocab_size=9), torch.tensor([[1, 2, 3, 1, 2, 0, 1, 2]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 1, 1]]).bool()
+    whole, _ = embedding(ids, Layout(mask), None)
+    assert whole.any(2).nonzero()[:, 1].tolist() == [4, 6]
+    for sizes in ([1] * 8, [5, 3], [6, 2], [7, 1]):
+        known, parts = embedding.start(1, ids.device), []
+        for chunk, real in zip(ids.split(sizes, 1), mask.split(sizes, 1), strict=True):
+            y, known = embedding(chunk, Layout(real), known)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+def test_ids_may_have_32_bits() -> None:
+    found, ids = model(ngram_sizes=[2]), torch.randint(4, (2, 40))
+    torch.testing.assert_close(found(ids.int(), use_cache=False).logits, found(ids, use_cache=False).logits)
+
+
+def test_added_tokens(tmp_path: Path) -> None:
+    grown = model()
+    ids = torch.randint(4, (2, 40))
+    before = grown(ids).logits
+    grown.resize_token_embeddings(300, mean_resizing=False)
+    torch.testing.assert_close(grown(ids).logits[..., :258], before)
+    repeated = torch.tensor([[5, 6, 7, 280, 5, 6, 7]])
+    expected = by_definition(grown.model.embed_matches, repeated[0].tolist())
+    torch.testing.assert_close(grown.model.embed_matches(repeated, Layout(), None)[0][0], expected)
+    grown.save_pretrained(tmp_path)
+    loaded = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(loaded(repeated).logits, grown(repeated).logits)
+    grown.resize_token_embeddings(100)
+    torch.testing.assert_close(grown(ids).logits, before[..., :100])
+
+
+def test_ids_with_which_exports_are_checked_have_matches() -> None:
+    matches = model()
+    found, _ = matches.model.embed_matches(export._random_ids(matches, 131), Layout(), None)
+    assert found.any(2).sum() > 30
+
+
 def test_wrong_inputs() -> None:
     with pytest.raises(ValueError, match="match_sizes must be different numbers from 2 to 16"):
         LagwiseModel(LagwiseConfig(match_sizes=[1], num_hidden_layers=1))
     with pytest.raises(ValueError, match="match_sizes need inputs 'tokens'"):
         LagwiseConfig(match_sizes=[2], inputs="values")
-    with pytest.raises(ValueError, match="need input_ids .*, not inputs_embeds"):
+    with pytest.raises(ValueError, match=r"need input_ids .*, not inputs_embeds"):
         model()(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double))

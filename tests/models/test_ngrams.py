@@ -103,7 +103,7 @@ def test_wrong_inputs() -> None:
 def test_refused_embeddings_leave_the_cache_as_it_was() -> None:
     ngrams, ids = model(position_embedding="sinusoidal"), torch.randint(258, (2, 20))
     cache = ngrams(ids[:, :10], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="need input_ids .*, not inputs_embeds"):
+    with pytest.raises(ValueError, match=r"need input_ids .*, not inputs_embeds"):
         ngrams(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double), past_key_values=cache)
     found = ngrams(ids[:, 10:], past_key_values=cache).logits
     torch.testing.assert_close(found, ngrams(ids).logits[:, 10:], rtol=0, atol=1e-10)

@@ -25,6 +25,7 @@ TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 _BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
 _MOST_TOKENS = 4096
+_STRETCH = 20
 _FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # batch and length
 
 
@@ -59,7 +60,8 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
     _write(torch.export.export(step, example, strict=False), path, inputs, outputs)
     run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
-    longest = max(tensor.shape[1] for tensor in state.values() if tensor.dim() > 1)
+    layers = list(state.values())[: len(state) - len(step.token_attributes)]
+    longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
     ids = _random_ids(model, min(longest + _BEYOND, _MOST_TOKENS))
     found = torch.cat([run(token) for token in ids[0].split(1)])
     return {
@@ -181,9 +183,12 @@ def _onnx_forward(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
+    """Ids of which every second stretch repeats the one before it, so that matches occur."""
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
-    return torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+    place = torch.arange(length)
+    return ids[:, place - _STRETCH * (place // _STRETCH % 2)]
 
 
 def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:

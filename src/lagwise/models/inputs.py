@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache, real_positions
+from lagwise.ops.bilinear import traced
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 # Arguments of a language model that do not change what a streaming step computes, whatever their values.
@@ -115,6 +116,14 @@ def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
         raise ValueError(
             f"input_ids must be in [0, {vocab_size}), got {low}..{high}; was the text encoded with another tokenizer?"
         )
+
+
+def check_types(types: Tensor, count: int, batch: int, length: int) -> None:
+    """ValueError for token_type_ids of a wrong shape, or outside ``[0, count)``."""
+    if tuple(types.shape) != (batch, length):
+        raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {tuple(types.shape)}")
+    if types.device.type == "cpu" and not traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
+        raise ValueError(f"token_type_ids must be in [0, {count}), got {int(types.min())} to {int(types.max())}")
 
 
 def check_prompt_length(limit: int | None, prompt: int, new: int) -> None:

@@ -20,7 +20,7 @@ from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
-from lagwise.models.inputs import current_mask, document_numbers, token_positions
+from lagwise.models.inputs import check_types, current_mask, document_numbers, token_positions
 from lagwise.models.layer import LagwiseLayer
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.ops import Layout
@@ -74,6 +74,14 @@ class LagwisePreTrainedModel(PreTrainedModel):
         from lagwise.models.conversion import recurrent_form
 
         return recurrent_form(self, tolerance, **options)[0]
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As in transformers, and for the embeddings of matches."""
+        embedding = super().resize_token_embeddings(*args, **kwargs)
+        matches: Any = self.base_model.embed_matches
+        if matches is not None:
+            matches.resize(embedding.num_embeddings, self.config.initializer_range)
+        return embedding
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -200,7 +208,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             attention_mask=attention_mask,
         )
         cache = self._cache(past_key_values, use_cache, seq_idx)
-        self._check_types(token_type_ids, batch, length)
+        if token_type_ids is not None and self.embed_types is not None:
+            check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
         self._check_length(batch, length, mask, cache, seq_idx)
         if cache is not None:
@@ -317,15 +326,6 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.embed_types is None:
             return h
         return h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
-
-    def _check_types(self, types: Tensor | None, batch: int, length: int) -> None:
-        if types is None or self.embed_types is None:
-            return
-        if tuple(types.shape) != (batch, length):
-            raise ValueError(f"token_type_ids must be (batch, length) = {(batch, length)}, got {tuple(types.shape)}")
-        count = self.embed_types.num_embeddings
-        if types.device.type == "cpu" and not traced() and not 0 <= int(types.min()) <= int(types.max()) < count:
-            raise ValueError(f"token_type_ids must be in [0, {count}), got {int(types.min())} to {int(types.max())}")
 
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
         if seq_idx is not None:

@@ -67,7 +67,8 @@ class MatchEmbedding(nn.Module):
     Formula: token t gets the sum over the sizes n of ``E_n[x_{s+1}]``, where s < t is the last place with
     ``(x_{s-n+1}, ..., x_s) = (x_{t-n+1}, ..., x_t)``, and nothing if there is none. Places are found by a hash of the n
     tokens and kept in `BUCKETS` entries for each size, so a place is forgotten when other tokens need its entry.
-    Documents of packed rows are separate, and padding is no token.
+    Documents of packed rows are separate. Padding is no
+    token, and nothing follows a place before it.
 
     A text repeats names and phrases, which a convolution or a state cannot look up by content. With this it sees what
     followed them, as an induction head of attention does, at a cost per token that does not depend on the length.
@@ -93,8 +94,8 @@ class MatchEmbedding(nn.Module):
     def __init__(self, hidden_size: int, *, sizes: Sequence[int], vocab_size: int):
         super().__init__()
         self.sizes = _checked("match_sizes", sizes)
-        self.table = nn.Embedding(len(sizes) * (vocab_size + 1), hidden_size)
-        self.rows, self.reach = vocab_size + 1, max(sizes)
+        self.table = nn.Embedding((vocab_size + 1) * len(sizes), hidden_size)  # rows of one token side by side
+        self.reach = max(sizes)
         self.state_size = self.reach + len(sizes) * self.BUCKETS
 
     def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -112,7 +113,7 @@ class MatchEmbedding(nn.Module):
             followers, table = self._next(numbers, last, table)
         else:
             followers, table = self._all(numbers, last, layout, table)
-        found = followers + self.rows * torch.arange(len(self.sizes), device=ids.device)[:, None]
+        found = followers * len(self.sizes) + torch.arange(len(self.sizes), device=ids.device)[:, None]
         y = (self.table(found) * (followers > 0)[..., None]).sum(1)
         return y, None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
 
@@ -120,13 +121,21 @@ class MatchEmbedding(nn.Module):
         """``earlier`` at the start of texts."""
         return torch.zeros(batch, self.state_size, dtype=torch.long, device=device)
 
+    @torch.no_grad()
+    def resize(self, vocab_size: int, std: float) -> None:
+        """Change the number of token ids. Rows of new ids begin as normal numbers with a standard deviation."""
+        old, rows = self.table.weight, (vocab_size + 1) * len(self.sizes)
+        new = old.new_empty(rows, old.shape[1]).normal_(std=std)
+        new[: len(old)] = old[:rows]
+        self.table = nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
+
     def _next(self, numbers: Tensor, last: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """`_all` for one token."""
         written, read = (numbers % self.BUCKETS).split(1, 2)
-        kept = (last > 0).all(1)[:, None, None]
-        entry = torch.where(kept, _entry(numbers[..., :1], last[:, None, 1:]), table.gather(2, written))
+        real = last[:, None, :, None] > 0
+        entry = torch.where(real[:, :, 0], _entry(numbers[..., :1], last[:, None, 1:]), table.gather(2, written))
         table = table.scatter(2, written, entry)
-        return _follower(table.gather(2, read), numbers[..., 1:]) * (last[:, None, 1:] > 0), table
+        return _follower(table.gather(2, read), numbers[..., 1:]) * real[:, :, 1], table
 
     def _all(self, numbers: Tensor, last: Tensor, layout: Layout, table: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens after earlier places with the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for
@@ -148,7 +157,7 @@ class MatchEmbedding(nn.Module):
         entry = entries.gather(2, source.clamp(0, count - 2)) * (source >= 0)
         if table is not None:
             entry = torch.where(source < 0, table.gather(2, bucket), entry)
-            written = torch.where(real[..., :-1] & real[..., 1:], place[:-1], -1)
+            written = torch.where(real[..., :-1], place[:-1], -1)
             latest = torch.full_like(table, -1).scatter_reduce(2, bucket[..., :-1], written, "amax")
             table = torch.where(latest < 0, table, entries.gather(2, latest.clamp(min=0)))
         return (_follower(entry, numbers) * real)[..., 1:], table
@@ -192,7 +201,8 @@ def _checked(name: str, sizes: Sequence[int]) -> list[int]:
 
 def _with_earlier(ids: Tensor, layout: Layout, reach: int, earlier: Tensor | None) -> Tensor:
     """``reach`` tokens before ids, and ids: ids + 1, and 0 for no token."""
-    tokens = ids + 1 if layout.mask is None else (ids + 1) * layout.mask
+    tokens = ids.long() + 1  # hashes need 64 bits
+    tokens = tokens if layout.mask is None else tokens * layout.mask
     return torch.cat([tokens.new_zeros(ids.shape[0], reach) if earlier is None else earlier, tokens], 1)
 
 

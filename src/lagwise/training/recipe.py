@@ -218,7 +218,7 @@ def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
     block = model.get("block") if isinstance(model, dict) else None
     if not isinstance(block, dict) or block.get("name") != "chain" or parts[:2] != ["model", "block"]:
         return
-    if len(parts) > 2 and parts[2] not in ("name", "blocks"):
+    if len(parts) > 2 and parts[2:] not in (["name"], ["blocks"]):
         raise ValueError(
             f"{'.'.join(parts)} cannot be set: this recipe's layers differ (block 'chain'); take a recipe of equal "
             "layers, such as --recipe tnn-lm, or a word, such as model=tnn"
