@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.bench.harness import save_results
-from lagwise.process import denormals_as_zero
+from lagwise.process import denormals_as_zero, keep_freed_memory
 
 _WRITING = threading.Lock()  # runs finish in several threads
 _WARMUP, _TIMED, _APART = 3, 15, 20  # steps that are not timed, that are, and their distance in the data
@@ -194,4 +194,5 @@ def together(workers: int, calls: Iterable[Callable[[], object]]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as in trainings
     print(json.dumps(costs(json.loads(sys.argv[1]))))
