@@ -109,7 +109,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
     ]
 
     def bits(text: str, model: str, rate: float = 0.004) -> str:
-        return f"{best[f'{text}/20/{model}/{rate}']['scores']['test'][0]['bits_per_byte']:.3f}"
+        return f"{best[f'{text}/10/{model}/{rate}']['scores']['test'][0]['bits_per_byte']:.3f}"
 
     def hidden(model: str, place: int) -> str:
         return f"{encoders[model]['test'][place]['loss']:.2f}"
@@ -119,7 +119,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
         (
             "a text, and minutes of a CPU",
             "recipe `best-lm`, the default: short convolutions, FD-TNN and attention in chunks",
-            f"bits per byte of novels after 20 minutes: {bits('novels', _BEST)}; `fd-tnn-lm` "
+            f"bits per byte of novels after 10 minutes: {bits('novels', _BEST)}; `fd-tnn-lm` "
             f"{bits('novels', 'fd-tnn-lm')}, Transformer with ALiBi {bits('novels', *transformer)}; of Python's "
             f"library {bits('stdlib', _BEST)}, {bits('stdlib', 'fd-tnn-lm')} and {bits('stdlib', *transformer)}",
         ),

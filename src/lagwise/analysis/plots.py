@@ -38,7 +38,7 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
         else:
             axes.set_xscale("log")
         axes.axhline(0, color="0.8", linewidth=0.5)
-    figure.suptitle("Kernels: six channels (thin), mean size of all (thick)")
+    figure.suptitle("Kernels: six channels (thin),\nmean size of all (thick)")
     return figure
 
 

@@ -216,7 +216,7 @@ def demo(
     ] = Path("runs/demo"),
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
-    """Train, evaluate, sample and plot a TNN on Python's own source, in five to ten minutes on two idle cores."""
+    """Train, evaluate, sample and plot a model of Python's own source, in five to ten minutes on two idle cores."""
     from lagwise.cli.demo import run_demo
 
     run_demo(out, overrides or [], write=write)

@@ -45,11 +45,11 @@ class LagwiseConfig(PreTrainedConfig):
     their position (Huang et al. 2016).
     type_vocab_size: number of token_type_ids with an embedding, added to that of the token; with 0 they are accepted
     and ignored.
-    ngram_sizes: sizes n of n-grams, such as [2, 3, 4]: the last n tokens together have an embedding, added to that of
-    the token (`NgramEmbedding`); [] for none. Helps models of bytes most.
+    ngram_sizes: sizes n of n-grams from 2 to 16, such as [2, 3, 4]: the last n tokens together have an embedding, added
+    to that of the token (`NgramEmbedding`); [] for none. Helps models of bytes most.
     ngram_buckets: rows in the table of embeddings of each size, which n-grams share by chance.
-    match_sizes: sizes n, such as [3, 6]: the token that came next when the last n tokens occurred before has an
-    embedding, added to that of the token (`MatchEmbedding`); [] for none.
+    match_sizes: sizes n from 2 to 16, such as [3, 6]: the token that came next when the last n tokens occurred before
+    has an embedding, added to that of the token (`MatchEmbedding`); [] for none.
     pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or, by
     ``pair`` and ``signed_pair``, the means of two texts, which token_type_ids tell apart and which are processed
     separately, with their product and their difference; the difference is without its sign in ``pair``.

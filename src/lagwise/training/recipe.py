@@ -194,7 +194,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     else:
         leaves = [f"{s}.{f.name}" for s, cls in _SECTIONS.items() for f in dataclasses.fields(cls)]
         near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
-        hint = f"; did you mean {near}=...?" if near else " (see 'lagwise recipes tnn-lm' for the keys)"
+        hint = f"; did you mean {near}=...?" if near else f" (see 'lagwise recipes {DEFAULT_RECIPE}' for the keys)"
         raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
     _refuse_part_of_a_chain(values, parts)
     *path, last = parts
@@ -220,8 +220,8 @@ def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
         return
     if len(parts) > 2 and parts[2:] not in (["name"], ["blocks"]):
         raise ValueError(
-            f"{'.'.join(parts)} cannot be set: this recipe's layers differ (block 'chain'); take a recipe of equal "
-            "layers, such as --recipe tnn-lm, or a word, such as model=tnn"
+            f"{'.'.join(parts)} cannot be set, because the layers of this recipe differ (block 'chain'); take a "
+            "recipe of equal layers, such as --recipe tnn-lm, or another model, such as model=tnn"
         )
 
 

@@ -137,6 +137,11 @@ def data_unchanged(out: Path, recipe: Recipe) -> bool:
 def _check_unused(out: Path) -> None:
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
+        if (out / "config.json").is_file():
+            raise FileExistsError(
+                f"{str(out)!r} holds a finished run: choose another folder with --out; to go on from its weights, add "
+                f"model.init_from={out}"
+            )
         raise FileExistsError(
             f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
         )
