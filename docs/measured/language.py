@@ -83,8 +83,8 @@ alternate. deep has more layers, wide a larger width. +N adds embeddings of n-gr
 (`model.ngram_sizes`): many parameters, of which a step reads few. @N.M adds embeddings of what came next when the last
 N (M) bytes occurred before (`model.match_sizes`).
 
-The recipe best-lm is conv-fd-local+4@3.6. Its lead over fd-tnn-lm grows with the length of the text, because a longer
-text repeats more:
+The recipe best-lm is conv-fd-local+4@3.6. Its lead over fd-tnn-lm is smallest on short pieces of novels, and grows with
+the length of the text, because a longer text repeats more:
 
 {tables[_BEST]}
 
