@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import in_chunks, tiny
 from torch import Tensor
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, export
@@ -92,12 +92,7 @@ def test_matches_matter_and_stream() -> None:
     other.load_state_dict(matches.state_dict())
     other.model.embed_matches.table.weight.zero_()
     assert (other(ids).logits - expected).abs().max() > 1e-3
-    cache, parts = None, []
-    for chunk in ids.split([1, 2, 30, 1, 26], 1):
-        out = matches(chunk, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(in_chunks(matches, ids, [1, 2, 30, 1, 26]), expected, rtol=0, atol=1e-10)
     mask = torch.tensor([[0] * 5 + [1] * 60] * 2)
     padded = matches(torch.nn.functional.pad(ids, (5, 0)), attention_mask=mask).logits
     torch.testing.assert_close(padded[:, 5:], expected, rtol=0, atol=1e-10)

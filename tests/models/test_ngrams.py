@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import in_chunks, tiny
 from torch import Tensor
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel
@@ -68,12 +68,7 @@ def test_ngrams_matter_and_stream() -> None:
     changed[:, 10] = (ids[:, 10] + 1) % 258
     others = ngrams.model.embed_ngrams(changed, Layout(), None)[0] != ngrams.model.embed_ngrams(ids, Layout(), None)[0]
     assert others.any(2).nonzero()[:, 1].unique().tolist() == [10, 11, 12, 13]  # as far as the longest n-gram
-    cache, parts = None, []
-    for chunk in ids.split([1, 2, 20, 1, 16], 1):
-        out = ngrams(chunk, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(in_chunks(ngrams, ids, [1, 2, 20, 1, 16]), expected, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()

@@ -54,6 +54,16 @@ def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausal
     return built
 
 
+def in_chunks(model: LagwiseForCausalLM, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """The logits of a text that is read in chunks of some sizes."""
+    cache, parts = None, []
+    for chunk in ids.split(sizes, 1):
+        out = model(chunk, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    return torch.cat(parts, 1)
+
+
 def _shrunk(spec: Any) -> Any:
     if isinstance(spec, list):
         return [_shrunk(each) for each in spec]
