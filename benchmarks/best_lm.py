@@ -6,11 +6,10 @@
 Models are recipes of the package, as a baseline, and those of `CANDIDATES`: stacks of layers with different mixers. A
 model with +N also embeds n-grams of 2 to N bytes, one with @N.M what followed the last N and M bytes before. One that
 ends in -muon is trained by Muon, the others by AdamW. All read bytes in sequences of 512, in batches of 4, with warm-up
-and a cosine schedule. The number of steps is what fits
-into the minutes, by the measured cost of a step and of a validation (RUNS/costs.json). Each run is tested at 512, 2,048
-and 14,336 bytes, and added to the results file under DATA/MINUTES/MODEL/RATE. Finished runs are skipped and interrupted
-ones resumed. A search is several calls: short runs of all models on one text, then longer ones of the best on all
-three.
+and a cosine schedule. The number of steps is what fits into the minutes, by the measured cost of a step and of a
+validation (RUNS/costs.json). Each run is tested at 512, 2,048 and 14,336 bytes, and added to the results file under
+DATA/MINUTES/MODEL/RATE. Finished runs are skipped and interrupted ones resumed. A search is several calls: short runs
+of all models on one text, then longer ones of the best on all three.
 """
 
 from __future__ import annotations

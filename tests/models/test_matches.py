@@ -11,7 +11,7 @@ from tiny_models import in_chunks, tiny
 from torch import Tensor
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, export
-from lagwise.models.ngrams import MatchEmbedding
+from lagwise.models.ngrams import MatchEmbedding, no_context
 from lagwise.ops import Layout
 
 
@@ -53,7 +53,7 @@ def test_values_and_gradients_are_those_of_the_definition(sizes: list[int], voca
 def test_chunks_find_what_the_whole_text_finds(sizes: list[int]) -> None:
     embedding, ids = MatchEmbedding(3, sizes=[2, 4], vocab_size=3), torch.randint(3, (2, 63))
     whole, _ = embedding(ids, Layout(), None)
-    known, parts = embedding.start(2, ids.device), []
+    known, parts = no_context([embedding], 2, ids.device), []
     for chunk in ids.split(sizes, 1):
         y, known = embedding(chunk, Layout(), known)
         parts.append(y)
@@ -67,7 +67,7 @@ def test_an_entry_that_other_tokens_took_is_no_match(monkeypatch: pytest.MonkeyP
         ids = torch.tensor([text])
         whole, _ = embedding(ids, Layout(), None)
         assert whole.any(2).nonzero()[:, 1].tolist() == ends
-        known = embedding.start(1, ids.device)
+        known = no_context([embedding], 1, ids.device)
         for t, token in enumerate(ids.split(1, 1)):
             y, known = embedding(token, Layout(), known)
             torch.testing.assert_close(y, whole[:, t : t + 1])
@@ -120,7 +120,7 @@ def test_padding_between_tokens_is_the_same_whole_and_in_parts() -> None:
     whole, _ = embedding(ids, Layout(mask), None)
     assert whole.any(2).nonzero()[:, 1].tolist() == [4, 6]
     for sizes in ([1] * 8, [5, 3], [6, 2], [7, 1]):
-        known, parts = embedding.start(1, ids.device), []
+        known, parts = no_context([embedding], 1, ids.device), []
         for chunk, real in zip(ids.split(sizes, 1), mask.split(sizes, 1), strict=True):
             y, known = embedding(chunk, Layout(real), known)
             parts.append(y)
@@ -135,7 +135,9 @@ def test_ids_may_have_32_bits() -> None:
 def test_added_tokens(tmp_path: Path) -> None:
     grown = model()
     ids = torch.randint(4, (2, 40))
-    before = grown(ids).logits
+    before, table = grown(ids).logits, grown.model.embed_matches.table.weight
+    grown.resize_token_embeddings(258)
+    assert grown.model.embed_matches.table.weight is table  # an optimizer may hold it
     grown.resize_token_embeddings(300, mean_resizing=False)
     torch.testing.assert_close(grown(ids).logits[..., :258], before)
     repeated = torch.tensor([[5, 6, 7, 280, 5, 6, 7]])

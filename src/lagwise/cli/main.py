@@ -80,6 +80,7 @@ def train(
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     from lagwise import training
+    from lagwise.training.recipe import DEFAULT_RECIPE
 
     done = resume is not None and (resume / "config.json").is_file()
     if resume is not None:
@@ -88,7 +89,7 @@ def train(
         with _resumable(resume):
             folder = training.resume(resume)
     else:
-        recipe = recipe or "best-lm"
+        recipe = recipe or DEFAULT_RECIPE
         settings = training.load_recipe(recipe, overrides or [])
         if data:
             settings.data.source = data

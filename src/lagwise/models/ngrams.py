@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -56,10 +57,6 @@ class NgramEmbedding(nn.Module):
         later = None if earlier is None else tokens[:, ids.shape[1] :].clone()
         return self.table(torch.stack(rows, 2)).sum(2), later
 
-    def start(self, batch: int, device: torch.device) -> Tensor:
-        """``earlier`` at the start of texts."""
-        return torch.zeros(batch, self.state_size, dtype=torch.long, device=device)
-
 
 class MatchEmbedding(nn.Module):
     """Vectors for the token that came next when the last n tokens occurred before.
@@ -67,8 +64,7 @@ class MatchEmbedding(nn.Module):
     Formula: token t gets the sum over the sizes n of ``E_n[x_{s+1}]``, where s < t is the last place with
     ``(x_{s-n+1}, ..., x_s) = (x_{t-n+1}, ..., x_t)``, and nothing if there is none. Places are found by a hash of the n
     tokens and kept in `BUCKETS` entries for each size, so a place is forgotten when other tokens need its entry.
-    Documents of packed rows are separate. Padding is no
-    token, and nothing follows a place before it.
+    Documents of packed rows are separate. Padding is no token, and nothing follows a place before it.
 
     A text repeats names and phrases, which a convolution or a state cannot look up by content. With this it sees what
     followed them, as an induction head of attention does, at a cost per token that does not depend on the length.
@@ -117,14 +113,12 @@ class MatchEmbedding(nn.Module):
         y = (self.table(found) * (followers > 0)[..., None]).sum(1)
         return y, None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
 
-    def start(self, batch: int, device: torch.device) -> Tensor:
-        """``earlier`` at the start of texts."""
-        return torch.zeros(batch, self.state_size, dtype=torch.long, device=device)
-
     @torch.no_grad()
     def resize(self, vocab_size: int, std: float) -> None:
         """Change the number of token ids. Rows of new ids begin as normal numbers with a standard deviation."""
         old, rows = self.table.weight, (vocab_size + 1) * len(self.sizes)
+        if rows == len(old):  # keeps the parameter, which an optimizer may hold
+            return
         new = old.new_empty(rows, old.shape[1]).normal_(std=std)
         new[: len(old)] = old[:rows]
         self.table = nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
@@ -174,12 +168,12 @@ def embed_context(
     parts = [None] * len(sizes) if earlier is None else earlier.split(sizes, 1)
     found = [each(ids, layout, part) for each, part in zip(embeddings, parts, strict=True)]
     later = None if earlier is None else torch.cat([after for _, after in found], 1)
-    return torch.stack([y for y, _ in found]).sum(0), later
+    return reduce(torch.add, (y for y, _ in found)), later
 
 
 def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:
     """``earlier`` of several embeddings at the start of texts."""
-    return torch.cat([each.start(batch, device) for each in embeddings], 1)
+    return torch.zeros(batch, sum(each.state_size for each in embeddings), dtype=torch.long, device=device)
 
 
 def _entry(numbers: Tensor, followers: Tensor) -> Tensor:
