@@ -30,7 +30,8 @@ def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
     on one thread and the task's data.
 
     The jobs take steps in turn, so that other load on the machine affects all of them equally. Steps differ in
-    duration, so they are spread over the data, and their mean determines a run's time.
+    duration, so they are spread over the data, and their mean determines a run's time. The largest batches come first:
+    while the memory of the process grows, steps take several times as long, and a training soon has done with that.
     """
     import torch
 
@@ -39,7 +40,7 @@ def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
     seconds: list[list[float]] = [[] for _ in jobs]
     for number in range(_WARMUP + _TIMED):
         for job, (step, _) in enumerate(timed):
-            seconds[job].append(step(number * _APART))
+            seconds[job].append(step(number))
     return [
         {"seconds": statistics.fmean(found[_WARMUP:]), "evaluation_seconds": evaluation()}
         for found, (_, evaluation) in zip(seconds, timed, strict=True)
@@ -47,8 +48,8 @@ def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
 
 
 def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], float], Callable[[], float]]:
-    """Functions that take a recipe's training step by its number, and estimate an evaluation from some batches of the
-    valid split; both return CPU seconds."""
+    """Functions that take one of a recipe's training steps by its number, those to warm up first, and estimate an
+    evaluation from some batches of the valid split; both return CPU seconds."""
     import torch
 
     from lagwise.training import check_recipe, load_recipe
@@ -73,10 +74,17 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
             labels = inputs.pop("labels")
             return task.loss(model(**inputs), labels)
 
+    def inputs_of(first: int) -> Any:
+        return task.collate([examples[first + i] for i in range(micro)])
+
+    starts = range(0, (_WARMUP + _TIMED) * _APART * batch, batch)
+    largest = max(starts, key=lambda first: max(tensor.numel() for tensor in inputs_of(first).values()))
+    steps = [largest] * _WARMUP + list(starts[::_APART][_WARMUP:])
+
     def step(number: int) -> float:
         begun = time.process_time()
-        for first in range(number * batch, (number + 1) * batch, micro):
-            loss(task.collate([examples[first + i] for i in range(micro)])).backward()
+        for first in range(steps[number], steps[number] + batch, micro):
+            loss(inputs_of(first)).backward()
         optimizer.step()
         optimizer.zero_grad()
         return time.process_time() - begun
