@@ -126,11 +126,13 @@ class TCNMixer(Mixer):
     def blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given a function that convolves. Padding is set to zero before every convolution, whose output
         fills it."""
+        x = masked(x, mask)  # once, because it may be NaN there: a product is faster
+        real = None if mask is None else mask[..., None].to(x.dtype)
         for start in range(0, len(self.dilations), self.convolutions):
             h = x
             for index in range(start, start + self.convolutions):
                 if self.norm == "rms":
                     h = F.rms_norm(h, h.shape[-1:], eps=_EPSILON)
-                h = self.activation(convolve(index, masked(h, mask)))
+                h = self.activation(convolve(index, h if real is None else h * real))
             x = x + h if self.residual else h
         return x
