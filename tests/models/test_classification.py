@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
-from lagwise.models.configuration import PAIRS
+from lagwise.models.configuration import PAIRS, SINGLE
 from lagwise.training import load_recipe
 
 TCN = {"name": "tcn", "kernel_size": 3, "dilation": 3, "depth": 3}
@@ -69,7 +69,7 @@ def test_save_and_load(block: dict, tmp_path: Path) -> None:
 
 
 @every_block
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("pooling", SINGLE)
 def test_packed_documents_are_classified_as_if_alone(block: dict, pooling: str) -> None:
     model = make(block, pooling=pooling)
     documents = [torch.randint(0, 256, (1, n)) for n in (9, 30, 1)]
@@ -81,11 +81,12 @@ def test_packed_documents_are_classified_as_if_alone(block: dict, pooling: str) 
     torch.testing.assert_close(packed.loss, torch.nn.functional.cross_entropy(alone, torch.tensor([0, 1, 2])))
 
 
-@pytest.mark.parametrize("pooling", ["first", "last"])
+@pytest.mark.parametrize("pooling", ["first", "last", "ends"])
 def test_pooling_ignores_padding(pooling: str) -> None:
     model = make(BLOCKS["tnn"], pooling=pooling)
     ids = torch.randint(0, 256, (2, 30))
-    hidden = model.model(ids).last_hidden_state[:, 0 if pooling == "first" else -1]
+    places = {"first": [0], "last": [-1], "ends": [0, -1]}[pooling]
+    hidden = model.model(ids).last_hidden_state[:, places].flatten(1)
     torch.testing.assert_close(model(ids).logits, model.classifier(hidden))
     padded = torch.cat([torch.full((2, 4), 257), ids, torch.full((2, 3), 257)], dim=1)
     mask = torch.tensor([[0] * 4 + [1] * 30 + [0] * 3] * 2)
@@ -168,7 +169,7 @@ def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -
     assert torch.isfinite(torch.tensor(trainer.train().training_loss))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("pooling", SINGLE)
 def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
     model, ids = make(BLOCKS["tnn"], pooling=pooling), torch.randint(0, 256, (2, 20))
     mask = torch.ones(2, 20, dtype=torch.long)

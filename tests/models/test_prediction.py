@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lagwise import LagwiseConfig, LagwiseForPrediction
+from lagwise.models.configuration import SINGLE
 from lagwise.models.loading import load_model
 
 NAN = float("nan")
@@ -33,6 +34,7 @@ def test_outputs_have_the_format_of_patchtst() -> None:
     torch.testing.assert_close(out.loc, x.mean(1, keepdim=True))
     torch.testing.assert_close(out.scale, (x.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt())
     assert tiny()(past_values=x, future_values=future, return_dict=False)[0].shape == ()
+    assert all(tiny(pooling=each)(past_values=x).prediction_outputs.shape == (2, 3, 3) for each in SINGLE)
 
 
 def test_forecasts_are_equivariant_to_level_and_scale_and_channels_are_independent() -> None:

@@ -53,7 +53,7 @@ def test_any_chunks_give_the_output_for_the_whole_signal(mixer: str) -> None:
     assert whole.std(0).min() > 1e-3
 
 
-@pytest.mark.parametrize(("pooling", "width"), [("mean", 6), ("first", 0), ("last", 0)])
+@pytest.mark.parametrize(("pooling", "width"), [("mean", 6), ("first", 0), ("last", 0), ("ends", 6)])
 def test_a_sequence_classifier_reports_the_class_so_far(pooling: str, width: int) -> None:
     model = make("tcn", LagwiseForSequenceClassification, pooling=pooling, classifier_hidden_size=width)
     x = torch.randn(60, 2, dtype=torch.float64)

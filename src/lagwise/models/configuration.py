@@ -18,7 +18,8 @@ POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000
 HEAD_TRANSFORMS = ("none", "tanh", "gelu")
 PAIRS = ("pair", "signed_pair")
-POOLINGS = ("mean", "first", "last", *PAIRS)
+SINGLE = ("mean", "first", "last", "ends")  # poolings of single texts
+POOLINGS = (*SINGLE, *PAIRS)
 
 
 class LagwiseConfig(PreTrainedConfig):
@@ -50,9 +51,10 @@ class LagwiseConfig(PreTrainedConfig):
     ngram_buckets: rows in the table of embeddings of each size, which n-grams share by chance.
     match_sizes: sizes n from 2 to 16, such as [3, 6]: the token that came next when the last n tokens occurred before
     has an embedding, added to that of the token (`MatchEmbedding`); [] for none.
-    pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first`` or the ``last``; or, by
-    ``pair`` and ``signed_pair``, the means of two texts, which token_type_ids tell apart and which are processed
-    separately, with their product and their difference; the difference is without its sign in ``pair``.
+    pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first``, the ``last``, or by
+    ``ends`` the first and the last, concatenated; or, by ``pair`` and ``signed_pair``, the means of two texts, which
+    token_type_ids tell apart and which are processed separately, with their product and their difference; the
+    difference is without its sign in ``pair``.
     classifier_hidden_size: width of a layer with ReLU before the classifier's output layer; with pairs a second one of
     half that width follows (Long Range Arena's classifiers). 0 for none.
     classifier_dropout: dropout rate of the pooled values in training.

@@ -7,28 +7,31 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from lagwise.models.configuration import PAIRS, LagwiseConfig
+from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
 from lagwise.ops.packing import document_starts
 from lagwise.tables import known
 
 
 def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor | None = None) -> Tensor:
-    """The mean over real tokens, or the first or last real token, of each row or of each document of packed rows.
+    """The mean over real tokens, or the first or last real token or both, of each row or of each document of packed
+    rows.
 
     Args:
         hidden: ``(batch, length, channels)``.
-        pooling: ``mean``, ``first`` or ``last``.
+        pooling: ``mean``, ``first``, ``last``, or ``ends`` for the first and the last, concatenated.
         mask: ``(batch, length)``, true where a token is real.
         seq_idx: ``(batch, length)``, document numbers of packed rows, negative at padding.
 
     Returns:
-        ``(batch, channels)``, or for packed rows ``(documents, channels)``, row by row in order. Sums are in float32 or
-        better.
+        ``(batch, channels)``, or for packed rows ``(documents, channels)``, row by row in order; twice as many channels
+        for ``ends``. Sums are in float32 or better.
 
     Raises:
         ValueError: For another pooling, a mask of another shape, and a row without any token.
     """
-    known(pooling, ("mean", "first", "last"), "pooling of single texts")
+    known(pooling, SINGLE, "pooling of single texts")
+    if pooling == "ends":
+        return torch.cat([pool(hidden, end, mask=mask, seq_idx=seq_idx) for end in ("first", "last")], dim=-1)
     shape = tuple(hidden.shape[:2])
     if mask is not None and mask.shape != shape:
         raise ValueError(f"attention_mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")
@@ -66,11 +69,16 @@ def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_
     return torch.cat([u, v, *joined], dim=-1)
 
 
+def pooled_size(config: LagwiseConfig) -> int:
+    """The number of pooled features of a sequence, or of a pair."""
+    return config.hidden_size * (4 if config.pooling in PAIRS else 2 if config.pooling == "ends" else 1)
+
+
 def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
     """The layers with ReLU between pooled features and a classifier's output layer, none by default, and the number of
     features after them (``config.classifier_hidden_size``)."""
     pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
-    sizes = [config.hidden_size * (4 if pairs else 1)]
+    sizes = [pooled_size(config)]
     if width:
         sizes += [width, max(1, width // 2)] if pairs else [width]
     layers = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), nn.ReLU())]

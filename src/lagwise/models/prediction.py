@@ -11,7 +11,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head
-from lagwise.models.pooling import pool
+from lagwise.models.pooling import pool, pooled_size
 from lagwise.tables import whole_number
 
 
@@ -56,7 +56,7 @@ class LagwiseForPrediction(Head):
         self.patch = features // 2
         self.horizon = whole_number("prediction_length", config.prediction_length)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.head = nn.Linear(config.hidden_size, self.horizon)
+        self.head = nn.Linear(pooled_size(config), self.horizon)
         self.post_init()
 
     @can_return_tuple

@@ -121,9 +121,10 @@ class StreamingClassifier:
         pooling = self.model.config.pooling
         if pooling == "last":
             return hidden
-        if pooling == "first":
+        if pooling in ("first", "ends"):
             self._pooled = hidden[:1].to(self._pooled) if self._steps == 0 else self._pooled
-            return self._pooled.to(hidden).expand(len(hidden), -1)
+            first = self._pooled.to(hidden).expand(len(hidden), -1)
+            return first if pooling == "first" else torch.cat([first, hidden], dim=-1)
         total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
         self._pooled = total[-1:].clone()
         count = torch.arange(self._steps + 1, self._steps + len(hidden) + 1, device=hidden.device)
