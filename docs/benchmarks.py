@@ -51,6 +51,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     layers.padded,
     layers.vocabulary_loss,
     arena.trainings,
+    arena.arguments,
 )
 
 
