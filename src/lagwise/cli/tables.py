@@ -37,6 +37,11 @@ def print_conversion(result: Mapping[str, Any]) -> None:
             for each in result["layers"]
         ),
     )
+    typer.echo(
+        "A mode is an exponential of the lag. A channel keeps one number, its state, for each real mode and two for "
+        "each complex one, in place of the tokens that its taps reach. Bound and error hold for every channel at every "
+        "frequency, relative to the channel's largest gain."
+    )
     metric = result.get("metric", "bits_per_byte")
     rows = [
         (
