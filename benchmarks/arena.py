@@ -51,12 +51,9 @@ def _fd(layers: int, hidden: int, longest: int) -> list[str]:
 PLAN: dict[str, tuple[str, list[str]]] = {
     "text-tnn": ("lra-text-small", []),
     "text-tcn-mlp": ("lra-text-small", ["model=tcn-mlp", "model.hidden_size=92", "training.learning_rate=0.002"]),
-    "text-transformer": (  # each layer keeps a bias of (rows, heads, length, length) for the backward pass
+    "text-transformer": (
         "lra-text-small",
-        [
-            *("model=transformer", "model.block.channel_mixer.expansion=3"),
-            *("training.learning_rate=0.002", "training.accumulate=8"),
-        ],
+        ["model=transformer", "model.block.channel_mixer.expansion=3", "training.learning_rate=0.002"],
     ),
     "text-fd-tnn": ("lra-text-small", _fd(1, 16, 512)),
     "text-ski-tnn": ("lra-text-small", _SKI),

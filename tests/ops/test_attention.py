@@ -55,3 +55,31 @@ def test_a_mask_without_padding_needs_no_bias_of_its_own(monkeypatch: pytest.Mon
     torch.testing.assert_close(vmapped(whole)[:, 0], expected[[0, 0]])
     monkeypatch.setattr("lagwise.ops.attention.full._bias", None)
     torch.testing.assert_close(attention(q, k, v, slopes=alibi_slopes(3), mask=whole), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_rows_with_padding_equal_rows_without_it(causal: bool, dtype: torch.dtype) -> None:
+    """More than one chunk of queries; padding before and after, and keys there that would have most of the weight."""
+    real = (slice(0, 560), slice(50, 530), slice(100, 101))
+    mask = torch.zeros(3, 560, dtype=torch.bool)
+    q, k, v = (torch.randn(3, 2, 560, 4).to(dtype) for _ in range(3))
+    for row, own in enumerate(real):
+        mask[row, own] = True
+    k[~mask[:, None].expand(-1, 2, -1)] = 100.0
+    for each in (q, k, v):
+        each.requires_grad_()
+    slopes = alibi_slopes(2).to(q.device)
+    y = attention(q, k, v, causal=causal, slopes=slopes, mask=mask.to(q.device))
+    assert y.isfinite().all()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4}.get(dtype, 0.05)
+    for row, own in enumerate(real):
+        alone = [each[row : row + 1, :, own].detach().to(torch.float64).requires_grad_() for each in (q, k, v)]
+        exact = attention_reference(*alone, causal=causal, slopes=slopes)
+        ours = y[row : row + 1, :, own]
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=tolerance)
+        found = torch.autograd.grad(ours.double().square().sum(), (q, k, v), retain_graph=True)
+        expected = torch.autograd.grad(exact.square().sum(), alone)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a[row : row + 1, :, own].double(), b, rtol=0, atol=10 * tolerance)
+            assert not a[row, :, ~mask[row]].any()

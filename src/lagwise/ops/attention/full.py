@@ -58,7 +58,7 @@ def attention(
         ValueError: If there are more queries than keys.
 
     Beyond ``_QUERY_CHUNK`` queries the bias is computed in chunks. In training it needs O(length * total) memory, but
-    on a CPU, for slopes without padding, O(total).
+    on a CPU, for slopes, O(total).
 
     Source: TNN eq. 1 and 6 (ALiBi); computed by torch's scaled_dot_product_attention.
     """
@@ -74,7 +74,10 @@ def attention(
     if causal and length == 1 and slopes is None and mask is None:
         return F.scaled_dot_product_attention(query, key, value)
     chunks = []
-    toeplitz = eager and slopes is not None and mask is None and length > 1
+    toeplitz = eager and slopes is not None and length > 1
+    size = query.shape[3]
+    if toeplitz and mask is not None:
+        query, key, value = _without_padding(query, key, value, mask)
     step = length if symbolic(length) else _QUERY_CHUNK
     for start in [0] if symbolic(length) else range(0, length, step):
         part = query[:, :, start : start + step]
@@ -83,7 +86,8 @@ def attention(
         keys, values = key[:, :, :seen], value[:, :, :seen]
         if toeplitz:
             bias = _toeplitz_bias(part, first, seen, causal, slopes)
-            chunks.append(F.scaled_dot_product_attention(part.flip(2), keys, values, attn_mask=bias).flip(2))
+            mixed = F.scaled_dot_product_attention(part.flip(2), keys, values, attn_mask=bias, scale=size**-0.5)
+            chunks.append(mixed.flip(2)[..., :size])
         else:
             bias = _bias(part, first, seen, causal, slopes, mask)
             chunks.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=bias))
@@ -102,6 +106,15 @@ def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | N
     if mask is not None:
         bias = bias.masked_fill(~(mask[:, None, None, :seen].bool() | (i == j)), float("-inf"))
     return bias.to(query.dtype)
+
+
+def _without_padding(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values with one more feature, by which padding has a score that leaves it no weight: a bias
+    of keys without a matrix of queries and keys. Zero in values, which torch's kernel wants as wide as keys."""
+    lowest = torch.finfo(key.dtype).min / 2
+    hidden = torch.zeros_like(mask, dtype=key.dtype).masked_fill(~mask.bool(), lowest)
+    hidden = hidden[:, None, :, None].expand(-1, key.shape[1], -1, -1)
+    return F.pad(query, (0, 1), value=1.0), torch.cat([key, hidden], dim=3), F.pad(value, (0, 1))
 
 
 def _toeplitz_bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | None) -> Tensor:
