@@ -81,8 +81,9 @@ class LanguageModelling(RunningText):
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, test = evaluation["valid"], evaluation["test"]
-        compared = [(f"this model, length {test[0]['length']}", test[0]["bits_per_byte"])]
-        compared += [
+        own = {score["length"]: score["bits_per_byte"] for score in (test[0], test[-1])}  # compressors read it whole
+        compared = [
+            *((f"this model, length {length}", value) for length, value in own.items()),
             *evaluation["compressors"].items(),
             (f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", valid["bits_per_byte"]),
         ]
