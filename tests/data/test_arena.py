@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lagwise.data import listops, open_format, prepare_labelled
+from lagwise.data import generated, listops, open_format, prepare_labelled
 from lagwise.data.arena import without_brackets
 from lagwise.data.generated import generate, generated_source
 from lagwise.files import lock
@@ -111,6 +111,22 @@ def test_listops_is_written_and_read_in_the_published_format(tmp_path: Path, mon
     assert first == source.read()["train"]["text"][:]
     with pytest.raises(FileExistsError, match="exists already"):
         generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
+
+
+def test_held_out_rows_are_in_no_training_part_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes below and above the full one; a larger set begins with the rows of a smaller one."""
+    monkeypatch.setattr(generated, "_ROWS", {"train": 300, "valid": 4, "test": 4})
+    parts: dict[str, dict[int | None, list[str]]] = {"train": {}, "val": {}, "test": {}}
+    for rows in (48, 150, None, 400):
+        generate("lra-listops", tmp_path / str(rows), rows=rows, seed=0, texts=None, progress=False)
+        for split, found in parts.items():
+            found[rows] = (tmp_path / str(rows) / f"basic_{split}.tsv").read_text().splitlines()[1:]
+    assert [len(each) for found in parts.values() for each in found.values()] == [48, 150, 300, 400, *[2, 3, 4, 8] * 2]
+    for found in parts.values():
+        longest = found[400]
+        assert all(own == longest[: len(own)] for own in found.values())
+        assert len(set(longest)) == len(longest)
+    assert len({row for found in parts.values() for row in found[400]}) == 416
 
 
 def test_a_killed_generation_is_begun_again(tmp_path: Path) -> None:

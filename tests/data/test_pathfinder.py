@@ -134,9 +134,11 @@ def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, 
     data = prepare_pictures(open_pictures(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
     assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
-    pictures, labels, *_ = drawn[32]  # a picture depends only on the seed and its index
+    pictures, labels, *_ = drawn[32]  # a picture depends only on the seed, the part and its index
     assert data.splits["train"]["label"][:] == labels[:16].tolist()
-    assert data.splits["test"][1]["image"] == pathfinder.encoded(pictures[19])
+    assert data.splits["train"][15]["image"] == pathfinder.encoded(pictures[15])
+    last = pathfinder.pictures(0, 180_000 // pathfinder.BLOCK)[0][180_000 % pathfinder.BLOCK + 1]
+    assert data.splits["test"][1]["image"] == pathfinder.encoded(last)
     (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"sample_5\.png is not a readable picture"):
         prepare_pictures(open_pictures(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)

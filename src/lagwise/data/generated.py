@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -23,10 +24,11 @@ from lagwise.progress import progress_bar
 from lagwise.tables import known
 
 _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # of ListOps, by default
-_PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
+_PICTURES = {"train": 160_000, "valid": 20_000, "test": 20_000}  # by default
+_SIDES = {"lra-pathfinder": 32, "lra-path-x": 128}
 _PAIRS, _PASSAGE = 20_000, 4_000  # of passages, and characters of each
 RETRIEVAL = "lra-retrieval"
-_FORMAT = 2  # raise when the same seed gives other data
+_FORMAT = 3  # raise when the same seed gives other data
 
 
 def generated_source(name: str, *, progress: bool = True) -> Path | None:
@@ -46,11 +48,12 @@ def generated_source(name: str, *, progress: bool = True) -> Path | None:
 def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
     """ListOps as Long Range Arena's files, ``basic_train.tsv``, ``basic_val.tsv`` and ``basic_test.tsv``.
 
-    rows: of the training file (96,000); the others have a 48th as many. Row i depends only on (seed, i).
+    rows: of the training file (96,000); the others have a 48th as many. Row i of a file depends only on the seed, the
+    file and i, and the rows of one file are in no other, of whatever size.
     """
     sizes = _ROWS if rows is None else {"train": rows, "valid": max(2, rows // 48), "test": max(2, rows // 48)}
     names = dict(zip(SPLITS, ARENA["listops"].parts[0], strict=True))
-    blocks = _blocks(listops_block, seed, sum(sizes.values()), listops.BLOCK)
+    blocks = _blocks(listops_block, seed, _places(sizes, _ROWS), listops.BLOCK)
     with progress_bar(desc="generating ListOps", total=sum(sizes.values()), unit="row", show=progress) as bar:
         lines = (line for block in blocks for line in block)
         for split in SPLITS:
@@ -66,24 +69,26 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which a
     picture's line holds its folder, its file, its number and its label.
 
-    rows: pictures (200,000). Picture i depends only on (seed, i).
+    rows: pictures (200,000): eight tenths for training, then those for validation and for tests, as they are read.
+    Picture i of a part depends only on the seed, the part and i, and the pictures of one part are in no other, of
+    whatever size.
     """
-    count = rows or _PICTURES
+    count = rows or sum(_PICTURES.values())
+    first, last = count * 8 // 10, count * 9 // 10
+    sizes = {"train": first, "valid": last - first, "test": count - last}
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
-    blocks = _blocks(pathfinder_block, seed, count, pathfinder.BLOCK, side)
+    blocks = _blocks(pathfinder_block, seed, _places(sizes, _PICTURES), pathfinder.BLOCK, side)
     with progress_bar(desc="drawing Pathfinder", total=count, unit="picture", show=progress) as bar:
-        done = 0
         for number, block in enumerate(blocks):
             place = folder / "imgs" / str(number)
             place.mkdir(parents=True)
             lines = []
-            for i, (picture, label) in enumerate(block[: count - done]):
+            for i, (picture, label) in enumerate(block):
                 (place / f"sample_{i}.png").write_bytes(picture)
                 lines.append(f"imgs/{number} sample_{i}.png {i} {label}\n")
                 bar.update()
             (folder / "metadata" / f"{number}.npy").write_text("".join(lines))
-            done += len(lines)
     return {"pictures": count, "side": side, "seed": seed}
 
 
@@ -183,21 +188,38 @@ def _exists(out: Path) -> FileExistsError:
     return FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
 
 
-def _blocks(make: Callable[..., Any], seed: int, count: int, size: int, *options: Any) -> Iterator[Any]:
-    """The results of ``make(seed, block, *options)`` for as many blocks as hold ``count``, in order, computed by one
-    process per core."""
-    numbers = range(-(-count // size))
-    processes = min(len(numbers), os.cpu_count() or 1)
+def _places(sizes: Mapping[str, int], full: Mapping[str, int]) -> list[range]:
+    """Where the rows of each split are in the endless sequence of a seed. In a set of full size one split follows the
+    other; a smaller set has the first rows of each. What a larger one needs of a split begins far behind."""
+    places, start = [], 0
+    for number, (size, most) in enumerate(zip(sizes.values(), full.values(), strict=True), 1):
+        places += [range(start, start + min(size, most)), range(number << 40, (number << 40) + max(0, size - most))]
+        start += most
+    return places
+
+
+def _blocks(
+    make: Callable[..., Any], seed: int, places: Iterable[range], size: int, *options: Any
+) -> Iterator[Sequence[Any]]:
+    """The rows at some places of ``make(seed, block, *options)``, which makes a block of ``size`` rows: in order, what
+    each block has of a range. Computed by one process per core."""
+    pieces = [
+        (block, slice(max(0, part.start - block * size), part.stop - block * size))
+        for part in filter(None, places)
+        for block in range(part.start // size, -(-part.stop // size))
+    ]
+    processes = min(len(pieces), os.cpu_count() or 1)
     if processes == 1:
-        yield from (make(seed, block, *options) for block in numbers)
+        yield from (make(seed, block, *options)[kept] for block, kept in pieces)
         return
     with ProcessPoolExecutor(processes) as pool:
-        waiting: list[Any] = []  # no more blocks than that are held in memory
-        for block in numbers:
-            waiting.append(pool.submit(make, seed, block, *options))
+        waiting: deque[tuple[Any, slice]] = deque()  # no more blocks than that are held in memory
+        for block, kept in pieces:
+            waiting.append((pool.submit(make, seed, block, *options), kept))
             if len(waiting) > 2 * processes:
-                yield waiting.pop(0).result()
-        yield from (each.result() for each in waiting)
+                made, part = waiting.popleft()
+                yield made.result()[part]
+        yield from (made.result()[part] for made, part in waiting)
 
 
 def listops_block(seed: int, block: int) -> list[str]:
