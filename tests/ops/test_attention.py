@@ -83,3 +83,16 @@ def test_rows_with_padding_equal_rows_without_it(causal: bool, dtype: torch.dtyp
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a[row : row + 1, :, own].double(), b, rtol=0, atol=10 * tolerance)
             assert not a[row, :, ~mask[row]].any()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_values_of_another_width_and_one_mask_for_all_rows(width: int, masked: bool) -> None:
+    q, k = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(2))
+    v = torch.randn(2, 3, 9, width, dtype=torch.float64)
+    mask = (torch.arange(9, device=q.device) < (7 if masked else 9))[None]
+    y = attention(q, k, v, causal=False, slopes=alibi_slopes(3).to(q.device), mask=mask)
+    real = 7 if masked else 9
+    q, k, v = (each[:, :, :real] for each in (q, k, v))
+    expected = attention_reference(q, k, v, causal=False, slopes=alibi_slopes(3).to(q.device))
+    torch.testing.assert_close(y[:, :, :real], expected)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.base import Mixer
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefill, receptive_field
 from lagwise.ops.window import Window
@@ -126,7 +126,7 @@ class TCNMixer(Mixer):
     def blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given a function that convolves. Padding is set to zero before every convolution, whose output
         fills it."""
-        x = masked(x, mask)  # once, because it may be NaN there: a product is faster
+        # Products are faster than masked_fill. x is zero at padding (`Mixer.forward`), so nothing there is NaN.
         real = None if mask is None else mask[..., None].to(x.dtype)
         for start in range(0, len(self.dilations), self.convolutions):
             h = x

@@ -52,7 +52,7 @@ def attention(
         mask: ``(batch, total)``, true where a key is real; by default all are.
 
     Returns:
-        A tensor like query. Rows of padding hold finite numbers without meaning: a query always sees itself.
+        A tensor like query. Rows of padding hold finite numbers without meaning: a query always sees some token.
 
     Raises:
         ValueError: If there are more queries than keys.
@@ -75,7 +75,7 @@ def attention(
         return F.scaled_dot_product_attention(query, key, value)
     chunks = []
     toeplitz = eager and slopes is not None and length > 1
-    size = query.shape[3]
+    size, width = query.shape[3], value.shape[3]
     if toeplitz and mask is not None:
         query, key, value = _without_padding(query, key, value, mask)
     step = length if symbolic(length) else _QUERY_CHUNK
@@ -87,7 +87,7 @@ def attention(
         if toeplitz:
             bias = _toeplitz_bias(part, first, seen, causal, slopes)
             mixed = F.scaled_dot_product_attention(part.flip(2), keys, values, attn_mask=bias, scale=size**-0.5)
-            chunks.append(mixed.flip(2)[..., :size])
+            chunks.append(mixed.flip(2)[..., :width])
         else:
             bias = _bias(part, first, seen, causal, slopes, mask)
             chunks.append(F.scaled_dot_product_attention(part, keys, values, attn_mask=bias))
@@ -113,7 +113,7 @@ def _without_padding(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
     of keys without a matrix of queries and keys. Zero in values, which torch's kernel wants as wide as keys."""
     lowest = torch.finfo(key.dtype).min / 2
     hidden = torch.zeros_like(mask, dtype=key.dtype).masked_fill(~mask.bool(), lowest)
-    hidden = hidden[:, None, :, None].expand(-1, key.shape[1], -1, -1)
+    hidden = hidden[:, None, :, None].expand(*key.shape[:3], 1)
     return F.pad(query, (0, 1), value=1.0), torch.cat([key, hidden], dim=3), F.pad(value, (0, 1))
 
 
