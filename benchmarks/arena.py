@@ -1,14 +1,14 @@
 """Train models on Long Range Arena's tasks for equal times, with one thread per run, and test the best checkpoints.
 
-    python benchmarks/arena.py RUNS --text IMDB --pictures CIFAR.npz [--pairs PAIRS] [--minutes 75] [--workers 2]
+    python benchmarks/arena.py RUNS --text IMDB --pictures CIFAR.npz [--pairs PAIRS] [--minutes N] [--workers 2]
         [--runs text-tnn,listops-tnn,...] [--start EARLIER] [--results FILE]
 
 Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace only the kernel of the
 recipe's TNN. TCN-MLP and the Transformer have a width for about as many parameters, without embeddings of n-grams.
-Some runs have a learning rate of their own. The number of steps is what fits into the minutes. It is estimated once
-from the mean CPU time of some steps on the task's data and kept in RUNS/costs.json. Finished runs are skipped and
-interrupted runs are resumed, so the command may be stopped and repeated. The scores and the curve of each finished run
-are written to the results file.
+Some runs have a learning rate of their own. The number of steps is what fits into the minutes of the task (`MINUTES`),
+or those of --minutes for any task. It is estimated once from the mean CPU time of some steps on the task's data and
+kept in RUNS/costs.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and
+repeated. The scores and the curve of each finished run are written to the results file.
 
 With --start, runs go on from the weights of the runs with the same names in another folder, for the same time again,
 with a new warm-up. Their results are added under "NAME, continued".
@@ -74,6 +74,7 @@ _PATH_X = (
         *("training.steps=50", "training.warmup_steps=5", "training.evaluate_every=50", "training.save_every=25"),
     ],
 )
+MINUTES = {"text": 20, "listops": 60, "image": 60, "pathfinder": 75, "retrieval": 30}  # per run
 _EVALUATIONS = {"pathfinder": 3, "retrieval": 3, "text-transformer": 2}  # per run, where one takes minutes
 _MOST_EVALUATIONS = 12
 
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--pairs", help="pairs of passages, as 'lagwise data lra-retrieval' writes them")
     parser.add_argument("--runs", default=",".join([*PLAN, PATH_X, BYTES]), help="names, separated by commas (all)")
     parser.add_argument("--start", type=Path, help="folder of finished runs, whose weights the runs start from")
-    parser.add_argument("--minutes", type=float, default=75, help="minutes per run (75)")
+    parser.add_argument("--minutes", type=float, help="minutes per run, instead of those of its task")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/arena-cpu.json"))
     given = parser.parse_args()
@@ -196,7 +197,8 @@ def main() -> None:
         else:
             others.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
     given.folder.mkdir(parents=True, exist_ok=True)
-    plan = planned(jobs, given.minutes, given.folder / "costs.json", {name: evaluations(name) for name in jobs})
+    minutes = {name: MINUTES[task_of(name)] if given.minutes is None else given.minutes for name in jobs}
+    plan = planned(jobs, minutes, given.folder / "costs.json", {name: evaluations(name) for name in jobs})
     runs = [partial(run, name, job, plan[name], given) for name, job in jobs.items()]
     together(given.workers, [*runs, *(partial(other, given) for other in others)])
 

@@ -105,12 +105,12 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
 
 def planned(
     jobs: Mapping[str, tuple[str, Sequence[str]]],
-    minutes: float,
+    minutes: float | Mapping[str, float],
     file: Path,
     evaluations: int | Mapping[str, int] = 12,
 ) -> dict[str, dict[str, Any]]:
-    """The number of steps of each job that fit into a run's minutes with so many evaluations, for all jobs or by name,
-    and their `costs`.
+    """The number of steps of each job that fit into a run's minutes with so many evaluations, both for all jobs or by
+    name, and their `costs`.
 
     Jobs map names to a recipe and its overrides. Costs are kept in the file, by the recipe's content; jobs that are
     missing there are measured in a separate process.
@@ -127,9 +127,10 @@ def planned(
     plan = {}
     for name, key in keys.items():
         count = evaluations if isinstance(evaluations, int) else evaluations[name]
-        left = 60 * minutes - count * known[key]["evaluation_seconds"]
+        own = minutes[name] if isinstance(minutes, Mapping) else minutes
+        left = 60 * own - count * known[key]["evaluation_seconds"]
         if left <= 0:
-            raise ValueError(f"{count} evaluations of {name} alone take more than {minutes} minutes")
+            raise ValueError(f"{count} evaluations of {name} alone take more than {own} minutes")
         plan[name] = {**known[key], "steps": max(1, round(left / known[key]["seconds"]))}
     return plan
 

@@ -72,7 +72,13 @@ def test_runs_without_data_are_named(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     trained: list[str] = []
-    monkeypatch.setattr(script, "planned", lambda jobs, *rest: {name: {"steps": 3} for name in jobs})
+    times: list[dict[str, float]] = []
+
+    def planned(jobs: dict[str, Any], minutes: dict[str, float], *rest: Any) -> dict[str, Any]:
+        times.append(minutes)
+        return {name: {"steps": 3} for name in jobs}
+
+    monkeypatch.setattr(script, "planned", planned)
     monkeypatch.setattr(script, "run", lambda name, *rest: trained.append(name))
     monkeypatch.setattr(script, "path_x", lambda given: trained.append("path-x"))
     monkeypatch.setattr(sys, "argv", ["arena.py", str(tmp_path), "--text", "imdb"])
@@ -81,6 +87,14 @@ def test_runs_without_data_are_named(
     skipped = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in skipped] == ["image-tnn-2d", "image-tnn", "retrieval-tnn", "retrieval-bytes"]
     assert skipped[-1].endswith("skipped, because its data are not given (--pairs)")
+    assert {name: times[0][name] for name in ("text-tnn", "listops-tnn", "pathfinder-tnn-2d")} == {
+        "text-tnn": 20,
+        "listops-tnn": 60,
+        "pathfinder-tnn-2d": 75,
+    }
+    monkeypatch.setattr(sys, "argv", ["arena.py", str(tmp_path), "--text", "imdb", "--minutes", "2"])
+    script.main()
+    assert set(times[1].values()) == {2}
 
 
 def test_bytes_tell_texts_of_other_bytes_apart(script: ModuleType, tmp_path: Path) -> None:
