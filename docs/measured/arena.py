@@ -84,12 +84,13 @@ def arguments() -> str:
     if not tables.has_results(_ARGUMENTS):
         return ""
     found = tables.results(_ARGUMENTS)["results"]
+    trained, tested = found["rows"]
     rows = [[_KNOWN[name], f"{100 * accuracy:.1f}"] for name, accuracy in found["accuracy"].items()]
     text = f"""### What the arguments of ListOps tell
 
 Test accuracy, in per cent, of a network with one hidden layer that is given the outermost operator and counts of some
-of its arguments' values, trained on {found["rows"][0]:,} rows. From the third row on it is also given the operators of
-the other lists ([what this means](arena.md#what-these-tasks-measure))."""
+of its arguments' values, trained on {trained:,} rows and tested on {tested:,}. From the third row on it is also given
+the operators of the other lists ([what this means](arena.md#what-these-tasks-measure))."""
     return f"{text}\n\n{tables.measured_table(_ARGUMENTS, ['known arguments', 'test'], rows)}"
 
 

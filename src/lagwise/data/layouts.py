@@ -152,7 +152,7 @@ def _file_rows(path: Path, layout: Layout) -> Dataset:
     elif layout.fields and len(first) == len(layout.fields):
         header, rows = list(layout.fields), [(number, first), *lines]
     else:
-        shown = ", ".join(map(repr, header)) or "nothing"
+        shown = ", ".join(f"{field!r:.40}" for field in header) or "nothing"  # without a header these are texts
         needed = " and ".join(map(repr, (others[0] for others in layout.texts.values())))
         raise ValueError(f"{path}, line {number}: {task} has columns {needed}, got {shown}")
     places = _places(header, layout)
