@@ -1,22 +1,20 @@
-"""Check the generator of Pathfinder: `python benchmarks/pathfinder_cnn.py [--side 32] [--minutes 30] [--out FILE]`.
+"""Check the generator of Pathfinder: `python benchmarks/pathfinder_cnn.py [--side 32] [--minutes 60] [--out FILE]`.
 
-A small two-dimensional CNN is trained on generated pictures for a time and tested on others. It should reach 95 % on
-32 x 32, while no statistic of single pixels or of the marks alone should (`tests/data/test_pathfinder.py`). Training
-pictures are turned and mirrored at random, which changes no label. The learning rate follows a cosine over the time,
-which is CPU time on one thread, so a busy machine affects the duration but not the result.
+A small two-dimensional CNN is trained on the generated set for a time and tested on its test part. It should reach
+95 % on 32 x 32, while no statistic of single pixels or of the marks alone should (`tests/data/test_pathfinder.py`).
+Training pictures are turned and mirrored at random, which changes no label. The learning rate follows a cosine over the
+time, which is CPU time on one thread, so a busy machine affects the duration but not the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +22,14 @@ from torch import Tensor, nn
 
 from lagwise.bench.harness import save_results
 from lagwise.data import pathfinder
+from lagwise.data.labelled_pictures import prepare_pictures
+from lagwise.data.picture_files import open_pictures
+from lagwise.data.pictures import decode
 from lagwise.progress import progress_bar
 from lagwise.training.hardware import bfloat16_is_fast
 
-_BATCH, _HELD_OUT, _PEAK, _WARMUP = 64, 2048, 2e-3, 0.05
+_BATCH, _PEAK, _WARMUP = 64, 2e-3, 0.05
+_EVERY, _VALIDATION = 50_000, 2_000  # pictures between validations, and those of one
 
 
 class Residual(nn.Module):
@@ -57,19 +59,11 @@ def network(side: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * width, 2))
 
 
-def drawn(count: int, side: int) -> tuple[Tensor, Tensor]:
-    """The first ``count`` pictures of seed 0, ``(count, 1, side, side)`` of uint8, and their labels."""
-    blocks = range(-(-count // pathfinder.BLOCK))
-    with (
-        ProcessPoolExecutor(os.cpu_count()) as pool,
-        progress_bar(desc="drawing", total=len(blocks), unit="block", show=True) as bar,
-    ):
-        found = []
-        for block in pool.map(partial(pathfinder.pictures, 0, side=side), blocks):
-            found.append(block)
-            bar.update()
-    pictures, labels = (np.concatenate(part)[:count] for part in zip(*found, strict=True))
-    return torch.from_numpy(pictures)[:, None], torch.from_numpy(labels)
+def pictures_of(rows: Any) -> tuple[Tensor, Tensor]:
+    """Pictures ``(count, 1, side, side)`` of uint8, and their labels."""
+    bar = progress_bar(rows["image"][:], desc="decoding", unit="picture", show=True)
+    pictures = np.stack([np.asarray(decode(data, 1, "a generated picture")) for data in bar])
+    return torch.from_numpy(pictures)[:, None], torch.tensor(rows["label"][:])
 
 
 def logits(model: nn.Module, pictures: Tensor) -> Tensor:
@@ -88,13 +82,12 @@ def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
 def trained(
     model: nn.Module, pictures: Tensor, labels: Tensor, seconds: float, held: tuple[Tensor, Tensor]
 ) -> Iterator[list[tuple[int, float]]]:
-    """Train for so many seconds of CPU time. After each epoch, yields (picture number, accuracy on those held out) of
-    all epochs."""
+    """Train for so many seconds of CPU time. Every `_EVERY` pictures and at the end, yields (pictures seen, accuracy on
+    those held out) so far."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     begun, curve, seen = time.process_time(), [], 0
-    while (done := (time.process_time() - begun) / seconds) < 1:
-        order = torch.randperm(len(labels))
-        for rows in order.split(_BATCH):
+    while True:
+        for rows in torch.randperm(len(labels)).split(_BATCH):
             done = min(1.0, (time.process_time() - begun) / seconds)
             rate = _PEAK * min(done / _WARMUP, (1 + math.cos(math.pi * done)) / 2)
             for group in optimizer.param_groups:
@@ -105,37 +98,43 @@ def trained(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            seen += len(rows)
+            before, seen = seen, seen + len(rows)
+            if done == 1 or seen // _EVERY > before // _EVERY:
+                curve.append((seen, accuracy(model, *held)))
+                print(f"{seen:,} pictures: loss {loss.item():.3f}, held-out accuracy {curve[-1][1]:.4f}", flush=True)
+                yield curve
             if done == 1:
-                break
-        curve.append((seen, accuracy(model, *held)))
-        print(f"{seen:,} pictures: loss {loss.item():.3f}, held-out accuracy {curve[-1][1]:.4f}", flush=True)
-        yield curve
+                return
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=32, choices=tuple(pathfinder.PARAMETERS), help="of pictures (32)")
-    parser.add_argument("--pictures", type=int, default=50_000, help="for training (50,000); 2,048 more are for tests")
-    parser.add_argument("--minutes", type=float, default=30, help="of CPU time for training (30)")
+    parser.add_argument("--pictures", type=int, help="size of the generated set (200,000), a tenth of it for tests")
+    parser.add_argument("--minutes", type=float, default=60, help="of CPU time for training (60)")
     parser.add_argument("--width", type=int, default=32, help="channels at full resolution (32)")
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/pathfinder-cnn-SIDE-cpu.json")
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    pictures, labels = drawn(given.pictures + _HELD_OUT, given.side)
-    held = pictures[given.pictures :], labels[given.pictures :]
+    name = {32: "lra-pathfinder", 128: "lra-path-x"}[given.side] + (f":{given.pictures}" if given.pictures else "")
+    data = prepare_pictures(open_pictures(name), channels=1)
+    train, test = pictures_of(data.splits["train"]), pictures_of(data.splits["test"])
+    held = pictures_of(data.splits["valid"].select(range(min(_VALIDATION, len(data.splits["valid"])))))
     model = network(given.side, given.width).to(memory_format=torch.channels_last)
     out = given.out or Path(f"benchmarks/results/pathfinder-cnn-{given.side}-cpu.json")
     about = {
         "side": given.side,
-        "pictures": given.pictures,
+        "pictures": [len(train[1]), len(test[1])],
         "minutes": given.minutes,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-    for curve in trained(model, pictures[: given.pictures], labels[: given.pictures], 60 * given.minutes, held):
-        results = {**about, "accuracy": curve[-1][1], "curve": curve}
-        save_results(out, f"python benchmarks/pathfinder_cnn.py {' '.join(sys.argv[1:])}".rstrip(), results)
+    command = f"python benchmarks/pathfinder_cnn.py {' '.join(sys.argv[1:])}".rstrip()
+    for curve in trained(model, *train, 60 * given.minutes, held):
+        save_results(out, command, {**about, "curve": curve})
+    found = accuracy(model, *test)
+    print(f"test accuracy {found:.4f}")
+    save_results(out, command, {**about, "curve": curve, "accuracy": found})
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ def test_the_network_sees_the_whole_picture(side: int) -> None:
             assert picture.grad[0, 0, corner, other].any()
 
 
-def test_training_reports_the_accuracy_after_each_epoch() -> None:
+def test_training_reports_accuracies_and_ends_in_time() -> None:
     torch.manual_seed(0)
     labels = torch.arange(128) % 2
     pictures = (255 * labels[:, None, None, None]).expand(-1, 1, 32, 32).to(torch.uint8)
     model = SCRIPT["network"](32, 2)
     *_, curve = SCRIPT["trained"](model, pictures, labels, 1.0, (pictures[:10], labels[:10]))
-    assert curve[0][0] <= 128
+    assert [len(curve), len(curve[-1])] == [1, 2]
     assert all(0 <= share <= 1 for _, share in curve)
     assert all(math.isfinite(p.sum().item()) for p in model.parameters())
     assert SCRIPT["accuracy"](torch.nn.Sequential(torch.nn.Flatten(), ByBrightness()), pictures, labels) == 1
