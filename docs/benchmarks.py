@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tables
-from measured import arena, encoders, family, language, layers, streaming
+from measured import arena, arena_speed, encoders, family, language, layers, streaming
 
 PAGE = Path(__file__).parent / "benchmarks.md"
 
@@ -52,6 +52,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     layers.vocabulary_loss,
     arena.trainings,
     arena.arguments,
+    arena_speed.speeds,
 )
 
 

@@ -38,6 +38,7 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     found = {
         "text-fd-tnn": run,
         "pathfinder-tnn-2d, continued": {**run, "curve": run["curve"][:3]},
+        "text-transformer": {**run, "curve": run["curve"][:2]},
         "retrieval-bytes": baseline,
         "path-x-tnn-2d": {**run, **path_x, "rows_seen": 200},
     }
@@ -48,8 +49,29 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     assert (
         "| pathfinder-tnn-2d, continued | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7, 60.0 | 86.00 | 73.89 |" in text
     )
+    assert "| text-transformer | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7 | 86.00 | 61.95 |" in text
     assert "| retrieval-bytes | - | - | - | 2,000 | - | 70.00 | - |" in text
     assert "50 steps of the recipe lra-path-x with 200 pictures took 75 minutes and at most 1,024 MB" in text
+
+
+def test_speeds_are_relative_to_the_transformer_and_to_the_papers_baselines(arena: ModuleType, tmp_path: Path) -> None:
+    speeds = importlib.import_module("measured.arena_speed").speeds
+    assert speeds() == ""
+    rows = []
+    for number, model in enumerate(("transformer", "tnn", "fd-tnn", "ski-tnn", "mega", "tcnca", "tnn-2d"), 1):
+        for task in ("text", "image"):
+            if task == "image" or model != "tnn-2d":
+                times = {"forward": {"median": 1 / number}, "step": {"median": 2 / number}}
+                rows.append({"task": task, "model": model, "memory": 100 * number, **times})
+    content = {"results": rows, "threads": 2, "processor": "Example", "torch": "2.13.0", "command": "lagwise bench lra"}
+    (tmp_path / "lra-cpu.json").write_text(json.dumps(content))
+    steps, memory, papers = (part for part in speeds().split("\n\n") if part.startswith("|"))
+    assert "| training steps | text | image |" in steps
+    assert "| tnn | 2.00 | 2.00 |" in steps
+    assert "| tnn-2d | - | 7.00 |" in memory
+    assert "| fd-tnn over tnn: training steps | 1.50 | 1.50 |" in papers
+    assert "| ski-tnn over tnn: memory | 2.00 | 2.00 |" in papers
+    assert "| tcnca over mega: forward passes | 1.20 | 1.20 |\n| - as published | 1.25 | 1.24 |" in papers
 
 
 def test_every_run_has_a_published_figure(arena: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
