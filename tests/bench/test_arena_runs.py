@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,15 +17,10 @@ import torch
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.training import load_recipe
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("arena")
-    monkeypatch.delitem(sys.modules, "arena")
-    return module
+def script(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("arena")
 
 
 def parameters(recipe: str, overrides: list[str]) -> tuple[int, LagwiseConfig]:

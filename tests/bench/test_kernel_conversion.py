@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +13,10 @@ from lagwise.data import load_tokenizer
 from lagwise.kernels import KERNELS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("kernel_conversion")
-    monkeypatch.delitem(sys.modules, "kernel_conversion")
-    return module
+def script(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("kernel_conversion")
 
 
 def test_every_kernel_is_converted(script: ModuleType) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,9 +18,8 @@ from lagwise.training import load_recipe
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("pictures")
+def benchmark(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("pictures")
 
 
 def parameters(overrides: list[str]) -> int:
