@@ -18,11 +18,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
+from datasets import concatenate_datasets
 from sklearn.neural_network import MLPClassifier
 
 from lagwise.bench.harness import save_results
@@ -72,27 +74,25 @@ def ends(arguments: Sequence[Argument], *, both: bool) -> list[int]:
     return [each.value for each in (*arguments[:first], *(arguments[last + 1 :] if both else ()))]
 
 
-def at_ends(operator: int, arguments: Sequence[Argument], *, both: bool) -> np.ndarray:
-    """Counts of the digits at one end or both, and one, in the operator's row: ``(4 * 11,)``."""
-    counts = np.zeros((len(OPERATORS), 11), np.float32)
-    np.add.at(counts[operator], ends(arguments, both=both), 1)
-    counts[operator, 10] = 1
-    return counts.ravel()
+def up_to(height: int, arguments: Sequence[Argument]) -> list[int]:
+    """The values of arguments up to a height, and 10 plus the operator of each other one."""
+    return [each.value if each.height <= height else 10 + each.operator for each in arguments]
 
 
-def up_to(height: int, operator: int, arguments: Sequence[Argument]) -> np.ndarray:
-    """Counts of the values up to a height, and of the operators of other arguments, and one: ``(4 * 15,)``."""
-    counts = np.zeros((len(OPERATORS), 10 + len(OPERATORS) + 1), np.float32)
-    np.add.at(counts[operator], [a.value if a.height <= height else 10 + a.operator for a in arguments], 1)
-    counts[operator, -1] = 1
-    return counts.ravel()
+def counts(operator: int, found: Sequence[int], width: int) -> np.ndarray:
+    """How often each number below ``width`` was found, and one, in the operator's row: ``(4 * (width + 1),)``."""
+    table = np.zeros((len(OPERATORS), width + 1), np.float32)
+    table[operator, :width] = np.bincount(found, minlength=width) if found else 0
+    table[operator, width] = 1
+    return table.ravel()
 
 
-def accuracy(features: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> float:
-    """Of a network with a hidden layer of 128, trained on the first of each and tested on the second: the mean over
-    its seeds."""
+def accuracy(features: np.ndarray, labels: np.ndarray, trained: int) -> float:
+    """Of a network with a hidden layer of 128, trained on so many rows and tested on the others: the mean over its
+    seeds."""
     networks = (MLPClassifier(128, early_stopping=True, random_state=seed) for seed in _SEEDS)
-    return fmean(float(each.fit(features[0], labels[0]).score(features[1], labels[1])) for each in networks)
+    done = (each.fit(features[:trained], labels[:trained]) for each in networks)
+    return fmean(float(each.score(features[trained:], labels[trained:])) for each in done)
 
 
 def main() -> None:
@@ -102,22 +102,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/listops-arguments.json"))
     given = parser.parse_args()
     rows = read_labelled(open_format(given.data, "listops"), ("text",), "label")
-    train, test = (rows.splits[split] for split in ("train", "test"))
-    texts = [train["text"][: given.rows], [*train["text"][given.rows :], *test["text"][:]]]
-    labels = [np.asarray(train[LABEL][: given.rows]), np.asarray([*train[LABEL][given.rows :], *test[LABEL][:]])]
-    bar = progress_bar([text for part in texts for text in part], desc="reading expressions", unit="row", show=True)
-    every = [outermost(text) for text in bar]
-    read = [every[: given.rows], every[given.rows :]]
-    known = {"leading": lambda o, a: at_ends(o, a, both=False), "ends": lambda o, a: at_ends(o, a, both=True)}
-    known |= {f"height {h}": lambda o, a, h=h: up_to(h, o, a) for h in _HEIGHTS}
+    every = concatenate_datasets([rows.splits["train"], rows.splits["test"]])
+    labels = np.asarray(every[LABEL])
+    read = [outermost(text) for text in progress_bar(every["text"][:], desc="reading", unit="row", show=True)]
+    known: dict[str, tuple[Callable[[list[Argument]], list[int]], int]] = {
+        "leading": (partial(ends, both=False), 10),
+        "ends": (partial(ends, both=True), 10),
+        **{f"height {height}": (partial(up_to, height), 10 + len(OPERATORS)) for height in _HEIGHTS},
+    }
     found = {}
-    with progress_bar(desc="networks", total=len(known), unit="network", show=True) as bar:
-        for name, features in known.items():
-            found[name] = accuracy([np.stack([features(*row) for row in part]) for part in read], labels)
-            print(f"{name}: test accuracy {found[name]:.4f}", flush=True)
-            bar.update()
-    command = f"python benchmarks/listops_arguments.py {' '.join(sys.argv[1:])}".rstrip()
-    save_results(given.out, command, {"rows": [*map(len, read)], "accuracy": found})
+    for name, (of, width) in progress_bar(known.items(), desc="networks", unit="network", show=True):
+        features = np.stack([counts(operator, of(arguments), width) for operator, arguments in read])
+        found[name] = accuracy(features, labels, given.rows)
+        print(f"{name}: test accuracy {found[name]:.4f}", flush=True)
+    sizes = [given.rows, len(read) - given.rows]
+    save_results(given.out, " ".join(["python", *sys.argv]), {"rows": sizes, "accuracy": found})
 
 
 if __name__ == "__main__":

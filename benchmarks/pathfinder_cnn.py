@@ -120,7 +120,7 @@ def main() -> None:
     name = {32: "lra-pathfinder", 128: "lra-path-x"}[given.side] + (f":{given.pictures}" if given.pictures else "")
     data = prepare_pictures(open_pictures(name), channels=1)
     train, test = pictures_of(data.splits["train"]), pictures_of(data.splits["test"])
-    held = pictures_of(data.splits["valid"].select(range(min(_VALIDATION, len(data.splits["valid"])))))
+    held = pictures_of(data.splits["valid"][:_VALIDATION])
     model = network(given.side, given.width).to(memory_format=torch.channels_last)
     out = given.out or Path(f"benchmarks/results/pathfinder-cnn-{given.side}-cpu.json")
     about = {
@@ -129,7 +129,7 @@ def main() -> None:
         "minutes": given.minutes,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
-    command = f"python benchmarks/pathfinder_cnn.py {' '.join(sys.argv[1:])}".rstrip()
+    command = " ".join(["python", *sys.argv])
     for curve in trained(model, *train, 60 * given.minutes, held):
         save_results(out, command, {**about, "curve": curve})
     found = accuracy(model, *test)

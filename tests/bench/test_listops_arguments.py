@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -12,15 +10,10 @@ import pytest
 
 from lagwise.data import listops
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("listops_arguments")
-    monkeypatch.delitem(sys.modules, "listops_arguments")
-    return module
+def script(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("listops_arguments")
 
 
 def test_arguments_and_their_counts(script: ModuleType) -> None:
@@ -30,7 +23,7 @@ def test_arguments_and_their_counts(script: ModuleType) -> None:
     assert script.ends(arguments, both=False) == [2]
     assert script.ends(arguments, both=True) == [2, 3, 3]
     assert script.ends(arguments[:1], both=True) == [2]
-    counts = script.up_to(1, operator, arguments).reshape(4, 15)
+    counts = script.counts(operator, script.up_to(1, arguments), 14).reshape(4, 15)
     assert {place: int(n) for place, n in enumerate(counts[1]) if n} == {2: 1, 8: 1, 7: 1, 10: 1, 3: 2, 14: 1}
     assert counts.sum() == counts[1].sum()
 
@@ -51,5 +44,5 @@ def test_what_is_no_list_is_refused(script: ModuleType, wrong: str) -> None:
 def test_accuracy_rises_with_what_is_known(script: ModuleType) -> None:
     made = listops.expressions(0, 0, count=256)
     read = [script.outermost(text) for text in listops.texts(made, brackets=False)]
-    features = [np.stack([script.up_to(9, *row) for row in read])] * 2
-    assert script.accuracy(features, [made.answers] * 2) > np.bincount(made.answers).max() / 256
+    features = np.stack([script.counts(operator, script.up_to(9, arguments), 14) for operator, arguments in read] * 2)
+    assert script.accuracy(features, np.tile(made.answers, 2), 256) > np.bincount(made.answers).max() / 256

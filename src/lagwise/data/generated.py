@@ -24,8 +24,7 @@ from lagwise.progress import progress_bar
 from lagwise.tables import known
 
 _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # of ListOps, by default
-_PICTURES = {"train": 160_000, "valid": 20_000, "test": 20_000}  # by default
-_SIDES = {"lra-pathfinder": 32, "lra-path-x": 128}
+_PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
 _PAIRS, _PASSAGE = 20_000, 4_000  # of passages, and characters of each
 RETRIEVAL = "lra-retrieval"
 _FORMAT = 3  # raise when the same seed gives other data
@@ -69,16 +68,14 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which a
     picture's line holds its folder, its file, its number and its label.
 
-    rows: pictures (200,000): eight tenths for training, then those for validation and for tests, as they are read.
-    Picture i of a part depends only on the seed, the part and i, and the pictures of one part are in no other, of
-    whatever size.
+    rows: pictures (200,000), in the order of their splits (`pathfinder.split_sizes`). Picture i of a split depends only
+    on the seed, the split and i, and the pictures of one split are in no other, of whatever size.
     """
-    count = rows or sum(_PICTURES.values())
-    first, last = count * 8 // 10, count * 9 // 10
-    sizes = {"train": first, "valid": last - first, "test": count - last}
+    count = rows or _PICTURES
+    places = _places(pathfinder.split_sizes(count), pathfinder.split_sizes(_PICTURES))
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
-    blocks = _blocks(pathfinder_block, seed, _places(sizes, _PICTURES), pathfinder.BLOCK, side)
+    blocks = _blocks(pathfinder_block, seed, places, pathfinder.BLOCK, side)
     with progress_bar(desc="drawing Pathfinder", total=count, unit="picture", show=progress) as bar:
         for number, block in enumerate(blocks):
             place = folder / "imgs" / str(number)

@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from lagwise.data.generated import generated_source
 from lagwise.data.labelled_rows import label_cells
+from lagwise.data.pathfinder import split_sizes
 from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import decoded, read_whole
 from lagwise.data.row_files import load_arrays
@@ -221,9 +223,8 @@ def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
                 raise FileNotFoundError(f"{table}, line {number}: no picture {str(picture)!r}")
             check_file(picture)
             labels[picture] = _PATHFINDER_CLASSES[int(fields[3])]
-    pictures = list(labels)
-    first, last = (len(pictures) * tenths // 10 for tenths in (8, 9))
-    files = {"train": pictures[:first], "valid": pictures[first:last], "test": pictures[last:]}
+    pictures = iter(labels)
+    files = {split: [*islice(pictures, size)] for split, size in split_sizes(len(labels)).items()}
     return replace(source, files=files, labels=labels)
 
 

@@ -81,7 +81,8 @@ class LanguageModelling(RunningText):
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, test = evaluation["valid"], evaluation["test"]
-        own = {score["length"]: score["bits_per_byte"] for score in (test[0], test[-1])}  # compressors read it whole
+        # Compressors see the whole text, so the longest length is shown with the trained one.
+        own = {score["length"]: score["bits_per_byte"] for score in (test[0], test[-1])}
         compared = [
             *((f"this model, length {length}", value) for length, value in own.items()),
             *evaluation["compressors"].items(),
