@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
 from lagwise.data import BucketedExamples, DocumentPackingCollator, EncodedExamples, PaddingCollator
+from lagwise.data.batches import length_step
 
 
 def rows(count: int, seed: int = 0) -> datasets.Dataset:
@@ -110,6 +111,12 @@ class TestPadding:
         assert batch["input_ids"].tolist() == [[1] * 5 + [0] * 3] * 2
         assert batch["attention_mask"].tolist() == [[1] * 5 + [0] * 3] * 2
         assert "attention_mask" not in PaddingCollator(multiple_of=4)([{"input_ids": [1] * 8}])
+
+    def test_batches_of_a_training_have_few_lengths(self) -> None:
+        padded = [-(-length // step) * step for length in range(1, 4001) if (step := length_step(length, 4000))]
+        assert all(length <= there <= min(4000, 9 / 8 * length) for length, there in enumerate(padded, 1))
+        assert len(set(padded)) == 81
+        assert [length_step(length, 187) for length in (187, 186, 128, 15)] == [1, 2, 16, 1]
 
     @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
     def test_series_and_numbers(self, kind: Any) -> None:

@@ -66,6 +66,19 @@ def test_packed_and_padded_rows_have_equal_losses(tmp_path: Path) -> None:
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
 
 
+def test_batches_of_a_training_have_few_lengths_and_the_same_loss(tmp_path: Path) -> None:
+    made = recipe("classes of text", tmp_path, "data.length=64")
+    task = check_recipe(made)
+    task.open(progress=False)
+    model = build_model(made, task).eval()
+    for length, padded in ((16, 16), (17, 18), (35, 36), (task.longest_example(), task.longest_example())):
+        row = {"input_ids": torch.arange(length), "label": 1}
+        batches = task.collate([row]), task.collate_evaluation([row])
+        assert [batch["input_ids"].shape[1] for batch in batches] == [padded, length]
+        losses = [task.loss(model(**batch), batch.pop("labels")) for batch in batches]
+        torch.testing.assert_close(*losses)
+
+
 def test_gradient_accumulation_does_not_change_the_loss(tmp_path: Path) -> None:
     runs = []
     for parts in (1, 2):
