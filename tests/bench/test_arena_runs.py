@@ -44,7 +44,8 @@ def test_models_of_a_task_have_about_one_size(script: ModuleType) -> None:
         assert {**other, "token_mixer": {**mixer, "kernel": kernel}} == tnn
     assert fd["token_mixer"]["kernel"].items() >= {"layers": kernel["layers"], "hidden": kernel["hidden"]}.items()
     assert (ski["token_mixer"]["engine"]["rank"], ski["token_mixer"]["kernel"]["filter_size"]) == (64, 32)
-    assert configs["image-tnn"].block["token_mixer"]["kernel"]["decay"] == 1
+    pixels = configs["image-ski-tnn"].block["token_mixer"]
+    assert (pixels["name"], pixels["kernel"]["filter_size"] // 2) == ("gtu", 33)  # to the pixels above, and one further
 
 
 def test_runs_are_evaluated_seldom_where_validation_is_long(script: ModuleType, tmp_path: Path) -> None:
@@ -80,7 +81,8 @@ def test_runs_without_data_are_named(
     script.main()
     assert sorted(trained) == sorted([n for n in script.PLAN if n[0] in "tlp"] + ["path-x"])
     skipped = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in skipped] == ["image-tnn-2d", "image-tnn", "retrieval-tnn", "retrieval-bytes"]
+    names = [line.split(":")[0] for line in skipped]
+    assert names == ["image-tnn-2d", "image-ski-tnn", "retrieval-tnn", "retrieval-bytes"]
     assert skipped[-1].endswith("skipped, because its data are not given (--pairs)")
     assert {name: times[0][name] for name in ("text-tnn", "listops-tnn", "pathfinder-tnn-2d")} == {
         "text-tnn": 20,
