@@ -6,7 +6,7 @@
 Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace only the kernel of the
 recipe's TNN. TCN-MLP and the Transformer have a width for about as many parameters, without embeddings of n-grams.
 Some runs have a learning rate of their own. The number of steps is what fits into the minutes of the task (`MINUTES`),
-or those of --minutes for any. It is estimated once from the mean CPU time of some steps on the task's data and
+or those of --minutes for any task. It is estimated once from the mean CPU time of some steps on the task's data and
 kept in RUNS/costs.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and
 repeated. The scores and the curve of each finished run are written to the results file.
 
@@ -77,8 +77,8 @@ _PATH_X = (
         *("training.steps=50", "training.warmup_steps=5", "training.evaluate_every=50", "training.save_every=25"),
     ],
 )
-MINUTES = {"text": 20, "listops": 60, "image": 60, "image-ski-tnn": 75, "pathfinder": 75, "retrieval": 30}  # per run
-_EVALUATIONS = {"pathfinder": 3, "retrieval": 3, "text-transformer": 2}  # per run, where one takes minutes
+MINUTES = {"text": 20, "listops": 60, "image": 60, "image-ski-tnn": 75, "pathfinder": 75, "retrieval": 30}
+_EVALUATIONS = {"pathfinder": 3, "retrieval": 3, "text-transformer": 2}  # where one takes minutes
 _MOST_EVALUATIONS = 12
 
 
@@ -89,7 +89,12 @@ def task_of(name: str) -> str:
 
 def evaluations(name: str) -> int:
     """The number of evaluations of a run."""
-    return _EVALUATIONS.get(name, _EVALUATIONS.get(task_of(name), _MOST_EVALUATIONS))
+    return _of_run(_EVALUATIONS, name, _MOST_EVALUATIONS)
+
+
+def _of_run(values: dict[str, int], name: str, otherwise: int = 0) -> int:
+    """The value for a run, or else for its task."""
+    return values.get(name, values.get(task_of(name), otherwise))
 
 
 def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path | None) -> list[str]:
@@ -200,9 +205,7 @@ def main() -> None:
         else:
             others.append({PATH_X: path_x, BYTES: bytes_baseline}[name])
     given.folder.mkdir(parents=True, exist_ok=True)
-    minutes = {
-        name: MINUTES.get(name, MINUTES[task_of(name)]) if given.minutes is None else given.minutes for name in jobs
-    }
+    minutes = {name: _of_run(MINUTES, name) if given.minutes is None else given.minutes for name in jobs}
     plan = planned(jobs, minutes, given.folder / "costs.json", {name: evaluations(name) for name in jobs})
     runs = [partial(run, name, job, plan[name], given) for name, job in jobs.items()]
     together(given.workers, [*runs, *(partial(other, given) for other in others)])

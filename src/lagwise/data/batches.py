@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -96,19 +96,22 @@ class PaddingCollator:
     and optionally ``label`` (tensors, arrays, lists or numbers). Returns them as ``(batch, longest, ...)``, padded with
     ``pad_token_id`` or zero, and labels ``(batch,)``. There is an attention_mask only if something is padded.
 
-    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur. stride: vectors per
-    step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch, steps)``.
+    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur; or a function from a
+    length to its multiple (`length_step`). stride: vectors per step of the model (`ValueInput`); lengths are
+    whole steps, and attention_mask is ``(batch, steps)``.
     """
 
-    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int = 1, stride: int = 1):
+    def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int | Callable[[int], int] = 1, stride: int = 1):
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
-        self.multiple_of = whole_number("multiple_of", multiple_of)
+        self.multiple_of = multiple_of if callable(multiple_of) else whole_number("multiple_of", multiple_of)
         self.stride = whole_number("stride", stride)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = input_tensors(examples)
         sizes = torch.tensor([-(-len(each) // self.stride) for each in next(iter(inputs.values()))])
-        longest = -(-int(sizes.max()) // self.multiple_of) * self.multiple_of
+        longest = int(sizes.max())
+        multiple = self.multiple_of(longest) if callable(self.multiple_of) else self.multiple_of
+        longest = -(-longest // multiple) * multiple
         batch = {}
         for name, rows in inputs.items():
             padding = self.pad_token_id if name == "input_ids" else 0

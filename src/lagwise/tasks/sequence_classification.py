@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +37,6 @@ from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import input_tensors
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
 from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_columns, class_fields, class_names
@@ -193,9 +193,8 @@ class SequenceClassification(Task):
             self.weights = balanced_weights(counts)
         if self.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
-        train = self.rows.splits["train"]
-        self.label_variance = float(np.var(train["label"][:])) or 1.0
-        self._longest = self._steps(max(train["length"][:]))
+        self.label_variance = float(np.var(self.rows.splits["train"]["label"][:])) or 1.0
+        self._longest = self._steps(max(self.rows.splits["train"]["length"][:]))
         self.scored = {
             split: (self.rows.splits[split], self.rows.splits[split]["label"][:]) for split in ("valid", "test")
         }
@@ -257,15 +256,14 @@ class SequenceClassification(Task):
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.packing:
             return with_all_labels(DocumentPackingCollator(self.data.length)(rows))
-        longest = max(self._steps(len(each)) for each in next(iter(input_tensors(rows).values())))
-        return self._padded(rows, multiple_of=length_step(longest, self._longest))
+        return self._padded(rows, multiple_of=partial(length_step, most=self._longest))
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return self._padded(rows)
 
-    def _padded(self, rows: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> dict[str, Tensor]:
+    def _padded(self, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         pad = None if self.tokenizer is None else self.tokenizer.pad_token_id
-        return with_all_labels(PaddingCollator(pad, multiple_of=multiple_of, stride=self.stride)(rows))
+        return with_all_labels(PaddingCollator(pad, stride=self.stride, **options)(rows))
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Cross-entropy with class weights and label smoothing, or the squared error over the labels' variance: a mean
