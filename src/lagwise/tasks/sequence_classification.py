@@ -193,11 +193,10 @@ class SequenceClassification(Task):
             self.weights = balanced_weights(counts)
         if self.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
-        self.label_variance = float(np.var(self.rows.splits["train"]["label"][:])) or 1.0
-        self._longest = self._steps(max(self.rows.splits["train"]["length"][:]))
-        self.scored = {
-            split: (self.rows.splits[split], self.rows.splits[split]["label"][:]) for split in ("valid", "test")
-        }
+        splits = self.rows.splits
+        self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
+        self._longest = self._steps(max(splits["train"]["length"][:]))
+        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
 
     def _open_other(self, run: Path, source: str) -> None:
         """Rows of another table (its test split, or all), with the labels of a run."""
