@@ -1,4 +1,4 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz and .wav, each also compressed as .xz."""
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .wav and .txt, each also compressed as .xz."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, opened, read_whole
-from lagwise.data.series_files import wav_table
+from lagwise.data.series_files import FOLDER_LABEL, wav_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
+_TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
+ONE_ROW = (".wav", ".txt")  # files that are a row each; the name of the folder is its class
 
 
 def file_kind(path: Path) -> str | None:
@@ -44,6 +46,8 @@ def read_columns(path: Path) -> tuple[str, ...]:
             line = next((line for line in f if line.strip()), b"")
         assert kind is not None
         return tuple(READERS[kind](line, path, None).column_names)
+    if kind == ".txt":
+        return _TEXT_COLUMNS
     if kind == ".parquet" and not is_compressed(path):
         from pyarrow import ArrowException, parquet
 
@@ -266,6 +270,16 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     return pa.table({name: array_column(array) for name, array in arrays.items() if _wanted(name, columns)})
 
 
+def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """One row: the text, as label the name of the folder, and the name of the file."""
+    import pyarrow as pa
+
+    row = dict(
+        zip(_TEXT_COLUMNS, (decoded(data, path).removeprefix("\ufeff"), path.parent.name, path.name), strict=True)
+    )
+    return pa.table({name: [value] for name, value in row.items() if _wanted(name, columns)})
+
+
 def _wanted(name: str, columns: Sequence[str] | None) -> bool:
     return columns is None or name in columns
 
@@ -277,4 +291,5 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".parquet": _parquet,
     ".npz": _npz,
     ".wav": wav_table,
+    ".txt": _txt,
 }

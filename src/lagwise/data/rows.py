@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.data.row_files import READERS, file_kind, read_columns, read_table, row_arrays
+from lagwise.data.row_files import ONE_ROW, READERS, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, load_hub, split_word
 from lagwise.files import expanded
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
+_UNLABELLED = "unsup"  # the folder of IMDb's reviews without a label
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class RowSource:
 
     def _folder_column(self, path: Path) -> str | None:
         """The column that has the name of the file's folder, its class."""
-        return FOLDER_LABEL if file_kind(path) == ".wav" else None
+        return FOLDER_LABEL if file_kind(path) in ONE_ROW else None
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
@@ -123,7 +124,8 @@ def open_rows(name: str) -> RowSource:
     ``hub:NAME:CONFIG``: a Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have
     semicolons instead of commas. Every array of an .npz file is a column, its first axis the rows. A .wav file is a
     row, whose label is its folder's name: sounds are in a folder for each class, and these may be in a folder for each
-    split.
+    split. So are .txt files, in the column ``text``, in a folder without other rows; texts beside the class folders
+    and in IMDb's folder of reviews without a label, unsup, are left out.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
@@ -134,20 +136,29 @@ def open_rows(name: str) -> RowSource:
     if path.is_file():
         if file_kind(path) is None:
             raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
+        if file_kind(path) == ".txt":
+            raise ValueError(
+                f"{name!r} is one text, not a table of rows such as .csv or .jsonl; texts can be in a folder for each "
+                "class: name the folder above them"
+            )
         check_file(path)
         return RowSource(name, {"train": [path]})
     if not path.is_dir():
         raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
-    files = sorted(f for f in path.rglob("*") if f.is_file() and file_kind(f) and not is_hidden(f, path))
+    found = sorted(f for f in path.rglob("*") if file_kind(f) and f.is_file() and not is_hidden(f, path))
+    kinds = {file: file_kind(file) for file in found}
+    files = [file for file in found if kinds[file] != ".txt"] or _texts(path, found)
     if not files:
         raise ValueError(f"no {suffixes} file in folder {name!r}")
     for file in files:
         check_file(file)
-    check_classes(path, [file for file in files if file_kind(file) == ".wav"], "sounds")
+    what = "texts" if kinds[files[0]] == ".txt" else "sounds"
+    check_classes(path, [file for file in files if kinds[file] in ONE_ROW], what)
+    files = [f for f in files if kinds[f] != ".txt" or f.parent == path or f.parent.name != _UNLABELLED]
     named: defaultdict[str | None, list[Path]] = defaultdict(list)
     for file in files:
         place = file.relative_to(path)
-        named[split_word(Path(*place.parts[:-2]) if file_kind(file) == ".wav" else place)].append(file)
+        named[split_word(Path(*place.parts[:-2]) if kinds[file] in ONE_ROW else place)].append(file)
     if "train" not in named or not named.keys() & {"valid", "test"}:
         return RowSource(name, {"train": files})
     if None in named:
@@ -156,6 +167,13 @@ def open_rows(name: str) -> RowSource:
             "rename it or move it away"
         )
     return RowSource(name, {split: named[split] for split in SPLITS if split in named})
+
+
+def _texts(root: Path, found: Sequence[Path]) -> list[Path]:
+    """The texts in class folders, or all if there are no such folders."""
+    inside = [f for f in found if f.parent != root]
+    split = [f for f in inside if split_word(Path(*f.relative_to(root).parts[:-2]))]
+    return split or inside or list(found)
 
 
 def split_rows(

@@ -1,0 +1,98 @@
+"""Texts in a folder for each class, as IMDb is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lagwise.data import open_rows, prepare_labelled
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def imdb(tmp_path: Path) -> Path:
+    """The layout of IMDb's own archive."""
+    for split in ("train", "test"):
+        for word in ("pos", "neg"):
+            write(tmp_path / split / f"urls_{word}.txt", "http://example.org\n")
+            for i in range(12):
+                write(tmp_path / split / word / f"{i}_7.txt", f"{split} {word} {i}: größe")
+    write(tmp_path / "train" / "unsup" / "0_0.txt", "no label")
+    write(tmp_path / "imdbEr.txt", "-0.1\n")
+    write(tmp_path / "README", "about the data")
+    return tmp_path
+
+
+class TestClassFolders:
+    def test_the_published_archive_is_read_as_it_is(self, imdb: Path) -> None:
+        source = open_rows(str(imdb))
+        assert source.split_names == ("train", "test")
+        assert source.columns == ("text", "label", "file")
+        rows = source.read()
+        assert {split: len(table) for split, table in rows.items()} == {"train": 24, "test": 24}
+        assert rows["test"][0] == {"text": "test neg 0: größe", "label": "neg", "file": "0_7.txt"}
+
+    def test_it_is_prepared_with_its_folders_as_classes(self, imdb: Path, tmp_path: Path) -> None:
+        data = prepare_labelled(str(imdb), progress=False, cache=tmp_path / "cache")
+        assert data.label_names == ("neg", "pos")
+        assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 22, "valid": 2, "test": 24}
+        first = data.splits["test"][0]
+        assert bytes(first["input_ids"]).decode() == "test neg 0: größe"
+        assert first["label"] == 0
+
+    def test_folders_without_splits(self, tmp_path: Path) -> None:
+        for word in ("a", "b"):
+            write(tmp_path / word / "1.txt", word)
+        write(tmp_path / "notes.txt", "not a row")
+        rows = open_rows(str(tmp_path)).read()
+        assert {split: table["label"][:] for split, table in rows.items()} == {"train": ["a", "b"]}
+
+    def test_a_moved_text_changes_the_fingerprint(self, tmp_path: Path) -> None:
+        write(tmp_path / "a" / "1.txt", "x")
+        write(tmp_path / "b" / "2.txt", "y")
+        before = open_rows(str(tmp_path)).fingerprint()
+        (tmp_path / "a" / "1.txt").rename(tmp_path / "b" / "1.txt")
+        (tmp_path / "a").rmdir()
+        assert open_rows(str(tmp_path)).fingerprint() != before
+
+    def test_texts_beside_tables_are_no_rows(self, tmp_path: Path) -> None:
+        write(tmp_path / "rows.csv", "text,label\nx,a\ny,b\n")
+        write(tmp_path / "a" / "about.txt", "not a row")
+        assert open_rows(str(tmp_path)).read()["train"]["text"][:] == ["x", "y"]
+
+    def test_texts_without_classes_can_be_predicted_from(self, tmp_path: Path) -> None:
+        write(tmp_path / "unsup" / "1.txt", "x")
+        write(tmp_path / "unsup" / "2.txt", "y")
+        assert open_rows(str(tmp_path / "unsup")).read(["text", "file"])["train"]["text"][:] == ["x", "y"]
+
+
+class TestErrors:
+    def test_an_empty_class(self, imdb: Path) -> None:
+        (imdb / "test" / "mixed").mkdir()
+        with pytest.raises(ValueError, match=r"class folder '.*mixed' has no texts"):
+            open_rows(str(imdb))
+
+    def test_an_empty_text(self, imdb: Path) -> None:
+        (imdb / "test" / "pos" / "3_7.txt").write_text("")
+        with pytest.raises(ValueError, match=r"pos/3_7\.txt is empty"):
+            open_rows(str(imdb))
+
+    def test_a_text_that_is_not_utf8(self, imdb: Path) -> None:
+        (imdb / "test" / "pos" / "3_7.txt").write_bytes(b"gr\xf6sse")
+        with pytest.raises(ValueError, match=r"3_7\.txt is not UTF-8"):
+            open_rows(str(imdb)).read()
+
+    def test_one_text_is_no_table(self, imdb: Path) -> None:
+        with pytest.raises(ValueError, match=r"1_7\.txt' is one text, .*; texts can be in a folder for each class"):
+            open_rows(str(imdb / "train" / "pos" / "1_7.txt"))
+
+    def test_only_folders_of_splits(self, tmp_path: Path) -> None:
+        for split in ("train", "test"):
+            write(tmp_path / split / "1.txt", split)
+        with pytest.raises(ValueError, match="named as splits, not as classes; put the files of each class"):
+            prepare_labelled(str(tmp_path), progress=False, cache=tmp_path / "cache")
