@@ -86,6 +86,14 @@ def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
         evaluate_run(run, [8, 9], progress=False)
 
 
+def test_a_training_shows_pictures_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["training.steps=2", "training.batch_size=4", "model.inputs.size=4", "model.hidden_size=8"]
+    train(load_recipe("tnn-digits", options), tmp_path / "run")
+    bar = capsys.readouterr().err
+    assert "pictures/s=" in bar
+    assert "tokens/s" not in bar
+
+
 @pytest.mark.parametrize("changes", [{"augment": ["flip"]}, {"mixup": 0.8}, {"cutmix": 1.0}], ids=str)
 def test_torchvision_is_needed_for_training_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]

@@ -130,6 +130,14 @@ def check_changes(names: Sequence[str]) -> None:
         raise ValueError(f"resized_crop must be the first of task.augment, got {list(names)}")
 
 
+def height_and_width(size: int | list[int]) -> tuple[int, int]:
+    """The sides of pictures, given both or that of a square. ValueError for other numbers of sides, or empty ones."""
+    size = [size, size] if isinstance(size, int) else size
+    if len(size) != 2 or min(size) < 1:
+        raise ValueError(f"task.size must be a side or [height, width], got {size!r}")
+    return size[0], size[1]
+
+
 def check_crop(crop: float | None, size: tuple[int, int] | None) -> None:
     """ValueError for a crop that is not a share, or has no square (height, width) to cut out."""
     if crop is not None and not 0 < crop <= 1:

@@ -46,6 +46,9 @@ class Task:
     #: the values that ``data.format`` may have
     formats: ClassVar[Collection[str]] = ()
 
+    #: what the progress bar of a training counts: `tokens_per_example` of them in each example
+    speed_unit: ClassVar[str] = "tokens"
+
     tokenizer: PreTrainedTokenizerBase | None = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
@@ -136,7 +139,7 @@ class Task:
         return self.data.lengths or [self.data.length]
 
     def tokens_per_example(self) -> float:
-        """Tokens of a training example on average."""
+        """Tokens of a training example on average, or what `speed_unit` names."""
         return sum(self.sequence_lengths) / len(self.sequence_lengths)
 
     def longest_example(self) -> int:

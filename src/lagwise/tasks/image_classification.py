@@ -26,6 +26,7 @@ from lagwise.data.pictures import (
     check_changes,
     check_crop,
     collate_pictures,
+    height_and_width,
     thumbnail,
     torchvision_transforms,
 )
@@ -70,6 +71,7 @@ class ImageClassification(Task):
     headline_label: ClassVar[str] = "accuracy"
     greater_is_better: ClassVar[bool] = True
     next_command: ClassVar[str] = "lagwise predict {run} --data folder/"
+    speed_unit: ClassVar[str] = "pictures"
     inputs = "patches"
 
     def __init__(
@@ -100,7 +102,7 @@ class ImageClassification(Task):
                 raise ValueError(f"task.{name} must be at least 0, got {value!r}")
         check_changes(augment or [])
         self.image, self.label, self.channels = image, label, channels
-        self.size = None if size is None else _two(size)
+        self.size = None if size is None else height_and_width(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
         self.label_smoothing, self.mean, self.std, self.crop = label_smoothing, mean, std, crop
         for name, given in (("mean", mean), ("std", std)):
@@ -341,10 +343,3 @@ class ImageClassification(Task):
                 found.append(model(pixel_values=torch.stack(pixels).to(model.device)).logits.float().cpu().numpy())
                 bar.update(len(batch))
         return finite(np.concatenate(found), "logits")
-
-
-def _two(size: int | list[int]) -> tuple[int, int]:
-    size = [size, size] if isinstance(size, int) else size
-    if len(size) != 2 or min(size) < 1:
-        raise ValueError(f"task.size must be a side or [height, width], got {size!r}")
-    return size[0], size[1]

@@ -139,7 +139,7 @@ class LagwiseTrainer(Trainer):
 
 
 class Progress(TrainerCallback):
-    """One bar for the whole training: loss, the task's metric on validation data, and tokens per second."""
+    """One bar for the whole training: loss, the task's metric on validation data, and tokens or pictures per second."""
 
     def __init__(self, task: Task, tokens_per_step: float, show: bool):
         self.task, self.tokens_per_step, self.show = task, tokens_per_step, show
@@ -161,7 +161,7 @@ class Progress(TrainerCallback):
         if "loss" in logs:
             self.shown["loss"] = f"{logs['loss']:.3f}"
             speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
-            self.shown["tokens/s"] = f"{speed:,.0f}"
+            self.shown[f"{self.task.speed_unit}/s"] = f"{speed:,.0f}"
         if f"eval_{self.task.headline}" in logs:
             self.shown[f"valid {self.task.headline_label}"] = f"{logs[f'eval_{self.task.headline}']:.3f}"
         self.bar.set_postfix(self.shown, refresh=False)
