@@ -66,7 +66,7 @@ PLAN: dict[str, tuple[str, list[str]]] = {
     "image-tnn-2d": ("lra-image-small", []),
     # pixels as one sequence; the free taps reach the pixels above and below, 32 tokens away
     "image-ski-tnn": ("lra-image-small", [f"{_MIXER}.name=gtu", *_ski(67)]),
-    "pathfinder-tnn-2d": ("lra-pathfinder-small", []),
+    "pathfinder-tcn-mlp-2d": ("lra-pathfinder-small", []),
     "retrieval-tnn": ("lra-retrieval-small", []),
 }
 PATH_X, BYTES = "path-x-tnn-2d", "retrieval-bytes"
@@ -78,7 +78,7 @@ _PATH_X = (
     ],
 )
 MINUTES = {"text": 20, "listops": 60, "image": 60, "image-ski-tnn": 75, "pathfinder": 75, "retrieval": 30}
-_EVALUATIONS = {"pathfinder": 3, "retrieval": 3, "text-transformer": 2}  # where one takes minutes
+_EVALUATIONS = {"pathfinder": 9, "retrieval": 3, "text-transformer": 2}  # where one takes minutes
 _MOST_EVALUATIONS = 12
 
 

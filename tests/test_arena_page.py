@@ -37,7 +37,7 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     path_x = {"recipe": "lra-path-x", "losses": [(5, 0.7), (50, 0.69)], "memory": 2**30}
     found = {
         "text-fd-tnn": run,
-        "pathfinder-tnn-2d, continued": {**run, "curve": run["curve"][:3]},
+        "pathfinder-tcn-mlp-2d, continued": {**run, "curve": run["curve"][:3]},
         "text-transformer": {**run, "curve": run["curve"][:2]},
         "retrieval-bytes": baseline,
         "path-x-tnn-2d": {**run, **path_x, "rows_seen": 200},
@@ -47,7 +47,8 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     text = arena.trainings()
     assert "| text-fd-tnn | 172,866 | 4 x 64 | 75 | 96,000 | 63.3, 76.7, 90.0 | 86.00 | 85.00 |" in text
     assert (
-        "| pathfinder-tnn-2d, continued | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7, 60.0 | 86.00 | 73.89 |" in text
+        "| pathfinder-tcn-mlp-2d, continued | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7, 60.0 | 86.00 | 97.2 |"
+        in text
     )
     assert "| text-transformer | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7 | 86.00 | 61.95 |" in text
     assert "| retrieval-bytes | - | - | - | 2,000 | - | 70.00 | - |" in text

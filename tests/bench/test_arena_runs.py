@@ -52,9 +52,7 @@ def test_runs_are_evaluated_seldom_where_validation_is_long(script: ModuleType, 
     job = ("lra-text-small", ["model=tcn-mlp", "model.hidden_size=92", "data.source=x"])
     arguments = script.arguments("text-tcn-mlp", job, 1000, None)
     assert {"model=tcn-mlp", "training.steps=1000", "training.evaluate_every=84"} <= {*arguments}
-    assert "training.evaluate_every=334" in script.arguments(
-        "pathfinder-tnn-2d", script.PLAN["pathfinder-tnn-2d"], 1000, None
-    )
+    assert "training.evaluate_every=334" in script.arguments("retrieval-tnn", script.PLAN["retrieval-tnn"], 1000, None)
     earlier = tmp_path / "text-tcn-mlp"
     earlier.mkdir()
     (earlier / "recipe.yaml").write_text(load_recipe(job[0], ["training.seed=4"]).to_yaml())
@@ -84,10 +82,10 @@ def test_runs_without_data_are_named(
     names = [line.split(":")[0] for line in skipped]
     assert names == ["image-tnn-2d", "image-ski-tnn", "retrieval-tnn", "retrieval-bytes"]
     assert skipped[-1].endswith("skipped, because its data are not given (--pairs)")
-    assert {name: times[0][name] for name in ("text-tnn", "listops-tnn", "pathfinder-tnn-2d")} == {
+    assert {name: times[0][name] for name in ("text-tnn", "listops-tnn", "pathfinder-tcn-mlp-2d")} == {
         "text-tnn": 20,
         "listops-tnn": 60,
-        "pathfinder-tnn-2d": 75,
+        "pathfinder-tcn-mlp-2d": 75,
     }
     monkeypatch.setattr(sys, "argv", ["arena.py", str(tmp_path), "--text", "imdb", "--minutes", "2"])
     script.main()
