@@ -76,8 +76,8 @@ def _path_x(found: dict[str, Any]) -> Iterator[str]:
         minutes = f"{run['elapsed_seconds'] / 60:.0f} minutes"
         yield (
             f"Path-X: {run['losses'][-1][0]} steps of the recipe {run['recipe']} with {run['rows_seen']:,} pictures "
-            f"took {minutes} and at most {tables.mebibytes(run['memory'])} MB. The training loss went from "
-            f"{losses[0]:.3f} to {losses[-1]:.3f}: no model learns this task in so few steps (ln 2 is 0.693)."
+            f"took {minutes} and at most {tables.mebibytes(run['memory'])} MB. This measures time and memory only: no "
+            f"model learns this task in so few steps. The training loss is {losses[-1]:.3f} at the end (ln 2 is 0.693)."
         )
 
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from lagwise.data import generated, listops, open_format, prepare_labelled
 from lagwise.data.arena import without_brackets
 from lagwise.data.generated import generate, generated_source
 from lagwise.files import lock
+from lagwise.runs import predict_run
+from lagwise.training import load_recipe, train
 
 OPERATIONS: dict[str, Any] = {
     "[MIN": min,
@@ -147,7 +150,10 @@ def test_a_killed_generation_is_begun_again(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda text: text[:3000], r"basic_train\.tsv, line 3: 1 fields, not 2; is the file damaged"),
-        (lambda text: text.replace("Source", "Expression"), "listops has columns 'Source', got 'Expression', 'Target'"),
+        (
+            lambda text: text.replace("Source", "Expression"),
+            "listops needs the columns 'Source', 'Target', got 'Expression', 'Target'",
+        ),
         (lambda text: text.replace("\t", "\tx", 2).replace("xTarget", "Target"), "the label 'x[0-9]' is none of 0, 1"),
     ],
 )
@@ -181,10 +187,35 @@ def test_splits_share_no_passages(tmp_path: Path) -> None:
             assert not {*row["text1"].split()[1:-1]} & {*row["text2"].split()[1:-1]}
     with pytest.raises(ValueError, match="needs a folder of texts"):
         generate("lra-retrieval", tmp_path / "other", rows=20, seed=0, texts=None, progress=False)
+    with pytest.raises(FileNotFoundError, match="is made of your own texts: 'lagwise data lra-retrieval --data books/"):
+        open_format("lra-retrieval", "aan")
     (tmp_path / "books" / "test-1.txt").unlink()
     with pytest.raises(ValueError, match=r"test of .* has 1 text\(s\) of 8000 characters; two are needed"):
         generate("lra-retrieval", tmp_path / "few", rows=20, seed=0, texts=tmp_path / "books", progress=False)
     assert not list(tmp_path.glob("few*/*.tsv"))
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("train-a", "train-b", "test-a", "test-b")])
+def test_passages_of_one_text_would_be_in_two_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / "books" / f"{name}.txt").parent.mkdir(exist_ok=True)
+        (tmp_path / "books" / f"{name}.txt").write_text(f"{name} " * 90_000)
+    with pytest.raises(ValueError, match=r"would be in more than one split; .* name files or folders train, valid"):
+        generate("lra-retrieval", tmp_path / "pairs", rows=20, seed=0, texts=tmp_path / "books", progress=False)
+
+
+def test_splits_of_the_hub_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {split: Dataset.from_dict({"Source": [split], "Target": [1]}) for split in ("test", "train", "validation")}
+    monkeypatch.setattr("lagwise.data.layouts.load_hub", lambda name: rows)
+    read = open_format("hub:someone/listops", "listops").read()
+    assert {split: table["text"][:] for split, table in read.items()} == {
+        "train": ["train"],
+        "valid": ["validation"],
+        "test": ["test"],
+    }
+    del rows["validation"]
+    with pytest.raises(ValueError, match=r"needs splits train, validation, test \(it has test, train\)"):
+        open_format("hub:someone/listops", "listops")
 
 
 @pytest.mark.slow
@@ -201,3 +232,14 @@ def test_an_incomplete_generated_folder_is_generated_again(tmp_path: Path, monke
     assert generated_source("some/folder") is None
     with pytest.raises(ValueError, match="expected a number of rows"):
         generated_source("lra-listops:many")
+
+
+def test_predictions_read_expressions_as_the_files_do(made: listops.Expressions, tmp_path: Path) -> None:
+    generate("lra-listops", tmp_path / "data", rows=40, seed=0, texts=None, progress=False)
+    sizes = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.steps=1", "training.batch_size=2"]
+    recipe = load_recipe("lra-listops-small", [f"data.source={tmp_path / 'data'}", *sizes, "data.length=64"])
+    run = train(recipe, tmp_path / "run", progress=False)
+    plain, bracketed = predict_run(run, [{"text": "[MAX 2 9 ]"}, {"text": "( ( ( [MAX 2 ) 9 ) ] )"}], progress=False)
+    assert bracketed["text"].split() == plain["text"].split()
+    assert bracketed["predicted"] == plain["predicted"]
+    assert bracketed["p(0)"] == pytest.approx(plain["p(0)"])

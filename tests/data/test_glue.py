@@ -88,13 +88,17 @@ def test_unlabelled_files_are_read_only_individually(tmp_path: Path) -> None:
         ("sst2", [["sentence", "label"], ["Good\tfilm.", "1"]], r"line 2: 3 fields, not 2"),
         ("sst2", [["sentence", "label"], ["Good.", "2"]], r"line 2: the label '2' is none of 0, 1, negative, positive"),
         ("sst2", [["sentence", "label"], ["", "1"]], r"line 2: 'text' is empty"),
-        ("sst2", [["words", "label"], ["Good.", "1"]], r"line 1: sst2 has columns 'sentence', got 'words', 'label'"),
+        (
+            "sst2",
+            [["words", "label"], ["Good.", "1"]],
+            r"line 1: sst2 needs the columns 'sentence', 'label', got 'words', 'label'",
+        ),
         ("rte", [["sentence1", "sentence2", "label"], ["a", "b", "entailm"]], r"line 2: the label 'entailm'"),
         ("cola", [["index", "sentence1", "sentence2", "label"]], r"line 1: the label 'sentence1' is none of"),
         ("cola", [["gj04", "1", "", "Good."], ["gj04", "1", "Good."]], r"line 2: 3 fields, not 4"),
         ("stsb", [["a", "b", "4.5"], ["a", "b", "5.5"]], r"line 2: the score '5.5' is not a number from 0 to 5"),
         ("stsb", [["a", "b", "c"]], r"line 1: the score 'c' is not a number"),
-        ("stsb", [["a", "b"]], r"line 1: stsb has columns 'sentence1' and 'sentence2', got 'a', 'b'"),
+        ("stsb", [["a", "b"]], r"line 1: stsb needs the columns 'sentence1', 'sentence2', 'score', got 'a', 'b'"),
     ],
 )
 def test_damaged_files_are_refused_with_the_line(tmp_path: Path, task: str, lines: list, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,24 @@ def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, 
         open_pictures(str(tmp_path / "data"))
     (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
     with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
+        open_pictures(str(tmp_path / "data"))
+
+
+def test_incomplete_metadata_are_refused(tmp_path: Path) -> None:
+    generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
+    table = tmp_path / "data" / "curv_contour_length_14" / "metadata" / "0.npy"
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(lines[:5]))
+    with pytest.raises(ValueError, match=r"11 pictures of .* are not in its metadata, first .*\.png"):
+        open_pictures(str(tmp_path / "data"))
+    table.write_text("".join([*lines, lines[0]]))
+    with pytest.raises(ValueError, match=r"0\.npy, line 17: .*sample_0\.png' is listed twice"):
+        open_pictures(str(tmp_path / "data"))
+    table.write_text("")
+    with pytest.raises(ValueError, match=r"0\.npy is empty"):
+        open_pictures(str(tmp_path / "data"))
+    shutil.rmtree(table.parent)
+    with pytest.raises(ValueError, match="Pathfinder's folder imgs, but not its folder metadata"):
         open_pictures(str(tmp_path / "data"))
 
 

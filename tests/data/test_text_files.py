@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,43 @@ class TestErrors:
             write(tmp_path / split / "1.txt", split)
         with pytest.raises(ValueError, match="named as splits, not as classes; put the files of each class"):
             prepare_labelled(str(tmp_path), progress=False, cache=tmp_path / "cache")
+
+    def test_a_flat_test_set_is_not_left_out(self, imdb: Path) -> None:
+        shutil.rmtree(imdb / "test")
+        write(imdb / "test" / "1.txt", "no label")
+        with pytest.raises(ValueError, match=r"'.*test/1\.txt' is in none of their class folders; move it away"):
+            open_rows(str(imdb))
+
+    def test_a_folder_beside_the_splits(self, imdb: Path) -> None:
+        write(imdb / "extra" / "pos" / "1.txt", "x")
+        with pytest.raises(ValueError, match=r"'.*extra/pos/1\.txt' is in none of their class folders; move it away"):
+            open_rows(str(imdb))
+
+    def test_tables_that_hide_texts_are_reported(self, imdb: Path) -> None:
+        write(imdb / "predicted.csv", "text,label\nx,a\ny,b\n")
+        with pytest.warns(UserWarning, match=r"texts in folders of .* are not read, because there are tables such as"):
+            open_rows(str(imdb))
+
+
+class TestLinks:
+    def test_linked_folders_are_read(self, imdb: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+        elsewhere = tmp_path_factory.mktemp("elsewhere")
+        for place in ("test", "train/pos"):
+            (imdb / place).rename(elsewhere / Path(place).name)
+            (imdb / place).symlink_to(elsewhere / Path(place).name)
+        assert {split: len(rows) for split, rows in open_rows(str(imdb)).read().items()} == {"train": 24, "test": 24}
+
+    def test_a_link_to_a_folder_above_is_not_followed(self, imdb: Path) -> None:
+        (imdb / "train" / "pos" / "all").symlink_to(imdb)
+        assert len(open_rows(str(imdb)).files["train"]) == 24
+
+
+def test_a_class_may_be_named_unsup(tmp_path: Path) -> None:
+    for word in ("sup", "unsup"):
+        write(tmp_path / word / "1.txt", word)
+    assert open_rows(str(tmp_path)).read()["train"]["label"][:] == ["sup", "unsup"]
+
+
+def test_the_folder_where_one_is_gives_the_class(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(imdb / "train" / "pos")
+    assert set(open_rows(".").read()["train"]["label"]) == {"pos"}

@@ -20,7 +20,7 @@ def predict(
         str | None,
         typer.Option(
             callback=not_empty,
-            help="A table of rows (.csv, .tsv, .jsonl, .parquet, .npz), a folder of pictures, or `hub:NAME`.",
+            help="A table (.csv, .tsv, .jsonl, .parquet, .npz), a folder of texts, sounds or pictures, `hub:NAME`.",
         ),
     ] = None,
     text: Annotated[

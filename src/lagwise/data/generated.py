@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -101,9 +101,15 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
     the names; a text of one split is in no pair of another. rows: pairs for training (20,000); the others have a tenth
     as many. Passages are of 4,000 characters, half the pairs are from one text, and those do not overlap.
 
-    ValueError for fewer than two texts of 8,000 characters in a split.
+    ValueError for fewer than two texts of 8,000 characters in a split, and for a text in more than one.
     """
     source = open_source(str(texts))
+    files = Counter(file for paths in source.files.values() for file in paths)
+    if source.ranges or max(files.values(), default=1) > 1:
+        raise ValueError(
+            f"a text of {str(texts)!r} would be in more than one split; give three files or more, or name files or "
+            "folders train, valid and test"
+        )
     sizes = {"train": rows or _PAIRS, "valid": max(2, (rows or _PAIRS) // 10), "test": max(2, (rows or _PAIRS) // 10)}
     names = dict(zip(SPLITS, ARENA["aan"].parts[0], strict=True))
     books = {}
@@ -112,7 +118,10 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
         books[split] = [text for text in cleaned if len(text) >= 2 * _PASSAGE]
         if len(books[split]) < 2:
             found = f"{split} of {str(texts)!r} has {len(books[split])} text(s)"
-            raise ValueError(f"{found} of {2 * _PASSAGE} characters; two are needed")
+            raise ValueError(
+                f"{found} of {2 * _PASSAGE} characters; two are needed: give more, or name files or folders train, "
+                "valid and test"
+            )
     with progress_bar(desc="drawing passages", total=sum(sizes.values()), unit="pair", show=progress) as bar:
         for part, split in enumerate(SPLITS):
             with open(out / f"{names[split]}.tsv", "w") as file:

@@ -74,7 +74,8 @@ class LabelledData:
         for split, count in self.cut.items():
             if count:
                 share = count / len(self.splits[split])
-                lines.append(f"{count:,} rows of {split} ({share:.1%}) are cut to length {self.encoder.length}")
+                each = f"{self.encoder.length // 2} for each text" if self.encoder.separate else self.encoder.length
+                lines.append(f"{count:,} rows of {split} ({share:.1%}) are cut to length {each}")
         return "\n".join(lines)
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache, keep_also
+from lagwise.data.folders import check_names
 from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode
 from lagwise.data.rows import split_rows
-from lagwise.data.sources import SPLITS, check_names
+from lagwise.data.sources import SPLITS
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:

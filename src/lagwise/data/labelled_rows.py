@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
+from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, known_labels, read_labels
 from lagwise.data.rows import RowSource, rows_to_evaluate, split_rows
-from lagwise.data.sources import check_names
 
 if TYPE_CHECKING:
     from datasets import Dataset

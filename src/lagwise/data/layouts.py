@@ -12,10 +12,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lagwise.data.folders import check_file
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.rows import RowSource
-from lagwise.data.sources import check_file, load_hub
+from lagwise.data.sources import SPLITS, load_hub
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class LayoutSource(RowSource):
     def columns(self) -> tuple[str, ...]:
         return tuple(self.layout.columns)
 
+    def _folder_column(self, path: Path) -> str | None:
+        return None  # a .txt file is a table
+
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.layout.name}:{super().fingerprint()}".encode()).hexdigest()
 
@@ -77,8 +81,10 @@ class LayoutSource(RowSource):
                 rows = _file_rows(self.files[split][0], self.layout)
                 if len(self.files) > 1 and LABEL not in rows.column_names:
                     path = self.files[split][0]
+                    names = " or ".join(map(repr, self.layout.columns[LABEL]))
                     raise ValueError(
-                        f"{path} has no labels; {self.layout.family}'s own test files cannot be trained or scored on"
+                        f"{path} has no labels (column {names}); without them, as in GLUE's own test files, it cannot "
+                        "be trained or scored on"
                     )
             else:
                 rows = _hub_rows(self.dataset[split], self.layout, f"{split} row {{}} of {self.name!r}")
@@ -90,17 +96,20 @@ def open_layout(name: str, layout: Layout, hub: str | None = None) -> LayoutSour
     """The rows of a task by its layout, in the splits train and test, and valid where it has one.
 
     name: a folder with the task's files (.tsv, .txt or .csv, each also .xz), or with a folder of the task's name; one
-    file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is then test. hub: such a name, for messages.
+    file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the layout has no test set. hub:
+    such a name, for messages.
 
     FileNotFoundError or ValueError name what is missing.
     """
     family, task = layout.family, layout.name
     if name.startswith("hub:"):
         loaded = load_hub(name)
-        held_out = next((split for split in loaded if split.startswith("validation")), None)
-        if "train" not in loaded or held_out is None:
-            raise ValueError(f"data set {name!r} needs splits train and validation (it has {', '.join(loaded)})")
-        return LayoutSource(name, dataset={"train": loaded["train"], "test": loaded[held_out]}, layout=layout)
+        words = ("train", "validation") if len(layout.parts[0]) == 2 else ("train", "validation", "test")
+        found = [next((split for split in loaded if split.startswith(word)), None) for word in words]
+        if None in found:
+            raise ValueError(f"data set {name!r} needs splits {', '.join(words)} (it has {', '.join(loaded)})")
+        splits = zip(("train", "test") if len(words) == 2 else SPLITS, found, strict=True)
+        return LayoutSource(name, dataset={ours: loaded[split] for ours, split in splits}, layout=layout)
     path = expanded(name)
     if path.is_file():
         if inner_suffix(path) not in _SUFFIXES:
@@ -115,7 +124,7 @@ def open_layout(name: str, layout: Layout, hub: str | None = None) -> LayoutSour
         for stems in layout.parts:
             files = [_file_named(folder, stem) for stem in stems]
             if all(files):
-                splits = ("train", "test") if len(stems) == 2 else ("train", "valid", "test")
+                splits = ("train", "test") if len(stems) == 2 else SPLITS
                 named = {split: [file] for split, file in zip(splits, files, strict=True) if file}
                 return LayoutSource(name, named, layout=layout)
     parts = " or ".join(" and ".join(stems) for stems in layout.parts)
@@ -153,8 +162,8 @@ def _file_rows(path: Path, layout: Layout) -> Dataset:
         header, rows = list(layout.fields), [(number, first), *lines]
     else:
         shown = ", ".join(f"{field!r:.40}" for field in header) or "nothing"  # without a header these are texts
-        needed = " and ".join(map(repr, (others[0] for others in layout.texts.values())))
-        raise ValueError(f"{path}, line {number}: {task} has columns {needed}, got {shown}")
+        needed = ", ".join(repr((*others, name)[0]) for name, others in (*layout.texts.items(), (LABEL, layout.label)))
+        raise ValueError(f"{path}, line {number}: {task} needs the columns {needed}, got {shown}")
     places = _places(header, layout)
     cells: dict[str, list[Any]] = {name: [] for name in places}
     broken: list[int] = []
@@ -234,7 +243,9 @@ def _label(cell: Any, layout: Layout, where: str) -> Any:
     numbers = [str(i) for i in range(len(layout.classes))]
     number = str(cell).removesuffix(".0")
     if number not in numbers:
-        raise ValueError(f"{where}: the label {cell!r} is none of {', '.join((*numbers, *layout.classes))}")
+        raise ValueError(
+            f"{where}: the label {cell!r} is none of {', '.join(dict.fromkeys((*numbers, *layout.classes)))}"
+        )
     return int(number)
 
 

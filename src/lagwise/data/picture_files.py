@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.folders import check_classes, check_file, files_below, split_word
 from lagwise.data.generated import generated_source
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.pathfinder import split_sizes
@@ -20,7 +21,7 @@ from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import decoded, read_whole
 from lagwise.data.row_files import load_arrays
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, split_word
+from lagwise.data.sources import SPLITS, hash_files
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -180,13 +181,16 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
         return PictureSource(name, image, label, arrays=path)
     if name.startswith("hub:") or not path.is_dir():
         return PictureSource(name, image, label, rows=open_rows(name))
-    if tables := sorted(path.glob("**/metadata/*.npy")):
-        return _pathfinder(PictureSource(name, image, label), tables)
-    files = sorted(
-        f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file() and not is_hidden(f, path)
-    )
+    found = files_below(path)
+    files = [file for file in found if file.suffix.lower() in SUFFIXES]
+    if tables := [file for file in found if file.parent.name == "metadata" and file.suffix == ".npy"]:
+        return _pathfinder(PictureSource(name, image, label), tables, files)
     if not files:
         return PictureSource(name, image, label, rows=open_rows(name))
+    if any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files):
+        raise ValueError(
+            f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
+        )
     check_classes(path, files, "pictures")
     named: defaultdict[str | None, list[Path]] = defaultdict(list)
     for file in files:
@@ -197,9 +201,10 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     return PictureSource(name, image, label, {split: named[split] for split in SPLITS if split in named})
 
 
-def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
-    """The pictures that Pathfinder's metadata list, in the order of their numbers. ValueError for a line without a
-    picture and a label, FileNotFoundError for a picture that is not there.
+def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) -> PictureSource:
+    """The pictures that Pathfinder's metadata list, in the order of their numbers, out of ``files``. ValueError for a
+    line without a picture and a label, a picture that is listed twice or never, and an empty table; FileNotFoundError
+    for a picture that is not there.
 
     Of several folders with metadata `_HARD` is taken, with a warning; ValueError if it is not one of them."""
     folders = sorted({table.parent.parent for table in tables})
@@ -210,8 +215,10 @@ def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
             raise ValueError(f"{source.name!r} has several sets of Pathfinder pictures ({names}); name one of them")
         warnings.warn(f"of several sets of Pathfinder pictures ({names}) only {_HARD} is read", stacklevel=3)
         tables = [table for table in tables if table.parent.parent == hard[0]]
+    folder = tables[0].parent.parent
     labels: dict[Path, str] = {}
     for table in sorted(tables, key=lambda path: (path.parent, int(path.stem) if path.stem.isdecimal() else 0)):
+        check_file(table)
         for number, line in enumerate(decoded(read_whole(table), table).splitlines(), 1):
             fields = line.split()
             if len(fields) < 4 or fields[3] not in ("0", "1"):
@@ -221,11 +228,19 @@ def _pathfinder(source: PictureSource, tables: list[Path]) -> PictureSource:
             picture = table.parent.parent / fields[0] / fields[1]
             if not picture.is_file():
                 raise FileNotFoundError(f"{table}, line {number}: no picture {str(picture)!r}")
+            if picture in labels:
+                raise ValueError(f"{table}, line {number}: {str(picture)!r} is listed twice")
             check_file(picture)
             labels[picture] = _PATHFINDER_CLASSES[int(fields[3])]
+    missing = [file for file in files if file not in labels and folder / "imgs" in file.parents]
+    if missing:
+        raise ValueError(
+            f"{len(missing):,} pictures of {str(folder)!r} are not in its metadata, first {str(missing[0])!r}; are the "
+            "files there complete?"
+        )
     pictures = iter(labels)
-    files = {split: [*islice(pictures, size)] for split, size in split_sizes(len(labels)).items()}
-    return replace(source, files=files, labels=labels)
+    parts = {split: [*islice(pictures, size)] for split, size in split_sizes(len(labels)).items()}
+    return replace(source, files=parts, labels=labels)
 
 
 def _bytes(value: Any, where: str) -> bytes:

@@ -39,6 +39,8 @@ def decode(data: bytes, channels: int, where: str) -> Image:
                 turned = turned.convert("RGBA")
                 turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
             return turned.convert(MODES[channels])
+    except Image.UnidentifiedImageError as error:  # its message has the address of the data
+        raise ValueError(f"{where} is not a readable picture (of no known format)") from error
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
     raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")

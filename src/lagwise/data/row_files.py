@@ -275,7 +275,11 @@ def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
     row = dict(
-        zip(_TEXT_COLUMNS, (decoded(data, path).removeprefix("\ufeff"), path.parent.name, path.name), strict=True)
+        zip(
+            _TEXT_COLUMNS,
+            (decoded(data, path).removeprefix("\ufeff"), path.absolute().parent.name, path.name),
+            strict=True,
+        )
     )
     return pa.table({name: [value] for name, value in row.items() if _wanted(name, columns)})
 

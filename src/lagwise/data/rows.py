@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,16 +11,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lagwise.data.folders import check_classes, check_file, files_below, split_word
 from lagwise.data.row_files import ONE_ROW, READERS, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
-from lagwise.data.sources import SPLITS, check_classes, check_file, hash_files, is_hidden, load_hub, split_word
+from lagwise.data.sources import SPLITS, hash_files, load_hub
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
-_UNLABELLED = "unsup"  # the folder of IMDb's reviews without a label
 
 
 @dataclass(frozen=True)
@@ -145,16 +146,18 @@ def open_rows(name: str) -> RowSource:
         return RowSource(name, {"train": [path]})
     if not path.is_dir():
         raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
-    found = sorted(f for f in path.rglob("*") if file_kind(f) and f.is_file() and not is_hidden(f, path))
-    kinds = {file: file_kind(file) for file in found}
-    files = [file for file in found if kinds[file] != ".txt"] or _texts(path, found)
+    kinds = {file: kind for file in files_below(path) if (kind := file_kind(file))}
+    files = [file for file, kind in kinds.items() if kind != ".txt"] or _texts(path, list(kinds))
     if not files:
         raise ValueError(f"no {suffixes} file in folder {name!r}")
+    tables, texts = ([f for f in kinds if (kinds[f] == ".txt") == is_text] for is_text in (False, True))
+    if any(kinds[table] != ".wav" for table in tables) and len({text.parent for text in texts} - {path}) > 1:
+        shown = f"{len(texts):,} texts in folders of {name!r} are not read"
+        warnings.warn(f"{shown}, because there are tables such as {str(tables[0])!r}", stacklevel=2)
+    check_classes(path, [f for f in files if kinds[f] in ONE_ROW], "texts" if kinds[files[0]] == ".txt" else "sounds")
+    files = _labelled(files)
     for file in files:
         check_file(file)
-    what = "texts" if kinds[files[0]] == ".txt" else "sounds"
-    check_classes(path, [file for file in files if kinds[file] in ONE_ROW], what)
-    files = [f for f in files if kinds[f] != ".txt" or f.parent == path or f.parent.name != _UNLABELLED]
     named: defaultdict[str | None, list[Path]] = defaultdict(list)
     for file in files:
         place = file.relative_to(path)
@@ -169,11 +172,23 @@ def open_rows(name: str) -> RowSource:
     return RowSource(name, {split: named[split] for split in SPLITS if split in named})
 
 
-def _texts(root: Path, found: Sequence[Path]) -> list[Path]:
-    """The texts in class folders, or all if there are no such folders."""
-    inside = [f for f in found if f.parent != root]
-    split = [f for f in inside if split_word(Path(*f.relative_to(root).parts[:-2]))]
-    return split or inside or list(found)
+def _texts(root: Path, texts: list[Path]) -> list[Path]:
+    """Texts without those beside the class folders: in the root, or in the folder of a split that has class folders."""
+    inside = [text for text in texts if text.parent != root]
+    above = {text.parent.parent for text in inside}
+    beside = {folder for folder in above if split_word(folder.relative_to(root))}
+    return [text for text in inside if text.parent not in beside] or texts
+
+
+def _labelled(files: list[Path]) -> list[Path]:
+    """Files without IMDb's reviews that have no label: those in the folder unsup beside the folders pos and neg."""
+    folders = {file.parent for file in files}
+    unlabelled = {
+        folder
+        for folder in folders
+        if folder.name == "unsup" and {folder.with_name(n) for n in ("pos", "neg")} <= folders
+    }
+    return [file for file in files if file.parent not in unlabelled]
 
 
 def split_rows(

@@ -47,7 +47,9 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """One row: the samples, the sampling rate, the name of the file, and as label the name of its folder."""
     rate, samples = read_sound(data, path)
-    return _row({SERIES: samples, FOLDER_LABEL: path.parent.name, "sampling_rate": rate, "file": path.name}, columns)
+    return _row(
+        {SERIES: samples, FOLDER_LABEL: path.absolute().parent.name, "sampling_rate": rate, "file": path.name}, columns
+    )
 
 
 def lines_table(
@@ -84,7 +86,7 @@ def recording_table(
     without a column, a recording with several labels, and one without the column if it is wanted and others have it.
     """
     values = _samples(table, path, label, features)
-    found: Any = path.parent.name
+    found: Any = path.absolute().parent.name
     if label in table.column_names:
         found = table.column(label).to_pylist()
         if not per_sample:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lagwise.data.folders import check_file, files_below, split_word
 from lagwise.data.reading import (
     check_size,
     decoded,
@@ -24,14 +25,6 @@ from lagwise.files import expanded, one_line
 
 SPLITS = ("train", "valid", "test")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-_SPLIT_WORDS = {
-    "train": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "dev": "valid",
-    "test": "test",
-}
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _HELD_OUT = 0.05  # share of valid and of test when the data name no splits
 _STDLIB_SKIPPED = {
@@ -101,7 +94,7 @@ def open_source(name: str) -> Source:
         raise FileNotFoundError(
             f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
         )
-    files = sorted(f for f in path.rglob("*") if _is_data(f) and not is_hidden(f, path))
+    files = [file for file in files_below(path) if _is_data(file)]
     if not files:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz) in folder {name!r}")
     for file in files:
@@ -231,54 +224,6 @@ def _kind(path: Path) -> str:
 def _is_data(path: Path) -> bool:
     """Whether a file found in a folder is meant as data."""
     return path.is_file() and (is_compressed(path) or inner_suffix(path) in SUFFIXES)
-
-
-def is_hidden(path: Path, root: Path) -> bool:
-    """Whether a file in the folder ``root`` is not meant as data: its own name or a folder's begins with a point, or it
-    is what macOS adds to archives."""
-    return any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
-
-
-def check_file(path: Path) -> None:
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty")
-
-
-def check_names(classes: Iterable[str], what: str) -> None:
-    """ValueError if folders that would be classes are named like splits."""
-    names = sorted(set(classes))
-    if all(split_word(Path(name)) for name in names):
-        raise ValueError(
-            f"the folders {', '.join(map(repr, names))} are named as splits, not as classes; put the {what} of each "
-            "class into a folder of its own in them"
-        )
-
-
-def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
-    """ValueError if one of the class folders has no files, or a file is in none of them although others are in those of
-    a split train."""
-    splits = {path: split_word(Path(*path.relative_to(root).parts[:-2])) for path in files}
-    outside = next((path for path, split in splits.items() if split is None), None)
-    if "train" in splits.values() and outside is not None:
-        raise ValueError(
-            f"folders of {str(root)!r} say which {what} are train, valid and test, but {str(outside)!r} is in none of "
-            "their class folders; move it away"
-        )
-    filled = {folder for path in files for folder in path.parents}
-    for parent in {path.parent.parent for path in files if path.parent != root}:
-        for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not is_hidden(folder, root) and folder not in filled:
-                raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
-
-
-def split_word(path: Path) -> str | None:
-    """The split named by a file's name, or else by the folders above it."""
-    for part in reversed(path.parts):
-        words = part.lower().replace("-", ".").replace("_", ".").split(".")
-        for word in words:
-            if word in _SPLIT_WORDS:
-                return _SPLIT_WORDS[word]
-    return None
 
 
 def _by_file(name: str, files: list[Path]) -> Source:

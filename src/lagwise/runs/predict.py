@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from lagwise.data import label_cells
+from lagwise.data.formats import FORMATS
+from lagwise.data.layouts import Layout
 from lagwise.models.loading import default_device, load_model
 from lagwise.runs.evaluate import open_run
 
@@ -27,6 +29,8 @@ def predict_run(
     _, task = open_run(run)
     if source is not None and task.continues(source):
         return task.continuation(load_model(run, device=default_device())[0], source)
+    if rows is not None and task.data.format is not None:
+        rows = _cleaned(rows, FORMATS[task.data.format])
     tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
     kept = [dict(row) for table in tables for row in table]
     if not kept:
@@ -40,6 +44,13 @@ def predict_run(
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
     return [row | new for row, new in zip(kept, added, strict=True)]
+
+
+def _cleaned(rows: Iterable[Mapping[str, Any]], layout: Layout) -> Iterator[dict[str, Any]]:
+    """Rows whose texts are as the layout's files give them."""
+    for row in rows:
+        texts = {name: layout.clean(row[name]) for name in layout.texts if isinstance(row.get(name), str)}
+        yield {**row, **texts}
 
 
 def _named(rows: Any) -> Any:
