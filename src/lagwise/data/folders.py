@@ -32,6 +32,11 @@ def _leads_down(link: Path, folder: Path) -> bool:
     return not folder.is_relative_to(link.resolve())
 
 
+def folder_name(path: Path) -> str:
+    """The name of a file's folder, also if the path is relative to that folder."""
+    return path.absolute().parent.name
+
+
 def is_hidden(path: Path, root: Path) -> bool:
     """Whether a file in the folder ``root`` is not meant as data: its own name or a folder's begins with a point, or it
     is what macOS adds to archives."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,8 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
     ValueError for fewer than two texts of 8,000 characters in a split, and for a text in more than one.
     """
     source = open_source(str(texts))
-    files = Counter(file for paths in source.files.values() for file in paths)
-    if source.ranges or max(files.values(), default=1) > 1:
+    files = list(chain(*source.files.values()))
+    if len(set(files)) < len(files):
         raise ValueError(
             f"a text of {str(texts)!r} would be in more than one split; give three files or more, or name files or "
             "folders train, valid and test"

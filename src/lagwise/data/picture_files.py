@@ -208,14 +208,15 @@ def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) ->
 
     Of several folders with metadata `_HARD` is taken, with a warning; ValueError if it is not one of them."""
     folders = sorted({table.parent.parent for table in tables})
+    folder = folders[0]
     if len(folders) > 1:
         hard = [folder for folder in folders if folder.name == _HARD]
         names = ", ".join(str(folder) for folder in folders)
         if len(hard) != 1:
             raise ValueError(f"{source.name!r} has several sets of Pathfinder pictures ({names}); name one of them")
         warnings.warn(f"of several sets of Pathfinder pictures ({names}) only {_HARD} is read", stacklevel=3)
-        tables = [table for table in tables if table.parent.parent == hard[0]]
-    folder = tables[0].parent.parent
+        folder = hard[0]
+        tables = [table for table in tables if table.parent.parent == folder]
     labels: dict[Path, str] = {}
     for table in sorted(tables, key=lambda path: (path.parent, int(path.stem) if path.stem.isdecimal() else 0)):
         check_file(table)
@@ -225,7 +226,7 @@ def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) ->
                 raise ValueError(
                     f"{table}, line {number}: a folder, a file, a number and a label 0 or 1, got {line!r:.80}"
                 )
-            picture = table.parent.parent / fields[0] / fields[1]
+            picture = folder / fields[0] / fields[1]
             if not picture.is_file():
                 raise FileNotFoundError(f"{table}, line {number}: no picture {str(picture)!r}")
             if picture in labels:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
 
@@ -274,14 +275,9 @@ def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """One row: the text, as label the name of the folder, and the name of the file."""
     import pyarrow as pa
 
-    row = dict(
-        zip(
-            _TEXT_COLUMNS,
-            (decoded(data, path).removeprefix("\ufeff"), path.absolute().parent.name, path.name),
-            strict=True,
-        )
-    )
-    return pa.table({name: [value] for name, value in row.items() if _wanted(name, columns)})
+    values = decoded(data, path).removeprefix("\ufeff"), folder_name(path), path.name
+    row = zip(_TEXT_COLUMNS, values, strict=True)
+    return pa.table({name: [value] for name, value in row if _wanted(name, columns)})
 
 
 def _wanted(name: str, columns: Sequence[str] | None) -> bool:

@@ -147,14 +147,16 @@ def open_rows(name: str) -> RowSource:
     if not path.is_dir():
         raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
     kinds = {file: kind for file in files_below(path) if (kind := file_kind(file))}
-    files = [file for file, kind in kinds.items() if kind != ".txt"] or _texts(path, list(kinds))
+    texts = [file for file, kind in kinds.items() if kind == ".txt"]
+    others = [file for file, kind in kinds.items() if kind != ".txt"]
+    files = others or _texts(path, texts)
     if not files:
         raise ValueError(f"no {suffixes} file in folder {name!r}")
-    tables, texts = ([f for f in kinds if (kinds[f] == ".txt") == is_text] for is_text in (False, True))
-    if any(kinds[table] != ".wav" for table in tables) and len({text.parent for text in texts} - {path}) > 1:
+    table = next((file for file in others if kinds[file] not in ONE_ROW), None)
+    if table is not None and len({text.parent for text in texts} - {path}) > 1:
         shown = f"{len(texts):,} texts in folders of {name!r} are not read"
-        warnings.warn(f"{shown}, because there are tables such as {str(tables[0])!r}", stacklevel=2)
-    check_classes(path, [f for f in files if kinds[f] in ONE_ROW], "texts" if kinds[files[0]] == ".txt" else "sounds")
+        warnings.warn(f"{shown}, because there are tables such as {str(table)!r}", stacklevel=2)
+    check_classes(path, [file for file in files if kinds[file] in ONE_ROW], "sounds" if others else "texts")
     files = _labelled(files)
     for file in files:
         check_file(file)

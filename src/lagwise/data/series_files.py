@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.folders import folder_name
 from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.tables import known
 
@@ -47,9 +48,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """One row: the samples, the sampling rate, the name of the file, and as label the name of its folder."""
     rate, samples = read_sound(data, path)
-    return _row(
-        {SERIES: samples, FOLDER_LABEL: path.absolute().parent.name, "sampling_rate": rate, "file": path.name}, columns
-    )
+    return _row({SERIES: samples, FOLDER_LABEL: folder_name(path), "sampling_rate": rate, "file": path.name}, columns)
 
 
 def lines_table(
@@ -86,7 +85,7 @@ def recording_table(
     without a column, a recording with several labels, and one without the column if it is wanted and others have it.
     """
     values = _samples(table, path, label, features)
-    found: Any = path.absolute().parent.name
+    found: Any = folder_name(path)
     if label in table.column_names:
         found = table.column(label).to_pylist()
         if not per_sample:

@@ -223,7 +223,7 @@ def _kind(path: Path) -> str:
 
 def _is_data(path: Path) -> bool:
     """Whether a file found in a folder is meant as data."""
-    return path.is_file() and (is_compressed(path) or inner_suffix(path) in SUFFIXES)
+    return is_compressed(path) or inner_suffix(path) in SUFFIXES
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
