@@ -136,4 +136,6 @@ def test_a_class_may_be_named_unsup(tmp_path: Path) -> None:
 
 def test_the_folder_where_one_is_gives_the_class(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(imdb / "train" / "pos")
-    assert set(open_rows(".").read()["train"]["label"]) == {"pos"}
+    here, above = open_rows("."), open_rows(str(imdb / "train" / "pos"))
+    assert set(here.read()["train"]["label"]) == {"pos"}
+    assert here.fingerprint() == above.fingerprint()

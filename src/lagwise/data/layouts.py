@@ -55,6 +55,10 @@ class Layout:
         every = (*self.texts.items(), (LABEL, self.label))
         return {name: tuple(dict.fromkeys((name, *others))) for name, others in every}
 
+    def cleaned(self, cell: Any) -> Any:
+        """A cell of a text column, with `clean` applied if it has a text."""
+        return self.clean(cell) if isinstance(cell, str) else cell
+
 
 @dataclass(frozen=True)
 class LayoutSource(RowSource):
@@ -210,7 +214,8 @@ def _hub_rows(rows: Dataset, layout: Layout, where: str) -> Dataset:
             f"{where.partition(' of ')[2]} has no column {' or '.join(map(repr, layout.columns[missing[0]]))} (it has "
             f"{', '.join(rows.column_names)})"
         )
-    cells: dict[str, list[Any]] = {name: rows[rows.column_names[place]][:] for name, place in places.items()}
+    columns = {name: rows[rows.column_names[place]][:] for name, place in places.items()}
+    cells = {name: [layout.cleaned(text) for text in texts] for name, texts in columns.items() if name != LABEL}
     if LABEL in places:
         values = label_cells(rows, rows.column_names[places[LABEL]])
         cells[LABEL] = [_label(value, layout, where.format(i)) for i, value in enumerate(values, 1)]

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.data.folders import check_classes, check_file, files_below, split_word
+from lagwise.data.folders import check_classes, check_file, files_below, folder_name, split_word
 from lagwise.data.row_files import ONE_ROW, READERS, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sources import SPLITS, hash_files, load_hub
@@ -57,7 +57,7 @@ class RowSource:
             digest.update("".join(f"{s}:{self.dataset[s]._fingerprint}" for s in self.split_names).encode())
         for path in (path for split in self.split_names for path in self.files.get(split, ())):
             if self._folder_column(path) is not None:
-                digest.update(f"{path.parent.name}/{path.name}:".encode())
+                digest.update(f"{folder_name(path)}/{path.name}:".encode())
         return hash_files(self.files, digest)
 
     def has_classes_of_folders(self, label: str) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from lagwise.data import label_cells
 from lagwise.data.formats import FORMATS
-from lagwise.data.layouts import Layout
 from lagwise.models.loading import default_device, load_model
 from lagwise.runs.evaluate import open_run
 
@@ -30,7 +29,8 @@ def predict_run(
     if source is not None and task.continues(source):
         return task.continuation(load_model(run, device=default_device())[0], source)
     if rows is not None and task.data.format is not None:
-        rows = _cleaned(rows, FORMATS[task.data.format])
+        layout = FORMATS[task.data.format]  # texts as in its files
+        rows = [{k: layout.cleaned(cell) if k in layout.texts else cell for k, cell in row.items()} for row in rows]
     tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
     kept = [dict(row) for table in tables for row in table]
     if not kept:
@@ -44,13 +44,6 @@ def predict_run(
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
     return [row | new for row, new in zip(kept, added, strict=True)]
-
-
-def _cleaned(rows: Iterable[Mapping[str, Any]], layout: Layout) -> Iterator[dict[str, Any]]:
-    """Rows whose texts are as the layout's files give them."""
-    for row in rows:
-        texts = {name: layout.clean(row[name]) for name in layout.texts if isinstance(row.get(name), str)}
-        yield {**row, **texts}
 
 
 def _named(rows: Any) -> Any:
