@@ -11,16 +11,12 @@ from torch import nn
 
 from lagwise.kernels import (
     KERNELS,
-    EMAKernel,
     FreeKernel,
     FrequencyKernel,
     LagKernel,
-    ModalKernel,
     RPEKernel,
     WarpedKernel,
 )
-from lagwise.ops import Modes, toeplitz_product
-from lagwise.ops.recurrence import modal_prefill, modal_taps
 from lagwise.tables import build
 
 VARIANTS = [
@@ -249,108 +245,3 @@ def test_smooth_values_exist_between_tokens() -> None:
     assert abs(value - np.interp(0.5**0.5, knots, np.append(0, kernel.values.detach().cpu()[0]) * knots)) < 1e-12
     with pytest.raises(ValueError, match="no values between tokens"):
         FreeKernel(3).smooth_at(torch.zeros(1))
-
-
-@pytest.mark.covers("MEGA §3.1, app. A and eq. 25", "TCNCA eq. 1")
-@pytest.mark.parametrize("causal", [True, False])
-def test_ema_equals_megas_sum_of_exponentials(causal: bool) -> None:
-    """TCNCA eq. 1 and MEGA's app. A. If two-sided, lag 0 counts in both directions."""
-    kernel = EMAKernel(2, causal=causal, dimension=4).double()
-    p, q = kernel.delta.sigmoid(), 1 - kernel.delta.sigmoid() * kernel.alpha.sigmoid()
-    weight = p * (kernel.beta + torch.tensor([1.0, -1.0, 1.0, -1.0])) * kernel.gamma / 2
-    sides = torch.stack([(weight * q**lag).sum(2) for lag in range(30)], dim=2)
-    expected = sides[0]
-    if not causal:
-        expected = torch.cat([sides[1].flip(1)[:, :-1], sides[0]], dim=1)
-        expected[:, 29] += sides[1, :, 0]
-    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
-    lags = torch.arange(0 if causal else -29, 30)
-    smooth, local = kernel.smooth_at(lags.double()), kernel.local_taps()
-    if local is not None:
-        smooth[:, 29] += local[0][:, 0]
-    torch.testing.assert_close(smooth, expected, rtol=0, atol=1e-12)
-
-
-def test_ema_is_initialized_as_in_mega() -> None:
-    """Decays near 3/4, and weights with alternating signs times those of gamma."""
-    torch.manual_seed(1)
-    kernel = EMAKernel(200, dimension=4)
-    weight, log_decay = kernel.exponentials()
-    assert abs(log_decay.exp().mean() - 0.75) < 0.01
-    assert torch.equal((weight * kernel.gamma).sign()[0], torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(200, 4))
-
-
-def test_ema_refuses_what_is_out_of_range() -> None:
-    with pytest.raises(ValueError, match="dimension must be a whole number of at least 1, got 0"):
-        EMAKernel(2, dimension=0)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_modal_is_a_sum_of_damped_oscillations(causal: bool) -> None:
-    kernel = ModalKernel(3, causal=causal, modes=4).double()
-    nn.init.normal_(kernel.direct)
-    lags = torch.arange(30)
-    rate, angle, weight = (p[..., None] for p in (kernel.rate, kernel.angle, kernel.amplitude[..., 0]))
-    phase = angle * lags
-    sides = (-rate.exp() * lags).exp() * (weight * phase.cos() - kernel.amplitude[..., 1:] * phase.sin())
-    expected = sides.sum(2)[0]
-    expected[:, 0] += kernel.direct
-    if not causal:
-        before = sides.sum(2)[1]
-        expected = torch.cat([before.flip(1)[:, :-1], before[:, :1] + expected[:, :1], expected[:, 1:]], dim=1)
-    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_modal_gradients_are_finite_for_any_rate(causal: bool) -> None:
-    """Also for poles below float32's normal range, and for few poles, which vectorized loops handle by other code."""
-    kernel = ModalKernel(1, causal=causal, modes=3)
-    for rate in (-12.0, 0.0, 4.4, 4.5, 4.55, 4.6, 4.7, 6.0):
-        nn.init.constant_(kernel.rate, rate)
-        kernel.zero_grad()
-        kernel.taps(20).sum().backward()
-        for name, parameter in kernel.named_parameters():
-            assert parameter.grad is not None
-            assert parameter.grad.isfinite().all(), (name, rate)
-
-
-def test_modal_taps_have_the_scale_of_other_kernels() -> None:
-    for causal in (True, False):
-        kernel = ModalKernel(200, causal=causal)
-        assert abs(kernel.taps(5000).square().sum(1).mean() - 1) < 0.25
-        assert kernel.rate.min() > -math.log(1000.0) - 1e-4
-        assert kernel.rate.max() <= 0
-        assert kernel.angle.min() >= 0
-        assert kernel.angle.max() <= math.pi
-
-
-def test_a_modal_kernel_streams_by_its_recurrence() -> None:
-    kernel = ModalKernel(3)
-    x = torch.randn(2, 2000, 3)
-    with torch.no_grad():
-        y, _ = modal_prefill(x, kernel.recurrence(), None)
-        exact = toeplitz_product(x.double(), kernel.taps(2000).double())
-    assert (y - exact).abs().max() < 2e-5 * exact.abs().max()
-    with pytest.raises(ValueError, match="two-sided"):
-        ModalKernel(3, causal=False).recurrence()
-
-
-def test_a_modal_kernel_can_be_set_to_given_modes() -> None:
-    poles = torch.tensor([[0.9 + 0.1j, -0.5, 0], [0.99j, 0, 0]], dtype=torch.complex128)
-    weights = torch.tensor([[1 - 2j, 3, 0], [0.5j, 7, 0]], dtype=torch.complex128)  # one weight at a pole of 0
-    modes = Modes(poles, weights, torch.tensor([1.0, -1.0], dtype=torch.float64))
-    kernel = ModalKernel(2, modes=5)
-    kernel.load_modes(modes)
-    expected = modal_taps(modes, 200)
-    torch.testing.assert_close(kernel.taps(200).double(), expected, rtol=0, atol=1e-5)
-    kernel.taps(200).square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in kernel.parameters())
-    for wrong, message in (
-        (ModalKernel(2, modes=2), "2 channels, at most 2 of each, got 2 and 3; set option modes to 3"),
-        (ModalKernel(3), "3 channels"),
-        (ModalKernel(2, causal=False), "two-sided"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            wrong.load_modes(modes)
-    with pytest.raises(ValueError, match=r"inside the unit circle, got \|p\| = 2"):
-        kernel.load_modes(modes._replace(poles=poles + 2 * (poles == 0)))

@@ -1,0 +1,154 @@
+"""Sources of text."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from lagwise.data import open_source, read_documents, reading
+
+TEXT = "A line of text, with ünïcödé in it.\n" * 200
+
+
+def split_texts(name: str) -> dict[str, str]:
+    source = open_source(name)
+    return {split: "".join(source.documents(split)) for split in ("train", "valid", "test")}
+
+
+class TestSources:
+    def test_a_text_file_is_split_at_lines_without_loss(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("".join(f"line {i}\n" for i in range(1000)))
+        parts = split_texts(str(tmp_path / "a.txt"))
+        assert parts["train"] + parts["valid"] + parts["test"] == (tmp_path / "a.txt").read_text()
+        assert 0.04 < len(parts["valid"]) / len(parts["train"]) < 0.07
+
+    @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".jsonl.xz"])
+    def test_records_are_documents(self, tmp_path: Path, suffix: str) -> None:
+        documents = [f"document {i}" for i in range(100)]
+        path = tmp_path / f"a{suffix}"
+        if suffix == ".parquet":
+            from pyarrow import parquet, table
+
+            parquet.write_table(table({"text": documents}), path)
+        else:
+            lines = "\n".join(json.dumps({"text": d}) for d in documents)
+            path.write_bytes(lzma.compress(lines.encode()) if suffix.endswith("xz") else lines.encode())
+        source = open_source(str(path))
+        found = [d for split in ("train", "valid", "test") for d in source.documents(split)]
+        assert found == documents
+
+    def test_file_names_determine_the_splits_of_a_folder(self, tmp_path: Path) -> None:
+        for name in ("my-train", "my.val", "my_test"):
+            (tmp_path / f"{name}.txt").write_text(name)
+        assert split_texts(str(tmp_path)) == {"train": "my-train", "valid": "my.val", "test": "my_test"}
+
+    def test_a_text_without_lines_is_split_at_spaces(self, tmp_path: Path) -> None:
+        text = " ".join(f"word{i}" for i in range(5000))
+        (tmp_path / "a.txt").write_text(text)
+        parts = split_texts(str(tmp_path / "a.txt"))
+        assert parts["train"] + parts["valid"] + parts["test"] == text
+        assert parts["train"].endswith(" ")
+        assert 0.04 < len(parts["test"]) / len(text) < 0.06
+
+    def test_few_records_are_split_individually(self, tmp_path: Path) -> None:
+        records = ["a" * 1000, "b" * 1000]
+        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": r}) for r in records) + "\n\n")
+        source = open_source(str(tmp_path / "a.jsonl"))
+        assert [sorted(set(d)) for d in source.documents("train")] == [["a"], ["b"]]
+        assert [len(d) for d in source.documents("test")] == [50, 50]
+
+    def test_folders_may_name_the_splits(self, tmp_path: Path) -> None:
+        for split in ("train", "test"):
+            (tmp_path / split).mkdir()
+            (tmp_path / split / "0.txt").write_text(split)
+        assert split_texts(str(tmp_path)) == {"train": "train", "valid": "test", "test": "test"}
+        (tmp_path / "stray.txt").write_text("?")
+        with pytest.raises(ValueError, match=r"stray\.txt"):
+            open_source(str(tmp_path))
+
+    def test_other_folders_are_split_by_file(self, tmp_path: Path) -> None:
+        for i in range(60):
+            (tmp_path / f"{i}.txt").write_text(f"<{i}>")
+        source = open_source(str(tmp_path))
+        files = [f for s in source.files.values() for f in s]
+        assert sorted(files) == sorted(tmp_path.iterdir())
+        assert all(source.files.values())
+        (tmp_path / "60.txt").write_text("one more moves no other")
+        again = open_source(str(tmp_path))
+        assert all(set(source.files[s]) <= set(again.files[s]) for s in source.files)
+
+    def test_the_standard_library(self) -> None:
+        source = open_source("stdlib")
+        files = [f for split in source.files.values() for f in split]
+        assert len(files) == len(set(files))
+        sizes = {split: sum(f.stat().st_size for f in files) for split, files in source.files.items()}
+        assert sizes["train"] > 4e6
+        assert min(sizes.values()) > 2e5
+        assert not any("site-packages" in f.parts for f in files)
+
+    def test_the_fingerprint_is_of_the_content(self, tmp_path: Path) -> None:
+        for name, text in (("a.txt", TEXT), ("b.txt", TEXT + "!")):
+            (tmp_path / name).write_text(text)
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "a.txt").write_text(TEXT)
+        one, other, moved = (
+            open_source(str(p)).fingerprint() for p in (tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "sub/a.txt")
+        )
+        assert one == moved
+        assert one != other
+
+    def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
+        """A folder stands in for the hub, since `datasets` loads both by name."""
+        for split, count in (("train", 40), ("test", 6)):
+            lines = "".join(json.dumps({"text": f"{split} {i}"}) + "\n" for i in range(count))
+            (tmp_path / f"{split}.jsonl").write_text(lines)
+        source = open_source(f"hub:{tmp_path}")
+        assert list(source.documents("train")) == [f"train {i}" for i in range(40)]
+        assert list(source.documents("valid")) == list(source.documents("test")) == [f"test {i}" for i in range(6)]
+        assert source.fingerprint() == open_source(f"hub:{tmp_path}").fingerprint()
+        with pytest.raises(ValueError, match="cannot load data set"):
+            open_source(f"hub:{tmp_path}/nothing")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("empty.txt", b"", "is empty"),
+            ("binary.txt", b"ELF\0\1\2", "looks binary"),
+            ("latin.txt", "größe".encode("latin1"), "not UTF-8.*byte 2.*iconv"),
+            ("cut.txt.xz", lzma.compress(TEXT.encode())[:60], "truncated"),
+            ("bad.jsonl", b'{"text": "fine"}\n{"txt": 1}\n', "line 2"),
+            ("bad2.jsonl", b'{"text": 5}\n', "must be a string"),
+            ("surrogate.jsonl", b'{"text": "\\ud800"}\n', "line 1.*Unicode"),
+            ("bad.parquet", b"PAR1 not really", "parquet"),
+        ],
+    )
+    def test_errors_name_the_file_and_the_problem(
+        self, tmp_path: Path, name: str, content: bytes, message: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message) as error:
+            split_texts(str(tmp_path / name))
+        assert name in str(error.value)
+
+    @pytest.mark.parametrize("name", ["bomb.txt.xz", "bomb.jsonl.xz", "lines.jsonl.xz"])
+    def test_a_decompression_bomb_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.setattr(reading, "memory", lambda: 8 * 10**6)
+        line = b'{"text": "' + b"a" * 10**5 + b'"}\n'
+        content = line * 50 if name.startswith("lines") else b"a" * 5 * 10**6
+        (tmp_path / name).write_bytes(lzma.compress(content, preset=0))
+        assert (tmp_path / name).stat().st_size < 10**5
+        with pytest.raises(ValueError, match=r"holds over .* GB of text"):
+            split_texts(str(tmp_path / name))
+
+    def test_missing_paths_and_empty_folders(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match="hub:nowhere"):
+            open_source("nowhere")
+        with pytest.raises(ValueError, match="in folder"):
+            open_source(str(tmp_path))
+
+
+def test_documents_of_a_python_file() -> None:
+    assert "def test_documents_of_a_python_file" in next(read_documents(Path(__file__)))

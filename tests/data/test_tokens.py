@@ -1,0 +1,157 @@
+"""Token files, and the training windows made of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare
+from lagwise.data import tokens as tokens_module
+from lagwise.data.tokenizers import pieces
+from lagwise.files import lock
+
+TEXT = "A line of text, with ünïcödé in it.\n" * 200
+
+
+def split_texts(name: str) -> dict[str, str]:
+    source = open_source(name)
+    return {split: "".join(source.documents(split)) for split in ("train", "valid", "test")}
+
+
+class TestTokenFiles:
+    def test_decoding_restores_the_text(self, text_file: Path) -> None:
+        for tokenizer in ("bytes", "bpe"):
+            data = prepare(str(text_file), tokenizer, vocab_size=300, progress=False)
+            parts = split_texts(str(text_file))
+            for split, text in parts.items():
+                ids = data.splits[split]
+                assert ids[-1] == data.tokenizer.eos_token_id
+                assert data.tokenizer.decode(ids, skip_special_tokens=True) == text
+                assert data.text_bytes[split] == len(text.encode())
+
+    def test_long_documents_are_encoded_in_pieces_without_loss(self) -> None:
+        text = "\n\n".join(f"Paragraph {i}.\n  indented\n" for i in range(20000))
+        found = list(pieces(text, 1 << 16))
+        assert len(found) > 5
+        assert "".join(found) == text
+        assert max(map(len, pieces("x" * 200_000, 1000))) <= 2000
+        assert "".join(pieces("x" * 200_000, 1000)) == "x" * 200_000
+
+    @pytest.mark.parametrize("space", [" ", "\n", "  ", " \n", "\n  ", "\t "])
+    def test_encoding_in_pieces_keeps_words_whole(self, space: str) -> None:
+        tokenizer = load_tokenizer("bytes").backend_tokenizer.pre_tokenizer
+        text = space.join(["word", "it's", "x2", "...", "ü"] * 50)
+        whole = [word for word, _ in tokenizer.pre_tokenize_str(text)]
+        cut = [[word for word, _ in tokenizer.pre_tokenize_str(piece)] for piece in pieces(text, 20)]
+        assert len(cut) > 20
+        assert [word for piece in cut for word in piece] == whole
+
+    def test_bpe_training_on_a_long_line_is_fast(self) -> None:
+        """As a single word these letters would take over a minute."""
+        text = "".join(random.Random(0).choices("abcdefgh", k=300_000))
+        tokenizer = load_tokenizer("bpe", vocab_size=2000, texts=iter([text]))
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+    def test_token_files_are_reused(self, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = prepare(str(text_file), "bytes", progress=False)
+        monkeypatch.setattr(tokens_module, "_encode", lambda *a: pytest.fail("encoded again"))
+        assert prepare(str(text_file), "bytes", progress=False).folder == first.folder
+
+    @pytest.mark.parametrize("damage", ["a token", "half of the file", "text_bytes", "meta", "the tokenizer"])
+    def test_damaged_token_files_are_rebuilt(self, tmp_path: Path, text_file: Path, damage: str) -> None:
+        whole = prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        expected = {split: ids.tolist() for split, ids in whole.splits.items()}
+        tokens, meta = whole.folder / "train.bin", whole.folder / "meta.json"
+        if damage == "a token":
+            ids = np.fromfile(tokens, dtype=np.uint16)
+            ids[100] ^= 1
+            ids.tofile(tokens)
+        elif damage == "half of the file":
+            tokens.write_bytes(tokens.read_bytes()[: tokens.stat().st_size // 4 * 2])
+        elif damage == "text_bytes":
+            meta.write_text(meta.read_text().replace(str(whole.text_bytes["train"]), "0"))
+        elif damage == "meta":
+            meta.write_text("[1]")
+        else:
+            (whole.folder / "tokenizer" / "tokenizer.json").unlink()
+        with pytest.warns(UserWarning, match="damaged"):
+            again = prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        assert again.folder == whole.folder
+        assert again.text_bytes == whole.text_bytes
+        assert {split: ids.tolist() for split, ids in again.splits.items()} == expected
+
+    def test_leftover_files_of_a_killed_process_are_removed(self, tmp_path: Path, text_file: Path) -> None:
+        dead, alive = (tmp_path / "tokens" / f".saving-{name}" for name in ("dead", "alive"))
+        for folder in (dead, alive):
+            folder.mkdir(parents=True)
+        with lock(tmp_path / "tokens" / "alive.lock"):
+            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        assert alive.is_dir()
+        assert not dead.exists()
+
+    def test_two_processes_encode_a_text_once(
+        self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        encode, calls = tokens_module._encode, []
+        monkeypatch.setattr(tokens_module, "_encode", lambda *a: (calls.append(a), time.sleep(0.2), encode(*a))[-1])
+        with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
+            warnings.simplefilter("ignore")  # that one waits for the other
+            tasks = [pool.submit(prepare, str(text_file), "bytes", cache=tmp_path, progress=False) for _ in range(2)]
+            one, other = (task.result() for task in tasks)
+        assert one.folder == other.folder
+        assert len(calls) == 1
+
+    def test_changed_text_is_encoded_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        path.write_text(TEXT)
+        before = prepare(str(path), "bytes", progress=False).folder
+        path.write_text(TEXT.replace("text", "test"))
+        assert prepare(str(path), "bytes", progress=False).folder != before
+
+    def test_a_full_disk_leaves_no_files_and_gives_advice(
+        self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*args: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(tokens_module, "_encode", full)
+        with pytest.raises(OSError, match="LAGWISE_CACHE"):
+            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
+        assert not [path for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"]
+
+    def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("ab")
+        with pytest.raises(ValueError, match=r"too short: .* the (valid|test) split"):
+            prepare(str(tmp_path / "a.txt"), "bytes", cache=tmp_path, progress=False)
+
+
+class TestWindows:
+    def test_an_epoch_has_every_window_once(self) -> None:
+        tokens = np.arange(1000, dtype=np.uint16)
+        windows = TrainingWindows(tokens, 10, 1000, seed=0)
+        epoch = [windows[i]["input_ids"] for i in range(windows.per_epoch)]
+        starts = sorted(int(w[0]) for w in epoch)
+        assert len(epoch) == 99
+        assert np.diff(starts).tolist() == [10] * 98
+        assert all(w.tolist() == list(range(w[0], w[0] + 10)) for w in epoch)
+
+    def test_examples_depend_only_on_seed_and_index(self) -> None:
+        tokens = np.arange(1000, dtype=np.uint16)
+        one, same, other = (TrainingWindows(tokens, 10, 500, seed) for seed in (1, 1, 2))
+        starts = {i: int(one[i]["input_ids"][0]) for i in (300, 5, 299, 0)}
+        assert starts == {i: int(same[i]["input_ids"][0]) for i in starts}
+        assert starts != {i: int(other[i]["input_ids"][0]) for i in starts}
+
+    def test_one_window_is_enough_and_less_is_an_error(self) -> None:
+        tokens = np.arange(10, dtype=np.uint16)
+        assert TrainingWindows(tokens, 10, 3, 0)[2]["input_ids"].tolist() == list(range(10))
+        with pytest.raises(ValueError, match="10 tokens, fewer than one sequence of 11"):
+            TrainingWindows(tokens, 11, 3, 0)
