@@ -1,17 +1,14 @@
 """Train models on Long Range Arena's tasks for equal times, with one thread per run, and test the best checkpoints.
 
     python benchmarks/arena.py RUNS --text IMDB --pictures CIFAR.npz [--pairs PAIRS] [--minutes N] [--workers 2]
-        [--runs text-tnn,listops-tnn,...] [--start EARLIER] [--results FILE]
+        [--runs text-tnn,listops-tnn,...] [--results FILE]
 
-Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace only the kernel of the
+Runs are the recipes ``lra-TASK-small`` with the overrides of `PLAN`. FD-TNN and SKI-TNN replace the kernel of the
 recipe's TNN. TCN-MLP and the Transformer have a width for about as many parameters, without embeddings of n-grams.
 Some runs have a learning rate of their own. The number of steps is what fits into the minutes of the task (`MINUTES`),
 or those of --minutes for any task. It is estimated once from the mean CPU time of some steps on the task's data and
 kept in RUNS/costs.json. Finished runs are skipped and interrupted runs are resumed, so the command may be stopped and
 repeated. The scores and the curve of each finished run are written to the results file.
-
-With --start, runs go on from the weights of the runs with the same names in another folder, for the same time again,
-with a new warm-up. Their results are added under "NAME, continued".
 
 Two runs take no minutes: ``path-x-tnn-2d`` trains 50 steps of Path-X and measures the memory of the process, and
 ``retrieval-bytes`` is a logistic regression on the frequencies of bytes of both texts.
@@ -36,7 +33,6 @@ from lagwise.tables import known
 from lagwise.training import load_recipe, read_metrics, resume, train
 
 _MIXER = "model.block.token_mixer"
-_BYTES_ALONE = ["model.ngram_sizes=[]", "training.learning_rate=0.01"]
 
 
 def _ski(taps: int) -> list[str]:
@@ -59,7 +55,6 @@ PLAN: dict[str, tuple[str, list[str]]] = {
     ),
     "text-fd-tnn": ("lra-text-small", _fd(1, 16, 512)),
     "text-ski-tnn": ("lra-text-small", _ski(32)),
-    "text-tnn-bytes": ("lra-text-small", _BYTES_ALONE),
     "listops-tnn": ("lra-listops-small", []),
     "listops-tcn-mlp": ("lra-listops-small", ["model=tcn-mlp", "model.hidden_size=80"]),
     "listops-fd-tnn": ("lra-listops-small", [*_fd(2, 32, 2048), "training.learning_rate=0.005"]),
@@ -97,13 +92,9 @@ def _of_run(values: dict[str, int], name: str, otherwise: int = 0) -> int:
     return values.get(name, values.get(task_of(name), otherwise))
 
 
-def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path | None) -> list[str]:
+def arguments(name: str, job: tuple[str, Sequence[str]], steps: int) -> list[str]:
     """The arguments of ``lagwise train`` for a run."""
     recipe, overrides = job
-    if start is not None:
-        seed = load_recipe(str(start / name / "recipe.yaml")).training.seed + 1  # for another order of the rows
-        overrides = [each for each in overrides if not each.startswith("model")]
-        overrides += [f"model.init_from={start / name}", f"training.seed={seed}"]
     return [
         *("--recipe", recipe, *overrides),
         *(f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"),
@@ -115,8 +106,7 @@ def arguments(name: str, job: tuple[str, Sequence[str]], steps: int, start: Path
 def run(name: str, job: tuple[str, list[str]], plan: dict[str, Any], given: argparse.Namespace) -> None:
     """Train, evaluate, and write the results."""
     folder, steps = given.folder / name, plan["steps"]
-    new = arguments(name, job, steps, given.start)
-    done, found = finish(folder, new), scores(folder)
+    done, found = finish(folder, arguments(name, job, steps)), scores(folder)
     result = {
         **plan,
         **_training(folder, *job),
@@ -124,9 +114,7 @@ def run(name: str, job: tuple[str, list[str]], plan: dict[str, Any], given: argp
         "curve": [(m["step"], m["eval_loss"], m["eval_accuracy"]) for m in done["evaluations"]],
         "scores": {split: found[split] for split in ("valid", "test")},
     }
-    if given.start is not None:
-        result["started_from"] = str(given.start / name)
-    keep(given.results, name if given.start is None else f"{name}, continued", result)
+    keep(given.results, name, result)
     print(f"{name}: {steps} steps, test accuracy {found['test']['accuracy']:.4f}", flush=True)
 
 
@@ -186,7 +174,6 @@ def main() -> None:
     parser.add_argument("--pictures", help="labelled images of 32 x 32 pixels")
     parser.add_argument("--pairs", help="pairs of passages, as 'lagwise data lra-retrieval' writes them")
     parser.add_argument("--runs", default=",".join([*PLAN, PATH_X, BYTES]), help="names, separated by commas (all)")
-    parser.add_argument("--start", type=Path, help="folder of finished runs, whose weights the runs start from")
     parser.add_argument("--minutes", type=float, help="minutes per run, instead of those of its task")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/arena-cpu.json"))

@@ -37,7 +37,7 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     path_x = {"recipe": "lra-path-x", "losses": [(5, 0.7), (50, 0.69)], "memory": 2**30}
     found = {
         "text-fd-tnn": run,
-        "pathfinder-tcn-mlp-2d, continued": {**run, "curve": run["curve"][:3]},
+        "pathfinder-tcn-mlp-2d": {**run, "curve": run["curve"][:3], "overrides": ["model=x", "data.source=y"]},
         "text-transformer": {**run, "curve": run["curve"][:2]},
         "retrieval-bytes": baseline,
         "path-x-tnn-2d": {**run, **path_x, "rows_seen": 200},
@@ -46,13 +46,11 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     (tmp_path / "arena-cpu.json").write_text(json.dumps(content))
     text = arena.trainings()
     assert "| text-fd-tnn | 172,866 | 4 x 64 | 75 | 96,000 | 63.3, 76.7, 90.0 | 86.00 | 85.00 |" in text
-    assert (
-        "| pathfinder-tcn-mlp-2d, continued | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7, 60.0 | 86.00 | 97.2 |"
-        in text
-    )
+    assert "| pathfinder-tcn-mlp-2d | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7, 60.0 | 86.00 | 97.2 |" in text
+    assert "| changes of the recipe |\n|---|---|\n| pathfinder-tcn-mlp-2d | `model=x` |\n\n" in text
     assert "| text-transformer | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7 | 86.00 | 61.95 |" in text
     assert "| retrieval-bytes | - | - | - | 2,000 | - | 70.00 | - |" in text
-    assert "50 steps of the recipe lra-path-x with 200 pictures took 75 minutes and at most 1,024 MB" in text
+    assert "50 steps of the recipe lra-path-x with 200 pictures, one at a time, took 75 minutes and at most 1,024 MB" in text
 
 
 def test_speeds_are_relative_to_the_transformer_and_to_the_papers_baselines(arena: ModuleType, tmp_path: Path) -> None:

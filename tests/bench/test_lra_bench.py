@@ -56,5 +56,18 @@ def test_ratios_are_relative_to_the_transformer(monkeypatch: pytest.MonkeyPatch)
     rows = table_rows(speeds)
     assert rows[0][5] == rows[2][7] == "1.00x"
     assert rows[1][7] == f"{speeds[0].step.median / speeds[1].step.median:.2f}x"
-    with pytest.raises(ValueError, match="unknown model: 'tmm'"):
-        time_models(["text"], ["tmm"], rows=2, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words", "message"),
+    [
+        (["text", "imgae"], ["tnn"], "unknown task: 'imgae'"),
+        (["text"], ["tnn", "tmm"], "unknown model: 'tmm'"),
+        (["text", "image"], ["tnn", "mega-2d"], "'mega' has no two-dimensional form"),
+    ],
+)
+def test_wrong_names_are_errors_before_anything_is_timed(tasks: list[str], words: list[str], message: str) -> None:
+    timed: list[arena.Speed] = []
+    with pytest.raises(ValueError, match=message):
+        time_models(tasks, words, rows=1, repeats=2, threads=1, memory=False, report=timed.append)
+    assert not timed

@@ -22,14 +22,15 @@ def data(
             help="Training rows of ListOps (96,000) or retrieval (20,000), or pictures of all splits (200,000).",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(callback=at_least(0), help="Of the generator.")] = 0,
+    seed: Annotated[int, typer.Option(callback=at_least(0), help="Seed of the generator.")] = 0,
     texts: Annotated[
         Path | None, typer.Option("--data", parser=path, help="For lra-retrieval: a folder of texts, a file each.")
     ] = None,
 ) -> None:
     """Generate a data set of Long Range Arena in its own file format.
 
-    Row i depends only on the seed and i. Retrieval asks whether two passages are from the same text:
+    Each row depends only on the seed, its split and its number, and those of retrieval, which asks whether two passages
+    are from the same text, on the texts:
 
         lagwise data lra-listops --out listops/
 

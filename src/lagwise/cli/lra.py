@@ -10,18 +10,17 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path
 
+_TASKS = "listops,text,retrieval,image,pathfinder,path-x"
 _MODELS = "transformer,tnn,fd-tnn,ski-tnn,mega,tcnca,tcn-mlp,tnn-2d,ski-tnn-2d"
 
 
 def lra(
-    tasks: Annotated[
-        str, typer.Option(callback=not_empty, help="Tasks, separated by commas; also `path-x`.")
-    ] = "listops,text,retrieval,image,pathfinder",
+    tasks: Annotated[str, typer.Option(callback=not_empty, help="Tasks, separated by commas.")] = _TASKS,
     models: Annotated[
-        str, typer.Option(callback=not_empty, help="Names as in `model=NAME`; suffix `-2d` for images as grids.")
+        str, typer.Option(callback=not_empty, help="Names as in `model=NAME`, with `-2d` for images as grids.")
     ] = _MODELS,
     rows: Annotated[
-        int | None, typer.Option(callback=at_least(1), help="Batch size; by default that of the task, as published.")
+        int | None, typer.Option(callback=at_least(1), help="Batch size; by default that of the task.")
     ] = None,
     repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each model.")] = 5,
     threads: Annotated[int, typer.Option(callback=at_least(1), help="CPU threads.")] = 2,
