@@ -73,7 +73,7 @@ def _row(name: str, run: dict[str, Any], published: dict[str, dict[str, str]]) -
 
 def _overrides(found: dict[str, Any]) -> str:
     """What runs change in their recipes, besides the data."""
-    changes = {name: [o for o in run.get("overrides", ()) if "data." not in o] for name, run in found.items()}
+    changes = {name: [o for o in run.get("overrides", ()) if not o.startswith("data.")] for name, run in found.items()}
     rows = [[name, f"`{' '.join(changed)}`"] for name, changed in changes.items() if changed and name != _PATH_X]
     return tables.table(["run", "changes of the recipe"], rows)
 

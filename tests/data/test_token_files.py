@@ -18,21 +18,14 @@ from lagwise.data import tokens as tokens_module
 from lagwise.data.tokenizers import pieces
 from lagwise.files import lock
 
-TEXT = "A line of text, with ünïcödé in it.\n" * 200
-
-
-def split_texts(name: str) -> dict[str, str]:
-    source = open_source(name)
-    return {split: "".join(source.documents(split)) for split in ("train", "valid", "test")}
-
 
 class TestTokenFiles:
     def test_decoding_restores_the_text(self, text_file: Path) -> None:
         for tokenizer in ("bytes", "bpe"):
             data = prepare(str(text_file), tokenizer, vocab_size=300, progress=False)
-            parts = split_texts(str(text_file))
-            for split, text in parts.items():
-                ids = data.splits[split]
+            source = open_source(str(text_file))
+            for split in ("train", "valid", "test"):
+                text, ids = "".join(source.documents(split)), data.splits[split]
                 assert ids[-1] == data.tokenizer.eos_token_id
                 assert data.tokenizer.decode(ids, skip_special_tokens=True) == text
                 assert data.text_bytes[split] == len(text.encode())
@@ -110,10 +103,10 @@ class TestTokenFiles:
         assert len(calls) == 1
 
     def test_changed_text_is_encoded_again(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.txt"
-        path.write_text(TEXT)
+        path, text = tmp_path / "a.txt", "A line of text.\n" * 200
+        path.write_text(text)
         before = prepare(str(path), "bytes", progress=False).folder
-        path.write_text(TEXT.replace("text", "test"))
+        path.write_text(text.replace("text", "test"))
         assert prepare(str(path), "bytes", progress=False).folder != before
 
     def test_a_full_disk_leaves_no_files_and_gives_advice(

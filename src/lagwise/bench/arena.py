@@ -150,10 +150,12 @@ def time_models(
         ValueError: If a name is unknown or a model has no two-dimensional form, before anything is timed.
     """
     torch.set_num_threads(threads)
-    chosen = {task: _suitable(task, words) for task in tasks}
-    with torch.device("meta"):
-        for task, suitable in chosen.items():
-            for word in suitable:
+    chosen: dict[str, list[str]] = {}
+    for task in tasks:
+        images = not SHAPES[known(task, SHAPES, "task")].vocabulary
+        chosen[task] = [word for word in words if images or not word.endswith("-2d")]
+        with torch.device("meta"):
+            for word in chosen[task]:
                 _made(task, word)
     results: list[Speed] = []
     for task, suitable in chosen.items():
@@ -189,11 +191,6 @@ def table_rows(speeds: Sequence[Speed]) -> list[tuple[str, ...]]:
             )
         )
     return lines
-
-
-def _suitable(task: str, words: Sequence[str]) -> list[str]:
-    """The models for a task: those of grids only for images."""
-    return [word for word in words if not (word.endswith("-2d") and SHAPES[known(task, SHAPES, "task")].vocabulary)]
 
 
 def _made(task: str, word: str) -> Any:
