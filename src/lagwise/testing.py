@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
+from lagwise.mixers.state import join_states, select_rows
 
 LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
 Factory = Callable[[int, bool], Mixer]
@@ -22,10 +23,10 @@ def check_mixer(
     """Check a mixer against the contract of `lagwise.mixers.Mixer`, in every direction that its class supports.
 
     The checks, in float64 unless stated otherwise: shapes and types; outputs and gradients of a causal mixer do not
-    depend on the future; padding, even with NaN, has no effect; documents packed into a row give the same as alone;
-    chunks and single tokens give the same as the whole sequence; an old state stays valid; states of several rows can
-    be picked and joined; bfloat16 under autocast stays close to float64; gradients equal finite differences; another
-    mixer with the same weights gives the same outputs.
+    depend on the future; padding, even with NaN, has no effect, also in a stream; documents packed into a row give the
+    same as alone; chunks and single tokens give the same as the whole sequence; an old state stays valid; states of
+    several rows can be picked and joined; bfloat16 under autocast stays close to float64; gradients equal finite
+    differences; another mixer with the same weights gives the same outputs.
 
     Args:
         factory: ``factory(channels, causal)`` creates a mixer with random weights.
@@ -54,6 +55,7 @@ def check_mixer(
         if kind.streams:
             check_streaming(factory, channels)
             check_padded_stream(factory, channels)
+            check_padding_anywhere(factory, channels)
             check_old_states(factory, channels)
             check_picked_states(factory, channels)
             check_joined_states(factory, channels)
@@ -205,6 +207,29 @@ def check_padded_stream(factory: Factory, channels: int) -> None:
     _same(torch.cat([y, rest], 1)[:, 5:], mixer(x), 1e-9, "a stream that begins with padding")
 
 
+def check_padding_anywhere(factory: Factory, channels: int) -> None:
+    """Rows of a stream with padding before, within and after their text, or with nothing else, continue as if they had
+    only their real tokens, whether they have begun or not."""
+    mixer = factory(channels, True).double()
+    x, masks = _noise(5, 60, channels), torch.ones(5, 60, dtype=torch.bool)
+    masks[0, 13:20] = False  # after a text that goes on
+    masks[1, :4] = masks[1, 20:26] = False  # before it, twice
+    masks[2, 5:9] = masks[2, 31:33] = masks[2, 50:] = False
+    masks[3, :40] = False  # nothing else, twice
+    x[~masks] = float("nan")
+    y, state = [], mixer.init_state(5)
+    for start, stop in ((0, 20), (20, 40), (40, 60)):
+        part, state = mixer.prefill(x[:, start:stop], state, mask=masks[:, start:stop])
+        y.append(part)
+    outputs, more = torch.cat(y, 1), _noise(5, 3, channels)
+    assert outputs.isfinite().all(), "outputs at the padding of a stream that are not finite"
+    rest, _ = mixer.prefill(more, state)
+    for row, (tokens, mask) in enumerate(zip(x, masks, strict=True)):
+        alone = mixer(torch.cat([tokens[mask], more[row]])[None])[0]
+        found = torch.cat([outputs[row, mask], rest[row]])
+        _same(found, alone, 1e-9, f"row {row + 1} of a stream with padding")
+
+
 def check_old_states(factory: Factory, channels: int) -> None:
     """Continuing from a state leaves it unchanged: two continuations do not affect each other."""
     mixer = factory(channels, True).double()
@@ -221,7 +246,7 @@ def check_picked_states(factory: Factory, channels: int) -> None:
     mixer = factory(channels, True).double()
     x = _noise(3, 20, channels)
     _, state = mixer.prefill(x, mixer.init_state(3))
-    picked, token = state.map_batch(lambda t: t[torch.tensor([2, 0])]), _noise(2, 1, channels)[:, 0]
+    picked, token = select_rows(state, torch.tensor([2, 0])), _noise(2, 1, channels)[:, 0]
     y, _ = mixer.step(token, picked)
     for row, source in enumerate((2, 0)):
         _, alone = mixer.prefill(x[source : source + 1], mixer.init_state(1))
@@ -231,13 +256,13 @@ def check_picked_states(factory: Factory, channels: int) -> None:
 def check_joined_states(factory: Factory, channels: int) -> None:
     """Requests join and leave a running batch: rows that have seen different numbers of tokens, or none."""
     rows = _Rows(factory(channels, True).double(), channels, [260, 80, 60, 100, 60, 60])
-    state = rows.begin(0, 193).join([rows.begin(0, 193), rows.begin(1, 1), rows.begin(2, 0), rows.begin(3, 38)])
+    state = join_states([rows.begin(0, 193), rows.begin(1, 1), rows.begin(2, 0), rows.begin(3, 38)])
     state = rows.go_on([0, 1, 2, 3], state, [1, 1, 1, 15, 1, 2, 1, 20])
-    left = state.map_batch(lambda t: t[torch.tensor([3, 1])])
-    again = left.join([left, rows.begin(4, 5), rows.begin(5, 0)])
+    left = select_rows(state, torch.tensor([3, 1]))
+    again = join_states([left, rows.begin(4, 5), rows.begin(5, 0)])
     again = rows.go_on([3, 1, 4, 5], again, [9], padding=(0, 0, 0, 4))
     rows.go_on([3, 1, 4, 5], again, [1, 7, 1])
-    rows.go_on([0, 2], state.map_batch(lambda t: t[torch.tensor([0, 2])]), [1, 6])  # the old state stays valid
+    rows.go_on([0, 2], select_rows(state, torch.tensor([0, 2])), [1, 6])  # the old state stays valid
 
 
 class _Rows:

@@ -19,6 +19,7 @@ from references import REFERENCES, reference
 from torch import Tensor
 
 from lagwise.mixers import MIXERS
+from lagwise.mixers.state import join_states, select_rows
 from lagwise.ops import Layout
 
 POISON = torch.tensor([float("nan"), float("inf"), float("-inf"), 1e30])
@@ -161,14 +162,14 @@ def joined(case: Case, mixer: Any, xs: list[Tensor]) -> list[Tensor]:
             y, state = mixer.prefill(parts[-1][0][None], state)
             parts[-1] = [y[0]]
         states.append(state)
-    state, live = states[0].join(states), list(range(len(xs)))
+    state, live = join_states(states), list(range(len(xs)))
     left = {row: xs[row][sum(map(len, parts[row])) :] for row in live}
     while True:
         staying = [i for i, row in enumerate(live) if len(left[row])]
         if not staying:
             return [torch.cat(part) for part in parts]
         if len(staying) < len(live):
-            state, live = state.map_batch(lambda t, kept=torch.tensor(staying): t[kept]), [live[i] for i in staying]
+            state, live = select_rows(state, torch.tensor(staying)), [live[i] for i in staying]
         size = rng.choice((1, rng.randint(1, 9), MANY))
         size = min(size, *(len(left[row]) for row in live))
         y, state = mixer.prefill(torch.stack([left[row][:size] for row in live]), state)

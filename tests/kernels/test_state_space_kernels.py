@@ -97,7 +97,7 @@ def test_state_spaces_stream_without_conversion(spec: dict[str, Any]) -> None:
         y, state = mixer.step(x[:, t], state)
         steps.append(y)
     torch.testing.assert_close(torch.stack(steps, 1), mixer(x), rtol=0, atol=1e-10)
-    assert state.memory.shape == (2, 4, 8)
+    assert state.real.shape == state.imaginary.shape == (2, 8, 4)
 
 
 @pytest.mark.parametrize(

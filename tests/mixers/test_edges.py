@@ -12,7 +12,8 @@ from every_mixer import CHANNELS, make, noise
 
 from lagwise.blocks import MegaBlock, PreNormBlock
 from lagwise.mixers import EMAMixer, TCNMixer
-from lagwise.mixers.fixed import FixedEMA
+from lagwise.mixers.derived import frozen
+from lagwise.mixers.state import fixed_start
 from lagwise.ops.recurrence import ema_scan
 
 
@@ -45,24 +46,6 @@ def test_a_text_beyond_the_span_is_refused_within_a_graph() -> None:
         mixer(noise(1, 60, torch.float32))
     with pytest.raises(Exception, match="span is 50 tokens, got a text of 60"):
         torch.compile(mixer, backend="eager", fullgraph=True)(noise(1, 60, torch.float32))
-
-
-@pytest.mark.parametrize("name", ["chunked_attention", "flash"])
-def test_padding_within_a_streamed_text_is_refused(name: str) -> None:
-    mixer, x = make(name, {"chunk": 8}, dtype=torch.float32), noise(2, 20, torch.float32)
-    mask = torch.ones(2, 20, dtype=torch.bool)
-    mask[1, 10:13] = False
-    with pytest.raises(ValueError, match="row 1 has padding within its text"):
-        mixer.prefill(x, mixer.init_state(2), mask=mask)
-    _, state = mixer.prefill(x[:, :10], mixer.init_state(2), mask=mask[:, :10])
-    with pytest.raises(ValueError, match="row 1 has padding within its text"):
-        mixer.prefill(x[:, 10:], state, mask=mask[:, 10:])
-    mask[:] = True
-    mask[1, :12], mask[0, 15:] = False, False  # before and after a text
-    whole = mixer(x, mask=mask)
-    first, state = mixer.prefill(x[:, :10], mixer.init_state(2), mask=mask[:, :10])
-    rest, _ = mixer.prefill(x[:, 10:], state, mask=mask[:, 10:])
-    torch.testing.assert_close(torch.cat([first, rest], 1)[mask], whole[mask])
 
 
 def test_padding_does_not_count_towards_a_kernels_longest_text() -> None:
@@ -155,8 +138,8 @@ def test_a_fixed_step_of_a_truncated_average_keeps_its_digits() -> None:
     mixer = EMAMixer(4, truncation=50)
     mixer.kernel.alpha.data.fill_(-12.0)
     x = noise(1, 3000, torch.float32)[..., :4] + 1
-    fixed = FixedEMA(mixer)
-    state: Any = fixed.init_state(1)
+    fixed = frozen(mixer)
+    state: Any = fixed_start(mixer.init_state(1))
     y = x[:, 0]
     for token in x.unbind(1):
         y, state = fixed.step(token, state)

@@ -1,4 +1,4 @@
-"""Streaming steps with states of fixed shapes, for every mixer that has one."""
+"""Steps on states of fixed shapes, for every mixer that has one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_mixer import CHANNELS, OPTIONS, make, noise
+from every_mixer import OPTIONS, make, noise
 from torch import Tensor
 from torch.export import Dim
 
-from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
-from lagwise.mixers.base import StateTuple
-from lagwise.mixers.fixed_forms import fixed_form, real_form
+from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers.derived import frozen
+from lagwise.mixers.state import eager_state, fixed_start, fixed_state, join_states, select_rows
 
 # Mixers whose states grow with the text; the default of `toeplitz` and of `gtu` decays, and so ends.
 _ENDLESS = (
@@ -39,6 +39,18 @@ fixed_mixers = pytest.mark.parametrize(
 )
 
 
+def start(mixer: Mixer, rows: int) -> Any:
+    return fixed_start(mixer.init_state(rows))
+
+
+def taken(mixer: Mixer, state: Any) -> Any:
+    return fixed_state(state, start(mixer, 1))[0]
+
+
+def given(mixer: Mixer, fixed: Any) -> Any:
+    return eager_state(fixed, mixer.init_state(1), iter(()))
+
+
 def stream(form: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     parts = []
     for token in x.split(1, dim=1):
@@ -59,8 +71,7 @@ def test_a_fixed_step_equals_forward(name: str, options: dict, dtype: torch.dtyp
     mixer = make(name, options, dtype=dtype).eval()
     x = noise(2, 520, dtype)
     whole = mixer(x)
-    form, _ = fixed_form(mixer, x)
-    y, _ = stream(form, x, form.init_state(2))
+    y, _ = stream(frozen(mixer), x, start(mixer, 2))
     assert (y - whole).abs().max() <= tolerance * whole.abs().max()
 
 
@@ -71,18 +82,18 @@ def test_states_convert_to_fixed_shapes_and_back(name: str, options: dict) -> No
     mixer = make(name, options).eval()
     x, alone = noise(2, 400), noise(1, 30)
     whole = mixer(x)
-    form, (made,) = fixed_form(mixer, x)
+    form = frozen(mixer)
     state = mixer.prefill(x[:, :101], mixer.init_state(2))[1]
-    y, fixed = stream(form, x[:, 101:240], made.take(state))
+    y, fixed = stream(form, x[:, 101:240], taken(mixer, state))
     torch.testing.assert_close(y, whole[:, 101:240], rtol=0, atol=1e-9)
-    state = made.give(fixed)
+    state = given(mixer, fixed)
     later = mixer.prefill(alone[:, :7], mixer.init_state(1))[1]
     torch.testing.assert_close(mixer.prefill(x[:, 240:], state)[0], whole[:, 240:], rtol=0, atol=1e-9)
-    joined = state.join([state, later])
-    y, fixed = stream(form, torch.cat([x[:, 240:263], alone[:, 7:]]), made.take(joined))
+    joined = join_states([state, later])
+    y, fixed = stream(form, torch.cat([x[:, 240:263], alone[:, 7:]]), taken(mixer, joined))
     expected = torch.cat([whole[:, 240:263], mixer(alone)[:, 7:]])
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-9)
-    first = made.give(fixed).map_batch(lambda t: t[:1])
+    first = select_rows(given(mixer, fixed), torch.tensor([0]))
     torch.testing.assert_close(mixer.prefill(x[:1, 263:], first)[0], whole[:1, 263:], rtol=0, atol=1e-9)
 
 
@@ -92,43 +103,24 @@ def test_several_tokens_in_a_graph(name: str, options: dict) -> None:
     """Between single tokens, from positions within a chunk, a ring or a cell, and for rows with different offsets."""
     mixer = make(name, options).eval()
     x, alone = noise(1, 200), noise(1, 193)
-    form, (made,) = fixed_form(mixer, x)
+    form = frozen(mixer)
     states = [mixer.prefill(x[:, :20], mixer.init_state(1))[1], mixer.prefill(alone[:, :13], mixer.init_state(1))[1]]
     rows = torch.cat([x[:, 20:], alone[:, 13:]])
     expected = torch.cat([mixer(x)[:, 20:], mixer(alone)[:, 13:]])
-    y, state = stream(form, rows[:, :3], made.take(states[0].join(states)))
+    y, state = stream(form, rows[:, :3], taken(mixer, join_states(states)))
     parts = [y]
-    for start, stop in ((3, 64), (64, 65), (65, 180)):
-        y, state = form.prefill(rows[:, start:stop], state)
+    for first, last in ((3, 64), (64, 65), (65, 180)):
+        y, state = form.prefill(rows[:, first:last], state)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-9)
-    y, _ = form.prefill(x[:, :50], form.init_state(1))
+    y, _ = form.prefill(x[:, :50], start(mixer, 1))
     torch.testing.assert_close(y, mixer(x)[:, :50], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "options"), [case for case in OPTIONS if grows(*case)])
 def test_a_growing_state_is_refused(name: str, options: dict) -> None:
     with pytest.raises(ValueError, match="grows with"):
-        fixed_form(make(name, options), noise(1, 1))
-
-
-@pytest.mark.parametrize("name", [name for name, kind in MIXERS.items() if True in kind.directions and has_none(name)])
-def test_a_mixer_without_a_fixed_step_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="does not stream"):
-        fixed_form(make(name, {}), noise(1, 1))
-
-
-def test_a_mixer_of_another_package_is_refused() -> None:
-    class Other(ShortConvMixer):
-        pass
-
-    class Another(Mixer):
-        def init_state(self, batch_size: int) -> StateTuple:
-            return StateTuple((torch.zeros(batch_size, 1),))
-
-    assert fixed_form(Other(CHANNELS), noise(1, 1))
-    with pytest.raises(ValueError, match="Another has no fixed-shape step"):
-        fixed_form(Another(CHANNELS, True), noise(1, 1))
+        make(name, options).require_fixed()
 
 
 COMPLEX = [
@@ -142,9 +134,9 @@ COMPLEX = [
 
 @pytest.mark.parametrize(("name", "options"), COMPLEX)
 @torch.no_grad()
-def test_a_real_form_is_one_graph_without_complex_numbers(name: str, options: dict) -> None:
+def test_a_frozen_mixer_is_one_graph_without_complex_numbers(name: str, options: dict) -> None:
     mixer = make(name, options).eval()
-    form = real_form(mixer, noise(1, 1))
+    form = frozen(mixer)
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     program = torch.export.export(form, (noise(2, 48),), dynamic_shapes=shapes, strict=False)
     values = [node.meta.get("val") for node in program.graph.nodes]
@@ -154,8 +146,19 @@ def test_a_real_form_is_one_graph_without_complex_numbers(name: str, options: di
         torch.testing.assert_close(program.module()(x), mixer(x), rtol=0, atol=1e-10)
 
 
-def test_the_form_shares_weights() -> None:
+def test_a_frozen_copy_shares_weights() -> None:
     mixer = make("gtu", {})
-    form, _ = fixed_form(mixer, noise(1, 1))
-    assert form.gate.weight is mixer.gate.weight
-    assert form.channels == CHANNELS
+    assert frozen(mixer).gate.weight is mixer.gate.weight
+
+
+@fixed_mixers
+@torch.no_grad()
+def test_a_step_does_not_change_its_state(name: str, options: dict) -> None:
+    mixer = frozen(make(name, options))
+    state = start(mixer, 2)
+    _, state = stream(mixer, noise(2, 20), state)
+    first = mixer.step(noise(2, 1)[:, 0], state)[1]
+    token = noise(2, 1)[:, 0]
+    expected, _ = mixer.step(token, state)
+    mixer.step(token, first)
+    torch.testing.assert_close(mixer.step(token, state)[0], expected, rtol=0, atol=0)

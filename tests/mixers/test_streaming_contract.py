@@ -10,6 +10,7 @@ from every_mixer import CHANNELS, every_stream, factory, make, noise
 
 from lagwise import testing
 from lagwise.bench.streams import state_bytes
+from lagwise.mixers.state import join_states, select_rows
 
 
 @every_stream
@@ -127,10 +128,9 @@ def test_memory_of_a_batch_depends_only_on_its_present_rows(name: str, options: 
     def fresh(length: int) -> Any:
         return mixer.prefill(noise(1, length, torch.float32), mixer.init_state(1))[1]
 
-    state, held = fresh(300).join([fresh(300), fresh(300), fresh(300)]), []
+    state, held = join_states([fresh(300), fresh(300), fresh(300)]), []
     for turn in range(25):
-        rest = state.map_batch(lambda t: t[1:])
-        state = rest.join([rest, fresh(40 + 7 * turn % 40)])
+        state = join_states([select_rows(state, torch.tensor([1, 2])), fresh(40 + 7 * turn % 40)])
         for _ in range(6):
             _, state = mixer.step(noise(3, 1, torch.float32)[:, 0], state)
         held.append(state_bytes(state))
@@ -144,6 +144,11 @@ def test_tokens_of_other_rows_are_refused(name: str, options: dict, rows: int, l
     _, state = mixer.prefill(noise(2, 5, torch.float32), mixer.init_state(2))
     with pytest.raises(ValueError, match=rf"the stream's 2 rows, got {rows}|\(batch=2, .* got \({rows}, "):
         mixer.prefill(noise(rows, length, torch.float32), state)
+
+
+@every_stream
+def test_padding_anywhere_while_streaming(name: str, options: dict) -> None:
+    testing.check_padding_anywhere(factory(name, options), CHANNELS)
 
 
 @every_stream

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lagwise.bench.streams import state_bytes
 from lagwise.models import (
     LagwiseConfig,
     LagwiseForSequenceClassification,
@@ -79,10 +80,7 @@ def test_memory_does_not_grow(mixer: str) -> None:
     sizes = []
     for _ in range(6):
         stream.push(torch.randn(90, 2))
-        held: list[Tensor] = []
-        for layer in stream._cache.layers:
-            layer.state.map_batch(lambda t, held=held: held.append(t) or t)
-        sizes.append(sum(t.untyped_storage().nbytes() for t in held))
+        sizes.append(sum(state_bytes(layer.state) for layer in stream._cache.layers))
     assert sizes[-1] == sizes[2]
 
 

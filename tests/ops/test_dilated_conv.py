@@ -94,9 +94,10 @@ def test_exactly_causal_in_float32() -> None:
 @pytest.mark.parametrize("dilation", [1, 3, 40])
 def test_a_stream_equals_the_whole_and_keeps_its_receptive_field(dilation: int) -> None:
     x, taps = torch.randn(2, 300, 3, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
-    window, parts = Window.empty(2, 3, 4 * dilation + 1, like=x), []
+    window, parts, seen = Window.empty(2, 3, 4 * dilation + 1, like=x), [], torch.zeros(2, dtype=torch.long)
     for part in x.split([1, 1, 30, 1, 1, 1, 200, 1, 1, 63], dim=1):
-        y, window = dilated_prefill(part, taps, dilation, window)
+        y, window = dilated_prefill(part, taps, dilation, window, seen)
+        seen = seen + part.shape[1]
         parts.append(y)
         assert window.size <= 4 * dilation + 1
     torch.testing.assert_close(torch.cat(parts, 1), dilated_convolution(x, taps, dilation), rtol=0, atol=1e-10)

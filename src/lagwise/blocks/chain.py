@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -21,13 +21,6 @@ class ChainState(NamedTuple):
     """The states of the blocks."""
 
     states: tuple[Any, ...]
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ChainState:
-        return ChainState(tuple(state.map_batch(change) for state in self.states))
-
-    @staticmethod
-    def join(states: Sequence[ChainState]) -> ChainState:
-        return ChainState(tuple(each[0].join(each) for each in zip(*(state.states for state in states), strict=True)))
 
 
 class ChainBlock(Block):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,16 +24,6 @@ class MegaState(NamedTuple):
 
     memory: Any
     attention: ChunkState
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> MegaState:
-        return MegaState(self.memory.map_batch(change), self.attention.map_batch(change))
-
-    @staticmethod
-    def join(states: Sequence[MegaState]) -> MegaState:
-        memory, attention = states[0]
-        return MegaState(
-            memory.join([state.memory for state in states]), attention.join([state.attention for state in states])
-        )
 
 
 class MegaBlock(Block):
@@ -119,7 +109,8 @@ class MegaBlock(Block):
         return self.channels(self._update(x, attended, update, reset, candidate), mask)
 
     def init_state(self, batch_size: int) -> MegaState:
-        return MegaState(self.memory.init_state(batch_size), self.attention.init_state(batch_size, self.sizes[2]))
+        attention = self.attention.init_state(batch_size, self.sizes[2], like=self.query_key.scale)
+        return MegaState(self.memory.init_state(batch_size), attention)
 
     def run_next(self, x: Tensor, state: MegaState, mask: Tensor | None) -> tuple[Tensor, MegaState]:
         normed = self.norm(x, mask)

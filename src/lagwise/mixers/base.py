@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
+from lagwise.ops.bilinear import traced
 from lagwise.ops.packing import per_document
+from lagwise.ops.streaming import OnlineState
 from lagwise.ops.symbolic import symbolic
+from lagwise.ops.window import Window
 
-
-class State(Protocol):
-    """The streaming state of a causal mixer: an immutable tuple of tensors."""
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """A new state with ``change`` applied to every tensor whose first axis is the batch."""
-        ...
-
-    @classmethod
-    def join(cls, states: Sequence[Self]) -> Self:
-        """The rows of at least one state of the same mixer as one batch, in order.
-
-        Rows may have seen different numbers of tokens, or none: each continues as it would alone. States that differ in
-        more than their rows, such as those from before and after a training step, cannot be joined.
-        """
-        ...
-
-
-class StateTuple(NamedTuple):
-    """A tuple state: its fields are tensors with the batch as first axis, windows, and states of other mixers."""
-
-    parts: tuple[Any, ...]
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> StateTuple:
-        return StateTuple(tuple(change(p) if isinstance(p, Tensor) else p.map_batch(change) for p in self.parts))
-
-    @staticmethod
-    def join(states: Sequence[StateTuple]) -> StateTuple:
-        columns = zip(*(state.parts for state in states), strict=True)
-        return StateTuple(tuple(torch.cat(c) if isinstance(c[0], Tensor) else c[0].join(c) for c in columns))
+Prefill = Callable[[Tensor, Any, Tensor | None], tuple[Tensor, Any]]
 
 
 class Mixer(nn.Module):
     """A token mixer on ``(batch, length, channels)``.
 
-    Abstract: subclasses implement `mix` and, if causal, `init_state` and `mix_next`.
+    Abstract: subclasses implement `mix` and, if causal, `init_state`, `mix_next` and, where one token has a faster way,
+    `mix_token`. A state is a named tuple of tensors with the batch as first axis, of windows (`lagwise.ops.window`) and
+    of other states; `lagwise.mixers.state` selects and joins its rows and gives it fixed shapes for graphs.
+
     For every mixer, these give the same outputs: the whole sequence at once (`forward`), the sequence in chunks of any
     size (`prefill`), and one token at a time (`step`). Padding and other documents of a packed row have no effect.
     Bidirectional mixers only have `forward`. The contract tests in ``tests/mixers`` check this for every entry of the
@@ -60,6 +38,8 @@ class Mixer(nn.Module):
     directions: ClassVar[tuple[bool, ...]] = (True, False)
     #: whether a causal one has a streaming state
     streams: ClassVar[bool] = True
+    #: whether the state grows with the text, so that a step has no fixed shapes to compile or export
+    grows: bool = False
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()
@@ -122,26 +102,59 @@ class Mixer(nn.Module):
     def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix the next ``length >= 1`` tokens. Returns their outputs and the state after them.
 
-        The old state stays valid, so that generation may branch from it. Shapes and errors as in `forward`.
+        The old state stays valid, so that generation may branch from it. A row with padding, anywhere in it, continues
+        as if it had only its real tokens. Shapes and errors as in `forward`.
         """
         x = checked(x, Layout(mask), self.channels)
-        try:
-            y, after = self.mix_next(x, state, mask)
-        except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together
-            require_rows(x, state)
-            raise
-        if y.shape[0] != x.shape[0]:
-            raise ValueError(f"tokens must have the stream's {y.shape[0]} rows, got {x.shape[0]}")
-        return y, after
+        if mask is not None:
+            return padded_prefill(self._next, x, state, mask.bool())
+        if x.shape[1] == 1:
+            y, state = self.step(x[:, 0], state)
+            return y[:, None], state
+        return self._next(x, state, None)
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """`prefill` for checked arguments, with x zero at padding."""
+        """`prefill` for checked arguments, with x zero at padding, which only comes before the first token of rows."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Mix one token ``(batch, channels)``. Returns its output and the state after it."""
-        y, state = self.prefill(x[:, None], state)
+        if x.dim() != 2 or x.shape[1] != self.channels:
+            raise ValueError(f"a step takes x (batch, channels={self.channels}), got {tuple(x.shape)}")
+        try:
+            y, after = self.mix_token(x, state)
+        except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together
+            require_rows(x, state)
+            raise
+        if y.shape[0] != x.shape[0]:
+            require_rows(x, state)
+        return y, after
+
+    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`step` for checked arguments: a pure function of tensors, in real arithmetic, which keeps the shapes of a
+        state of fixed shapes. Eager streams, compiled steps and exported files run it. By default, the prefill of one
+        token."""
+        y, state = self.mix_next(x[:, None], state, None)
         return y[:, 0], state
+
+    def _next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        try:
+            y, after = self.mix_next(x, state, mask)
+        except RuntimeError:
+            require_rows(x, state)
+            raise
+        if y.shape[0] != x.shape[0]:
+            require_rows(x, state)
+        return y, after
+
+    def require_fixed(self, *, online: bool = False) -> None:
+        """ValueError if the state grows with the text. online: whether exact kernels keep their long blocks outside the
+        step, so that they may be of any support."""
+        if self.grows:
+            raise ValueError(
+                f"{type(self).__name__} has a streaming state that grows with the text, so it has no step of fixed "
+                "shapes; stream it with `prefill` and `step`"
+            )
 
     def reset_parameters(self) -> None:
         """Draw the parameters that the mixer holds directly; its layers and kernels draw theirs."""
@@ -160,12 +173,64 @@ def check_heads(channels: int, heads: int) -> None:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
 
-def require_rows(x: Tensor, state: State) -> None:
+def padded_prefill(prefill: Prefill, x: Tensor, state: Any, mask: Tensor) -> tuple[Tensor, Any]:
+    """The next tokens of rows with padding anywhere, as if each row had only its real tokens.
+
+    Args:
+        prefill: ``(x, state, mask) -> (y, state)``, for padding before the first token of rows or, without a mask,
+            for none.
+        x: ``(batch, length, ...)``.
+        state: The state before.
+        mask: ``(batch, length)``, true where a token is real.
+    """
+    if traced():
+        return prefill(x, state, mask)
+    count = mask.sum(1)
+    if bool((count == mask.shape[1]).all()):
+        return prefill(x, state, None)
+    before = bool((mask[:, 1:] >= mask[:, :-1]).all())  # no padding follows a token
+    if before and not bool((_begun(state, x.shape[0]).to(mask.device) & (count < mask.shape[1])).any()):
+        return prefill(x, state, mask)
+    # Rows with equally many tokens make a batch, without their padding.
+    y, rows, states = None, [], []
+    for n in count.unique().tolist():
+        chosen = (count == n).nonzero()[:, 0]
+        part, real = select_rows(state, chosen), mask[chosen]
+        if n:
+            found, part = prefill(x[chosen][real].unflatten(0, (len(chosen), n)), part, None)
+            y = found.new_zeros(*mask.shape, *found.shape[2:]) if y is None else y
+            index = real.nonzero()
+            y = y.index_put((chosen[index[:, 0]], index[:, 1]), found.flatten(0, 1))
+        rows.append(chosen)
+        states.append(part)
+    after = select_rows(join_states(states), torch.cat(rows).argsort())
+    return torch.zeros_like(x) if y is None else y, after
+
+
+def _begun(state: Any, batch: int) -> Tensor:
+    """Which rows ``(batch,)`` may have seen a token: by their count where a state has one, otherwise those whose state
+    is not zero, as it is at the beginning."""
+    if isinstance(state, OnlineState):
+        return state.seen - state.behind > 0
+    if isinstance(state, Tensor):
+        return (state != 0).flatten(1).any(1)
+    if isinstance(state, Window):
+        return _begun(state.tokens, batch)
+    begun = torch.zeros(batch, dtype=torch.bool)
+    if isinstance(state, tuple):
+        seen = getattr(state, "seen", None)
+        if isinstance(seen, Tensor):
+            return seen > 0
+        for part in state:
+            begun = begun | _begun(part, batch).to(begun.device)
+    return begun
+
+
+def require_rows(x: Tensor, state: Any) -> None:
     """ValueError if x and a state have different numbers of rows."""
-    found: list[int] = []
-    state.map_batch(lambda t: found.append(t.shape[0]) or t)
-    if found and found[0] != x.shape[0]:
-        raise ValueError(f"tokens must have the stream's {found[0]} rows, got {x.shape[0]}")
+    rows = next((len(part) for part in leaves(state)), None)
+    if rows is not None and rows != x.shape[0]:
+        raise ValueError(f"tokens must have the stream's {rows} rows, got {x.shape[0]}")
 
 
 def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:

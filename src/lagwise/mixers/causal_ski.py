@@ -11,61 +11,75 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
+from lagwise.kernels.remembered import remembered
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
+from lagwise.ops.bilinear import traced
 from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import direct_product
-from lagwise.ops.window import join_rows
+from lagwise.ops.window import Window, extended, ordered, spaced
 
 _FIRST_NODES = 64
 
 
 class SKIState(NamedTuple):
-    """The state of causal SKI, and the kernel in the forms it needs.
+    """The state of causal SKI.
 
-    tail: the last ``width - 1`` inputs, ``(batch, width - 1, channels)``, zero before the first.
-    nodes: inputs restricted to the nodes before each row's current cell, ``(batch, n, channels)``; n is what the row
-    that has seen most needs: one for every ``spacing`` tokens, and at most what the kernel reaches.
+    tail: the last ``width`` inputs, a window.
+    nodes: inputs restricted to the nodes before each row's current cell, a ring ``(batch, capacity, channels)``: one
+    for every ``spacing`` tokens. The capacity grows with the text, up to ``most``.
     cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, to which tokens still add.
     far: contribution of the long part at these nodes, ``(batch, degree + 1, channels)``: constant within a cell.
     seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
-    short: short taps ``(width, channels)``, lag 0 last. coarse: coarse taps ``(n, channels)``, lag 0 last.
-    within: interpolation at each position of a cell, ``(spacing, degree + 1)``.
+    plan: of the stream. most: nodes that the kernel reaches back, None for a kernel without end.
     """
 
-    tail: Tensor
+    tail: Window | Tensor
     nodes: Tensor
     cell: Tensor
     far: Tensor
     seen: Tensor
-    short: Tensor
-    coarse: Tensor
-    within: Tensor
     plan: SKIPlan
+    most: int | None
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> SKIState:
-        return self._replace(
-            tail=change(self.tail),
-            nodes=change(self.nodes),
-            cell=change(self.cell),
-            far=change(self.far),
-            seen=change(self.seen),
-        )
+        seen = change(self.seen)
+        longest = int(seen.max()) if len(seen) and not traced() else 0
+        tail = self.tail.map_batch(change) if isinstance(self.tail, Window) else change(self.tail)
+        if isinstance(tail, Window) and 0 < longest < tail.size:
+            tail = tail.last(longest)
+        nodes = change(self.nodes)
+        if longest:  # a row that needed more may have left
+            nodes = nodes[:, : _capacity(longest // self.plan.spacing, self.most)]
+        return SKIState(tail, nodes, change(self.cell), change(self.far), seen, self.plan, self.most)
 
     @staticmethod
     def join(states: Sequence[SKIState]) -> SKIState:
-        longest = max(states, key=lambda state: len(state.coarse))
-        if any(state.plan != longest.plan for state in states):
+        first, capacity = states[0], max(state.nodes.shape[1] for state in states)
+        if any(state.plan != first.plan for state in states):
             raise ValueError(f"states to join must have the same plan, got {[tuple(state.plan) for state in states]}")
-        return longest._replace(
-            tail=torch.cat([state.tail for state in states]),
-            nodes=join_rows([state.nodes for state in states]),
-            cell=torch.cat([state.cell for state in states]),
-            far=torch.cat([state.far for state in states]),
-            seen=torch.cat([state.seen for state in states]),
+        tails = [state.tail for state in states if isinstance(state.tail, Window)]
+        return SKIState(
+            Window.join(tails),
+            torch.cat([_grown(state.nodes, capacity) for state in states]),
+            torch.cat([state.cell for state in states]),
+            torch.cat([state.far for state in states]),
+            torch.cat([state.seen for state in states]),
+            first.plan,
+            first.most,
         )
+
+
+class SKITaps(NamedTuple):
+    """A kernel as causal SKI needs it: short taps ``(width, channels)``, lag 0 last; coarse taps ``(n, channels)``, lag
+    0 first; and the interpolation at each position of a cell, ``(spacing, degree + 1)``."""
+
+    short: Tensor
+    coarse: Tensor
+    within: Tensor
 
 
 class CausalSKI:
@@ -142,78 +156,117 @@ class CausalSKI:
             return self.fixed_plan, ski_error(taps, self.fixed_plan, ends=ends)
         return best_plan(taps, self.tolerance, ends=ends)
 
-    def init_state(self, kernel: LagKernel, batch_size: int) -> SKIState:
-        """`Mixer.init_state` with this kernel."""
+    def derive(self, kernel: LagKernel, *, whole: bool) -> SKITaps:
+        """The taps of a stream. whole: all coarse taps of a kernel that ends, otherwise the first ones."""
         plan = self.plan(kernel)
-        short, coarse = (taps.t().flip(0) for taps in self.split(kernel, plan, _FIRST_NODES))
+        limit = self.most_nodes(kernel, plan)
+        short, coarse = self.split(kernel, plan, limit if whole and limit else _FIRST_NODES)
         count = plan.degree + 1
+        corners = torch.eye(count, dtype=short.dtype, device=short.device)[None]
+        within = prolong(corners, plan.grid(plan.spacing))[0]
+        return SKITaps(short.t().flip(0).contiguous(), coarse.t().contiguous(), within)
+
+    def init_state(self, kernel: LagKernel, batch_size: int, taps: SKITaps) -> SKIState:
+        """`Mixer.init_state` with this kernel."""
+        spacing, count = taps.within.shape
+        width, channels = taps.short.shape
+        limit = self.most_nodes(kernel, plan := SKIPlan(spacing, width, count - 1))
+        most = None if limit is None else limit - 1
+        zeros = taps.short.new_zeros
         return SKIState(
-            tail=short.new_zeros(batch_size, plan.width - 1, kernel.channels),
-            nodes=short.new_zeros(batch_size, 0, kernel.channels),
-            cell=short.new_zeros(batch_size, count, kernel.channels),
-            far=short.new_zeros(batch_size, count, kernel.channels),
-            seen=torch.zeros(batch_size, dtype=torch.long, device=short.device),
-            short=short,
-            coarse=coarse,
-            within=prolong(torch.eye(count, dtype=short.dtype, device=short.device)[None], plan.grid(plan.spacing))[0],
+            tail=Window.empty(batch_size, channels, width, like=taps.short),
+            nodes=zeros(batch_size, _capacity(0, most), channels),
+            cell=zeros(batch_size, count, channels),
+            far=zeros(batch_size, count, channels),
+            seen=zeros(batch_size, dtype=torch.long),
             plan=plan,
+            most=most,
         )
 
-    def prefill(self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None) -> tuple[Tensor, SKIState]:
+    def step(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
+        """`Mixer.mix_token` with this kernel. At the end of a cell its first node joins the ring, and the long part is
+        computed for the next cell; in a graph, which has no branches, at every token."""
+        (width, spacing), seen, token = (state.plan.width, state.plan.spacing), state.seen, x.to(taps.short.dtype)
+        if kernel.max_length is not None and not traced():
+            kernel.check_length(int(seen.max()) + 1)
+        tail = extended(state.tail, token[:, None], seen)
+        met, phase = spaced(tail, 1, width, seen), seen % spacing
+        weight = taps.within[phase][..., None]
+        y = (met * taps.short[width - met.shape[1] :]).sum(1) + (weight * state.far).sum(1)
+        cell = state.cell + weight * token[:, None]
+        after = state._replace(tail=tail, cell=cell, seen=seen + 1)
+        if not traced() and int(phase.max()) + 1 < spacing:  # no row enters its next cell
+            return y.to(x.dtype), after
+        number, nodes = seen // spacing, state.nodes
+        if not traced():
+            nodes = _grown(nodes, _capacity(int(number.max()) + 1, state.most))
+            met = nodes.shape[1] + cell.shape[1]
+            taps = taps._replace(coarse=self._enough_coarse(kernel, state.plan, taps.coarse, met))
+        # Write the node before it is complete: the node it replaces is out of the kernel's reach at the next cell.
+        nodes = ring_write(nodes, cell[:, 0], number)
+        # Node k of the new cell is k + 1 nodes after the last one in the ring.
+        far = torch.stack(
+            [ring_product(nodes, _lags(taps.coarse, k, nodes.shape[1]), number) for k in range(1, cell.shape[1] + 1)], 1
+        )
+        moves = (phase == spacing - 1)[:, None, None]
+        far = torch.where(moves, far, state.far)
+        cell = torch.where(moves, F.pad(cell[:, 1:], (0, 0, 0, 1)), cell)
+        return y.to(x.dtype), after._replace(nodes=nodes, cell=cell, far=far)
+
+    def prefill(
+        self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None, taps: SKITaps
+    ) -> tuple[Tensor, SKIState]:
         """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
+        if traced():
+            return self._token_by_token(kernel, x, state, taps)
         if kernel.max_length is not None:
             kernel.check_length(int(state.seen.max()) + length)
-        signal = torch.cat([state.tail, x.to(state.tail.dtype)], dim=1)
-        new = signal[:, plan.width - 1 :]
-        if length == 1:
-            near = (signal * state.short).sum(1, keepdim=True)
-        else:
-            near = direct_product(signal, state.short.t().flip(1), 0)[:, plan.width - 1 :]
+        new = x.to(taps.short.dtype)
+        past = ordered(state.tail, state.seen)
+        past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
+        near = direct_product(torch.cat([past, new], 1), taps.short.t().flip(1), 0)[:, past.shape[1] :]
+        tail = extended(state.tail, new, state.seen)
         phase = state.seen % plan.spacing
-        if length == 1 and mask is None and int(phase.max()) + 1 < plan.spacing:  # no row enters its next cell
-            weight = state.within[phase][..., None]
-            y = near + (weight * state.far).sum(1, keepdim=True)
-            cell = state.cell + weight * new
-            return y.to(x.dtype), state._replace(tail=signal[:, 1:], cell=cell, seen=state.seen + 1)
         # Rows are shifted so that each starts where its current cell does: padding before a row's first token drops
         # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
         skipped = torch.zeros_like(state.seen)
         if mask is not None:
-            skipped = torch.where(state.seen == 0, mask.bool().int().cumsum(1).eq(0).sum(1), 0)
+            skipped = torch.where(state.seen == 0, mask.int().cumsum(1).eq(0).sum(1), 0)
         shift = phase - skipped
         ends = phase + length - skipped
         furthest = int(ends.max())
         grid = plan.grid(max(1, furthest))
-        count, before = plan.degree + 1, state.nodes.shape[1]
+        count, number = plan.degree + 1, state.seen // plan.spacing
         cell = F.pad(restrict(move_rows(new, shift, grid.length), grid), (0, 0, 0, 1))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
         seen = state.seen + length - skipped
         cells, most = ends // plan.spacing, furthest // plan.spacing
-        tail = signal[:, length:]
-        if length > plan.width:
-            tail = tail.clone()  # otherwise it would keep the whole signal in memory
         if most == 0:  # the nodes before are not needed
             y = near + move_rows(prolong(state.far, grid), -shift, length)
             return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
-        nodes, far = torch.cat([state.nodes, cell], dim=1), state.far
-        coarse = self._enough_coarse(kernel, state, nodes.shape[1])
+        before = min(int(number.max()), state.nodes.shape[1])
+        nodes = ring_tokens(state.nodes, number)[:, state.nodes.shape[1] - before :]
+        nodes, far = torch.cat([nodes, cell], dim=1), state.far
+        coarse = self._enough_coarse(kernel, plan, taps.coarse, nodes.shape[1])
         if grid.nodes > count:
-            far = toeplitz_product(nodes, coarse.flip(0).t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
+            far = toeplitz_product(nodes, coarse.t()[:, : nodes.shape[1]])[:, before : before + grid.nodes]
         y = near + move_rows(prolong(far, grid), -shift, length)
-        # The state ends with the nodes of each row's new cell.
-        kept = before + count + most
-        limit = self.most_nodes(kernel, plan)
-        # Rows out of step change cells at other times, but none needs more nodes than it has seen. If the kernel ends,
-        # the last cell's first node still needs that many before it.
-        needed = int(seen.max()) // plan.spacing + count
-        needed = needed if limit is None else min(needed, limit + plan.degree)
-        cut = max(0, kept - needed)
-        nodes = move_rows(nodes, most - cells - cut, kept - cut)
+        # Each row's new cell goes to the end. Rows out of step change cells at other times.
+        nodes = move_rows(nodes, most - cells, before + count + most)
         rows = cells.nonzero()[:, 0]
-        far = state.far.index_copy(0, rows, self._far(nodes[rows], coarse, count))
-        after = state._replace(tail=tail, nodes=nodes[:, :-count], cell=nodes[:, -count:])
-        return y.to(x.dtype), after._replace(far=far, seen=seen, coarse=coarse)
+        far = state.far.index_copy(0, rows, self._far(nodes[rows], coarse.flip(0), count))
+        capacity = _capacity(int(seen.max()) // plan.spacing, state.most)
+        kept = nodes[:, max(0, nodes.shape[1] - count - capacity) : -count]
+        ring = ring_of(kept, capacity, seen // plan.spacing)
+        return y.to(x.dtype), SKIState(tail, ring, nodes[:, -count:].clone(), far, seen, plan, state.most)
+
+    def _token_by_token(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
+        outputs = []
+        for token in x.unbind(1):
+            y, state = self.step(kernel, token, state, taps)
+            outputs.append(y)
+        return torch.stack(outputs, 1), state
 
     def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
         plan = self.plan(kernel)
@@ -236,12 +289,14 @@ class CausalSKI:
         reach = kernel.reach
         return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
 
-    def _enough_coarse(self, kernel: LagKernel, state: SKIState, nodes: int) -> Tensor:
-        """The state's coarse taps, or twice as many when there are more nodes."""
-        limit = self.most_nodes(kernel, state.plan)
-        if nodes <= len(state.coarse) or (limit is not None and limit <= len(state.coarse)):
-            return state.coarse
-        return self.split(kernel, state.plan, 2 ** (nodes - 1).bit_length())[1].t().flip(0)
+    def _enough_coarse(self, kernel: LagKernel, plan: SKIPlan, coarse: Tensor, nodes: int) -> Tensor:
+        """Coarse taps for so many nodes or as many as the kernel reaches: the given ones if they suffice."""
+        limit = self.most_nodes(kernel, plan)
+        if nodes <= len(coarse) or (limit is not None and limit <= len(coarse)):
+            return coarse
+        count = 2 ** (nodes - 1).bit_length()
+        make = lambda: self.split(kernel, plan, count)[1].t().contiguous()  # noqa: E731
+        return remembered(kernel, "coarse", (plan, count), make, by_value=False)
 
     @staticmethod
     def _far(nodes: Tensor, coarse: Tensor, count: int) -> Tensor:
@@ -252,3 +307,21 @@ class CausalSKI:
             reach = min(end, len(coarse))
             rows.append((nodes[:, end - reach : end] * coarse[len(coarse) - reach :]).sum(1))
         return torch.stack(rows, dim=1)
+
+
+def _capacity(nodes: int, most: int | None) -> int:
+    """Of a ring that holds so many nodes: powers of two, up to what the kernel reaches."""
+    capacity = max(_FIRST_NODES, 1 << (nodes - 1).bit_length() if nodes > 1 else 1)
+    return capacity if most is None else min(capacity, most)
+
+
+def _grown(nodes: Tensor, capacity: int) -> Tensor:
+    """A ring of at least this capacity. One that is smaller than it may become has not gone round yet."""
+    missing = capacity - nodes.shape[1]
+    return F.pad(nodes, (0, 0, 0, missing)) if missing > 0 else nodes
+
+
+def _lags(coarse: Tensor, first: int, count: int) -> Tensor:
+    """Coarse taps ``(count, channels)`` from lag ``first`` on, zero after the last."""
+    taps = coarse[first : first + count]
+    return F.pad(taps, (0, 0, 0, count - len(taps)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, check_heads
+from lagwise.kernels.remembered import remembered
+from lagwise.mixers.base import Mixer, check_heads, padded_prefill
+from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, chunked_attention
 from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
@@ -20,9 +21,10 @@ from lagwise.ops.attention import (
     rotary_factors,
     rotate,
 )
-from lagwise.ops.packing import check_unbroken
+from lagwise.ops.bilinear import traced
+from lagwise.ops.ring import ring_tokens
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, common, extended, latest, recent
 from lagwise.tables import known, whole_number
 
 POSITIONS = ("none", "rope", "simple", "rotary")
@@ -30,41 +32,21 @@ _INITIAL_STD = 0.02
 
 
 class ChunkState(NamedTuple):
-    """The last chunk of a stream.
+    """The last chunk of a stream: windows of keys, already rotated, and values, ``(batch, n, heads * size)``, and the
+    number of tokens of each row, ``(batch,)``."""
 
-    key and value: windows of at most one chunk, ``(batch, n, heads * size)``; keys are already rotated. seen: tokens so
-    far. padding: how many of them come before each row's text, ``(batch,)``; None if none in any row. bias: added to
-    scores, ``(heads, 2 * chunk - 1)`` by lag, or None.
-    """
+    key: Window | Tensor
+    value: Window | Tensor
+    seen: Tensor
 
-    key: Window
-    value: Window
-    seen: int
-    padding: Tensor | None
+
+class LagBias(NamedTuple):
+    """Biases by lag, ``(heads, 2 chunk - 1)``, lag ``-(chunk - 1)`` first; None if there are none."""
+
     bias: Tensor | None
 
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ChunkState:
-        return self._replace(
-            key=self.key.map_batch(change),
-            value=self.value.map_batch(change),
-            padding=None if self.padding is None else change(self.padding),
-        )
 
-    @staticmethod
-    def join(states: Sequence[ChunkState]) -> ChunkState:
-        key, value = Window.join([state.key for state in states]), Window.join([state.value for state in states])
-        first, seen = states[0], max(state.seen for state in states)
-        none = torch.zeros((), dtype=torch.long, device=key.tokens.device)
-        padding = torch.cat(
-            [(none if s.padding is None else s.padding).expand(s.key.tokens.shape[0]) + (seen - s.seen) for s in states]
-        )
-        # Positions before the longest text are dropped: the counts refer to it.
-        least = int(padding.min())
-        padding = padding - least
-        return ChunkState(key, value, seen - least, padding if padding.any() else None, first.bias)
-
-
-class ChunkedAttention(nn.Module):
+class ChunkedAttention(Derived):
     """Attention within chunks, between given queries, keys and values (TCNCA §2 and fig. 1).
 
     Options:
@@ -137,47 +119,129 @@ class ChunkedAttention(nn.Module):
         bias = self._lag_bias(chunk if symbolic(length) else min(chunk, length))
         return self._in_chunks(query, key, value, chunk, bias, mask)
 
-    def init_state(self, batch_size: int, value_size: int) -> ChunkState:
-        """The state before the first token. ValueError if bidirectional."""
+    def derive(self, form: str = "eager") -> Any:
+        """See `Derived.derive`."""
+        return LagBias(self._lag_bias(self.window))
+
+    def init_state(self, batch_size: int, value_size: int, *, like: Tensor) -> ChunkState:
+        """The state before the first token, with the device and, until then, the dtype of ``like``. ValueError if
+        bidirectional."""
         if not self.causal:
             raise ValueError("bidirectional attention has no streaming state; build it with causal=True")
-        # No dtype or device is known yet: the first prefill takes those of its keys and values.
-        empty, chunk = torch.empty(0), self.window
         key, value = (
-            Window.empty(batch_size, self.heads * n, chunk, like=empty) for n in (self.query_size, value_size)
+            Window.empty(batch_size, self.heads * n, self.window, like=like) for n in (self.query_size, value_size)
         )
-        return ChunkState(key, value, 0, None, self._lag_bias(chunk))
+        return ChunkState(key, value, torch.zeros(batch_size, dtype=torch.long, device=like.device))
 
     def prefill(
         self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
         """Attend from the next ``n >= 1`` tokens of every row. Returns the result and the state after them.
 
-        Shapes as in `forward`. Padding may come before a row's text, and after it in the last call, but not within
-        (ValueError). A few tokens meet the window directly, O(n * chunk). More than a chunk are cut into chunks; rows
-        that are out of step are aligned, which wastes less than one chunk of work.
+        Shapes as in `forward`. A row with padding continues as if it had only its real tokens. A few tokens meet the
+        window directly, O(n * chunk). More than a chunk are cut into chunks; rows that are out of step are aligned,
+        which wastes less than one chunk of work.
         """
+        if mask is None:
+            return (
+                self.mix_token(query, key, value, state)
+                if query.shape[2] == 1
+                else self._next(query, key, value, state, None)
+            )
+        sizes = [t.shape[1] * t.shape[3] for t in (query, key, value)]
+        rows = torch.cat([t.transpose(1, 2).flatten(2) for t in (query, key, value)], 2)
+
+        def attend(x: Tensor, state: ChunkState, mask: Tensor | None) -> tuple[Tensor, ChunkState]:
+            query, key, value = (self._by_head(t, t.dtype) for t in x.split(sizes, 2))
+            y, state = self._next(query, key, value, state, mask)
+            return y.transpose(1, 2).flatten(2), state
+
+        y, after = padded_prefill(attend, rows, state, mask.bool())
+        return self._by_head(y[..., : sizes[2]], y.dtype), after
+
+    def _next(
+        self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None
+    ) -> tuple[Tensor, ChunkState]:
+        """Several tokens, with padding only before the first of a row."""
+        if not isinstance(state.key, Window) or not isinstance(state.value, Window):
+            return self._in_graph(query, key, value, state)
         n, seen, chunk = query.shape[2], state.seen, state.key.reach
         assert chunk is not None
-        padding = _padding(state, mask, n)
-        number = torch.arange(seen, seen + n, device=query.device)
+        number = torch.arange(n, device=query.device)
+        together = common(seen) if mask is None else None  # rows in step have seen equally many tokens
+        if together is not None:
+            number, kept = number + together, min(state.key.size, together % chunk)
+        else:
+            start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
+            number, kept = number + start[:, None], min(state.key.size, chunk - 1)
         if self.position == "rope":
-            query, key = _rotated(query, key, number if padding is None else number - padding[:, None], chunk)
-        # In step, all rows have seen equally many tokens of the current chunk; otherwise any number.
-        kept = seen % chunk if padding is None else min(seen, chunk - 1)
-        keys, key_window = self._extended(state.key, key, kept, seen)
-        values, value_window = self._extended(state.value, value, kept, seen)
-        after = ChunkState(key_window, value_window, seen + n, padding, state.bias)
-        number = torch.arange(seen - kept, seen + n, device=query.device)
-        if padding is not None:
-            number = number - padding[:, None]
+            query, key = _rotated(query, key, number, chunk)
+        keys, key_window = self._extended(state.key, key, kept)
+        values, value_window = self._extended(state.value, value, kept)
+        after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
+        number = torch.cat([number[..., :1] + torch.arange(-kept, 0, device=query.device), number], -1)
+        bias = self._lag_bias(chunk)
         if kept and n <= chunk:
-            return self._few(query, keys, values, number, chunk, state.bias, padding is None), after
+            return self._few(query, keys, values, number, chunk, bias, together is not None), after
         real = None
-        if padding is not None:  # tokens before a row's current chunk count as padding
-            real = number >= ((seen - padding).clamp(min=0) // chunk * chunk)[:, None]
-        y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, state.bias, real)
+        if together is None:  # tokens before a row's current chunk count as padding
+            real = number >= (seen // chunk * chunk)[:, None]
+        y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, bias, real)
         return y[:, :, kept:], after
+
+    def mix_token(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
+        """`prefill` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
+        seen, (bias,) = state.seen, self.derived()
+        chunk = state.key.reach if isinstance(state.key, Window) else state.key.shape[1]
+        assert chunk is not None
+        place = seen % chunk
+        if self.position == "rope":
+            factors = self._rotations(place, chunk, query.dtype)
+            query, key = rotate(query, factors), rotate(key, factors)
+        # Concatenate heads without a branch on the batch size.
+        key, value = (torch.cat(t[:, :, 0].unbind(1), 1)[:, None] for t in (key, value))
+        keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
+        met = recent(keys, place + 1, seen)
+        if bias is not None:
+            bias = _nearest(bias, chunk)[:, met.lags + chunk - 1]  # (heads, n) or (heads, batch, n)
+            bias = bias[:, None] if met.lags.dim() == 1 else bias.transpose(0, 1)[:, :, None]
+        allowed = None if met.allowed is None else met.allowed[:, None, None]
+        by_head = (self._by_head(latest(window, met), query.dtype) for window in (keys, values))
+        y = pair_attention(query, *by_head, function=self.function, bias=bias, allowed=allowed)
+        return y, ChunkState(keys, values, seen + 1)
+
+    def _rotations(self, place: Tensor, chunk: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`rotary_factors` of one token of each row, from a table where it can be remembered."""
+        if traced():
+            return rotary_factors(place[:, None], self.query_size, dtype=dtype)
+
+        def table() -> tuple[Tensor, Tensor]:
+            return rotary_factors(torch.arange(chunk, device=place.device), self.query_size, dtype=dtype)
+
+        cos, sin = remembered(self, "rotations", (dtype, place.device, chunk), table, by_value=False)
+        return cos[place][:, None], sin[place][:, None]
+
+    def _in_graph(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
+        """Several tokens on rings, without loops over their number. Scores cover all of them and the last chunk."""
+        assert isinstance(state.key, Tensor)
+        assert isinstance(state.value, Tensor)
+        n, seen, chunk = query.shape[2], state.seen, state.key.shape[1]
+        number = seen[:, None] + torch.arange(n, device=query.device)  # (batch, n), from 0 in every row
+        (bias,) = self.derived()
+        if self.position == "rope":
+            query, key = _rotated(query, key, number, chunk)
+        new = [t.transpose(1, 2).flatten(2) for t in (key, value)]
+        after = ChunkState(extended(state.key, new[0], seen), extended(state.value, new[1], seen), seen + n)
+        before = seen[:, None] + torch.arange(-chunk, 0, device=query.device)
+        lags = number[..., None] - torch.cat([before, number], 1)[:, None]
+        allowed = (lags >= 0) & (lags <= (number % chunk)[..., None])
+        if bias is not None:
+            bias = bias[:, lags.clamp(1 - chunk, chunk - 1) + chunk - 1].transpose(0, 1)
+        by_head = (
+            self._by_head(torch.cat([ring_tokens(ring, seen), t], 1), query.dtype)
+            for ring, t in zip((state.key, state.value), new, strict=True)
+        )
+        return pair_attention(query, *by_head, function=self.function, bias=bias, allowed=allowed[:, None]), after
 
     def _few(
         self,
@@ -224,20 +288,22 @@ class ChunkedAttention(nn.Module):
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 
-    def _extended(self, window: Window, x: Tensor, kept: int, seen: int) -> tuple[Tensor, Window]:
+    def _extended(self, window: Window, x: Tensor, kept: int) -> tuple[Tensor, Window]:
         """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``, and the window
         after them."""
         new = x.transpose(1, 2).flatten(2)
-        if seen == 0:
-            window = Window.empty(new.shape[0], new.shape[2], window.reach, like=new)
         after, total = window.append(new), kept + new.shape[1]
         if kept == 0:
             tokens = new
         elif total <= after.size:
-            tokens = after.tokens[:, after.size - total :]
+            tokens = after.latest(total)
         else:
-            tokens = torch.cat([window.tokens[:, window.size - kept :].to(new.dtype), new], dim=1)
-        return tokens.to(new.dtype).unflatten(2, (self.heads, -1)).transpose(1, 2), after
+            tokens = torch.cat([window.latest(kept).to(new.dtype), new], dim=1)
+        return self._by_head(tokens, new.dtype), after
+
+    def _by_head(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """``(batch, heads, n, size)`` of a window's ``(batch, n, heads * size)``."""
+        return tokens.to(dtype).unflatten(2, (self.heads, -1)).transpose(1, 2)
 
 
 class ChunkedAttentionMixer(Mixer):
@@ -283,7 +349,9 @@ class ChunkedAttentionMixer(Mixer):
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()
-        return self.attention.init_state(batch_size, self.channels // self.attention.heads)
+        return self.attention.init_state(
+            batch_size, self.channels // self.attention.heads, like=next(self.qkv.parameters())
+        )
 
     def mix_next(self, x: Tensor, state: ChunkState, mask: Tensor | None) -> tuple[Tensor, ChunkState]:
         y, state = self.attention.prefill(*self._project(x), state, mask)
@@ -307,15 +375,3 @@ def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
     """The biases of lags shorter than reach, from biases by lag."""
     centre = lag_bias.shape[1] // 2
     return lag_bias[:, centre + 1 - reach : centre + reach]
-
-
-def _padding(state: ChunkState, mask: Tensor | None, n: int) -> Tensor | None:
-    """Padding before each row's text, after n more tokens; all of them count in a row of only padding."""
-    if mask is not None:
-        check_unbroken(mask.bool(), state.seen > 0 if state.padding is None else state.padding < state.seen)
-    if mask is None or (state.seen and state.padding is None):
-        return state.padding
-    length = torch.where(mask.any(dim=1), first_real(mask), n)
-    if state.padding is not None:
-        return torch.where(state.padding == state.seen, state.seen + length, state.padding)
-    return length if torch.compiler.is_compiling() or length.any() else None

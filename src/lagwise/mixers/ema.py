@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,42 +10,37 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer
+from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
-from lagwise.ops.recurrence import ema_prefill
+from lagwise.ops.recurrence import ema_graph_prefill, ema_prefill
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
 
 EMA_ENGINES = ("scan", *EXACT_ENGINES)
 
 
 class EMAState(NamedTuple):
-    """Averages so far, ``(batch, channels, dimension)``; for a truncated average also the averages that have left it,
-    and the tokens that have not yet left."""
+    """Averages so far, ``(batch, dimension, channels)``. If truncated, also the averages of tokens that have left the
+    window, the tokens in it, and their number so far, ``(batch,)``."""
 
     average: Tensor
-    left: Tensor | None
-    recent: Window | None
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> EMAState:
-        return EMAState(
-            change(self.average),
-            None if self.left is None else change(self.left),
-            None if self.recent is None else self.recent.map_batch(change),
-        )
-
-    @staticmethod
-    def join(states: Sequence[EMAState]) -> EMAState:
-        left = [state.left for state in states if state.left is not None]
-        recent = [state.recent for state in states if state.recent is not None]
-        return EMAState(
-            torch.cat([state.average for state in states]),
-            torch.cat(left) if left else None,
-            Window.join(recent) if recent else None,
-        )
+    left: Tensor | None = None
+    ring: Window | Tensor | None = None
+    seen: Tensor | None = None
 
 
-class EMAMixer(Mixer):
+class Exponentials(NamedTuple):
+    """Weights and decays of a causal average, ``(dimension, channels)``: ``sum_n w_n q_n**l``. late: the weights of
+    tokens that leave the window, None if there is none."""
+
+    weight: Tensor
+    decay: Tensor
+    log_decay: Tensor
+    late: Tensor | None
+
+
+class EMAMixer(Derived, Mixer):
     """Damped multi-dimensional moving average: ``silu(k * x + omega x)`` with k an `EMAKernel`.
 
     Options:
@@ -89,27 +83,50 @@ class EMAMixer(Mixer):
             y = toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
         return F.silu(y + self.omega * x).to(x.dtype)
 
+    def derive(self, form: str = "eager") -> Any:
+        """See `Derived.derive`."""
+        if not self.causal:
+            return ()
+        weight, log_decay = (part[0].t().contiguous() for part in self.kernel.exponentials())
+        if self.kernel.truncation is None:
+            return Exponentials(weight, log_decay.exp(), log_decay, None)
+        weight, log_decay = weight.double(), log_decay.double()  # two averages nearly cancel
+        return Exponentials(weight, log_decay.exp(), log_decay, weight * (log_decay * self.kernel.truncation).exp())
+
     def init_state(self, batch_size: int) -> EMAState:
         self.require_causal()
-        weight = self.kernel.exponentials()[0][0]
+        weight = self.derived(checked=True).weight
+        average = weight.new_zeros(batch_size, *weight.shape)
         if self.kernel.truncation is None:
-            return EMAState(weight.new_zeros(batch_size, *weight.shape), None, None)
-        average = weight.new_zeros(batch_size, *weight.shape, dtype=torch.float64)  # two of them nearly cancel
+            return EMAState(average)
         recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=weight)
-        return EMAState(average, average, recent)
+        return EMAState(average, average.clone(), recent, average.new_zeros(batch_size, dtype=torch.long))
 
-    def mix_next(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, Any]:
-        weight, log_decay = (part[0].to(state.average.dtype) for part in self.kernel.exponentials())
-        given, x = x.dtype, x.to(weight.dtype)
-        y, average = ema_prefill(x, weight, log_decay, state.average)
-        left, recent = state.left, state.recent
-        if recent is not None and self.kernel.truncation is not None:
-            truncation = self.kernel.truncation
-            late = recent.size + x.shape[1] - truncation  # tokens out of reach of a new one
-            if late > 0:
-                leaving = torch.cat([recent.tokens[:, :late], x[:, : max(0, late - recent.size)]], dim=1)
-                weight = weight * (log_decay * truncation).exp()
-                ended, left = ema_prefill(leaving, weight, log_decay, left)
-                y = torch.cat([y[:, :-late], y[:, -late:] - ended], dim=1)
-            recent = recent.append(x)
-        return F.silu(y + self.omega * x).to(given), EMAState(average, left, recent)
+    def mix_next(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, EMAState]:
+        weight, _, log_decay, late = self.derived()
+        signal = x.to(weight.dtype)
+        prefill = ema_graph_prefill if self._frozen is not None or symbolic(x.shape[1]) else ema_prefill
+
+        def averaged(tokens: Tensor, weight: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
+            y, average = prefill(tokens, weight.t(), log_decay.t(), average.transpose(1, 2))
+            return y, average.transpose(1, 2)
+
+        y, average = averaged(signal, weight, state.average)
+        after = EMAState(average)
+        if late is not None and state.ring is not None and state.left is not None and state.seen is not None:
+            leaving = displaced(state.ring, x.shape[1], signal, state.seen)
+            ended, left = averaged(leaving, late, state.left)
+            seen = state.seen + (x.shape[1] if mask is None else mask.sum(1))
+            y, after = y - ended, EMAState(average, left, extended(state.ring, signal, state.seen), seen)
+        return F.silu(y + self.omega * signal).to(x.dtype), after
+
+    def mix_token(self, x: Tensor, state: EMAState) -> tuple[Tensor, EMAState]:
+        weight, decay, _, late = self.derived()
+        token = x.to(weight.dtype)
+        average = decay * state.average + token[:, None]
+        y, after = (weight * average).sum(1), EMAState(average)
+        if late is not None and state.ring is not None and state.left is not None and state.seen is not None:
+            left = decay * state.left + displaced(state.ring, 1, token[:, None], state.seen)
+            ring = extended(state.ring, token[:, None], state.seen)
+            y, after = y - (late * left).sum(1), EMAState(average, left, ring, state.seen + 1)
+        return F.silu(y + self.omega * token).to(x.dtype), after

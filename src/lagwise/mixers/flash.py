@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple, masked
+from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.derived import Derived
 from lagwise.mixers.gtu import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
-from lagwise.ops.packing import check_unbroken, move_rows, row_extents
+from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.symbolic import pieces, symbolic
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import whole_number
 
 
-class FlashMixer(Mixer):
+class FlashState(NamedTuple):
+    """The values and bases of the current chunk, a window; the sums over earlier chunks and over the current one,
+    ``(batch, query_size, width)``; and the number of tokens so far, ``(batch,)``."""
+
+    ring: Window | Tensor
+    sums: Tensor
+    present: Tensor
+    seen: Tensor
+
+
+class Rotations(NamedTuple):
+    """Cosines and sines of the places in a chunk, ``(chunk, query_size / 2)``."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class FlashMixer(Derived, Mixer):
     """Gated attention unit, quadratic within a chunk and linear across chunks: ``W_o (u * (A v + L v))``.
 
     Formula: ``u, v = silu(W_u x), silu(W_v x)`` and ``z = silu(W_z x)``, from which four maps per channel (a scale and
@@ -68,39 +88,62 @@ class FlashMixer(Mixer):
             end = start + lengths
         return self.out(gate * self._attend(inner, start, end, None, torch.zeros_like(start))[0])
 
-    def init_state(self, batch_size: int) -> StateTuple:
+    def derive(self, form: str = "eager") -> Any:
+        """See `Derived.derive`."""
+        dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
+        places = torch.arange(self.chunk, device=self.out.weight.device)
+        return Rotations(*rotary_factors(places, self.scale.shape[1], dtype=dtype))
+
+    def init_state(self, batch_size: int) -> FlashState:
         self.require_causal()
         weight, size = self.out.weight, self.scale.shape[1]
         dtype = torch.promote_types(weight.dtype, torch.float32)
         window = Window.empty(batch_size, self.width + size, self.chunk, like=weight)
         sums = weight.new_zeros((batch_size, size, self.width), dtype=dtype)
         seen = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
-        return StateTuple((window, sums, torch.zeros_like(sums), seen))
+        return FlashState(window, sums, torch.zeros_like(sums), seen)
 
-    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        window, sums, present, seen = state.parts
+    def mix_next(self, x: Tensor, state: FlashState, mask: Tensor | None) -> tuple[Tensor, FlashState]:
+        ring, sums, present, seen = state
         gate, inner = self._project(x, mask)
-        if window.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
-            window = Window.empty(window.batch, inner.shape[2], self.chunk, like=inner)
-        if mask is None and x.shape[1] == 1:
-            window = window.append(inner)
-            y, sums, present = self._attend_last(window.tokens, sums, present, seen)
-            return self.out(gate * y), StateTuple((window, sums, present, seen + 1))
         first, count = torch.zeros_like(seen), torch.full_like(seen, x.shape[1])
         if mask is not None:
-            check_unbroken(mask.bool(), seen > 0)
-            first, lengths = row_extents(mask.bool())
-            count = lengths * mask.bool().any(1)
+            first, lengths = row_extents(mask)
+            count = lengths * mask.any(1)
         # For a row that has started, the current chunk; for one that starts here, only padding comes before it.
-        kept, past = seen % self.chunk, window.tokens
-        together = torch.cat([past.to(inner.dtype), inner], 1)
+        kept, past = seen % self.chunk, ordered(ring, seen).to(inner.dtype)
+        together = torch.cat([past, inner], 1)
         start = past.shape[1] + first - kept
         y, total, added = self._attend(together, start, start + kept + count, sums, seen - kept)
         rows, full, chunks = torch.arange(len(x), device=x.device), (kept + count) // self.chunk, added.shape[1]
         sums = total[rows, full]
         present = added[rows, full.clamp(max=chunks - 1)].masked_fill((full == chunks)[:, None, None], 0)
-        state = StateTuple((window.append(inner), sums, present, seen + count))
+        state = FlashState(extended(ring, inner, seen), sums, present, seen + count)
         return self.out(gate * y[:, past.shape[1] :]), state
+
+    def mix_token(self, x: Tensor, state: FlashState) -> tuple[Tensor, FlashState]:
+        """A full chunk is added to the sums at its last token."""
+        ring, sums, present, seen = state
+        gate, inner = self._project(x[:, None], None)
+        ring, place = extended(ring, inner, seen), seen % self.chunk
+        met, (cos, sin) = recent(ring, place + 1, seen), self.derived()
+        with torch.autocast(x.device.type, enabled=False):
+            value, base = latest(ring, met).to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
+            key = base * self.scale[1].to(base.dtype) + self.shift[1].to(base.dtype)  # the other heads: of one token
+            query, _, far_query, far_key = self.heads(inner.to(sums.dtype)[..., self.width :]).unbind(2)
+            query = rotate(query, (cos[place][:, None], sin[place][:, None]))
+            lags = place[:, None] - met.lags
+            key = rotate(key, (cos[lags], sin[lags]))
+            scores = (query.bmm(key.mT) / self.chunk).relu().square()  # `@` branches on whether the batch size is 1
+            if met.allowed is not None:
+                scores = scores * met.allowed[:, None]
+            y = scores.bmm(value) + far_query.bmm(sums) / (seen - place).clamp(min=1)[:, None, None]
+            present = present + far_key.mT.bmm(inner.to(sums.dtype)[..., : self.width])
+            full = (place == self.chunk - 1)[:, None, None]
+            sums = torch.where(full, sums + present, sums)
+            present = torch.where(full, torch.zeros_like(present), present)
+        y = self.out(gate * y.to(inner.dtype))
+        return y[:, 0], FlashState(ring, sums, present, seen + 1)
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The gate u, and v and z concatenated, zero at padding."""
@@ -144,22 +187,3 @@ class FlashMixer(Mixer):
             else:
                 y = y + far_query @ total[:, -1:] / (end - start).clamp(min=1)[:, None, None, None]
         return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), total, added
-
-    def _attend_last(self, inner: Tensor, sums: Tensor, present: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The result for the last token, ``seen`` tokens after the start of each row, and the sums over the full chunks
-        and over the current one after it."""
-        kept = seen % self.chunk
-        with torch.autocast(inner.device.type, enabled=False):
-            value, base = inner.to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
-            key = base * self.scale[1].to(base.dtype) + self.shift[1].to(base.dtype)  # the other heads: of one token
-            query, _, far_query, far_key = self.heads(base[:, -1:]).unbind(2)
-            place = torch.arange(inner.shape[1], device=inner.device)  # from anywhere, as rotations give differences
-            factors = rotary_factors(place, base.shape[2], dtype=base.dtype)
-            query, key = rotate(query, (factors[0][-1:], factors[1][-1:])), rotate(key, factors)
-            scores = (query @ key.mT / self.chunk).relu().square()
-            scores = scores * (place >= inner.shape[1] - 1 - kept[:, None])[:, None]  # of the current chunk
-            y = scores @ value + far_query @ sums / (seen - kept).clamp(min=1)[:, None, None]
-            present = present + far_key.mT @ value[:, -1:]
-            full = (kept == self.chunk - 1)[:, None, None]
-            sums, present = torch.where(full, sums + present, sums), present.masked_fill(full, 0)
-        return y.to(inner.dtype), sums, present

@@ -53,11 +53,24 @@ class GSSMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         return self._gated(x, self.toeplitz(F.gelu(self.value(x)), layout=layout))
 
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        """As its Toeplitz mixer."""
+        return self.toeplitz.grows
+
+    def require_fixed(self, *, online: bool = False) -> None:
+        """As its Toeplitz mixer."""
+        self.toeplitz.require_fixed(online=online)
+
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.gelu(self.value(x)), state, mask=mask)
+        return self._gated(x, mixed), state
+
+    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.step(F.gelu(self.value(x)), state)
         return self._gated(x, mixed), state
 
     def _gated(self, x: Tensor, mixed: Tensor) -> Tensor:

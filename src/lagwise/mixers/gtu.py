@@ -45,11 +45,24 @@ class GTU(Mixer):
         mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
         return self.out(silu_product(self.gate(x), mixed))
 
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        """As its Toeplitz mixer."""
+        return self.toeplitz.grows
+
+    def require_fixed(self, *, online: bool = False) -> None:
+        """As its Toeplitz mixer."""
+        self.toeplitz.require_fixed(online=online)
+
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
+        return self.out(silu_product(self.gate(x), mixed)), state
+
+    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.step(F.silu(self.value(x)), state)
         return self.out(silu_product(self.gate(x), mixed)), state
 
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple, masked
+from lagwise.mixers.base import Mixer, masked
+from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution
-from lagwise.ops.toeplitz import centre_tap, dilated_prefill
+from lagwise.ops.streaming import WindowState
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 
-class HyenaMixer(Mixer):
+class HyenaState(NamedTuple):
+    """The inputs of the short convolutions, and the state of each long one."""
+
+    short: WindowState
+    filters: tuple[Any, ...]
+
+
+class HyenaMixer(Derived, Mixer):
     """``z_1 = v``, ``z_{n+1} = x_n * (h_n * z_n)`` for n = 1..N, and ``W_o z_{N+1}``, where each h_n is a long
     convolution, x_n a gate, and ``v, x_1 .. x_N`` are linear maps of the input, each followed by a short depthwise
     convolution.
@@ -68,18 +77,44 @@ class HyenaMixer(Mixer):
             value = gate * long(value, layout=layout)
         return self.out(value)
 
-    def init_state(self, batch_size: int) -> StateTuple:
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        """As its filters."""
+        return any(long.grows for long in self._filters())
+
+    def require_fixed(self, *, online: bool = False) -> None:
+        """As its filters."""
+        for long in self._filters():
+            long.require_fixed(online=online)
+
+    def derive(self, form: str = "eager") -> BackwardTaps:
+        """See `Derived.derive`."""
+        return BackwardTaps(self.taps.flip(1).t().contiguous())
+
+    def init_state(self, batch_size: int) -> HyenaState:
         self.require_causal()
         window = Window.empty(batch_size, *self.taps.shape, like=self.taps)
-        filters: Any = self.filters
-        return StateTuple((window, *(long.init_state(batch_size) for long in filters)))
+        short = WindowState(window, self.taps.new_zeros(batch_size, dtype=torch.long))
+        return HyenaState(short, tuple(long.init_state(batch_size) for long in self._filters()))
 
-    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        window, *states = state.parts
-        short, window = dilated_prefill(masked(self.input(x), mask), self.taps, 1, window)
+    def mix_next(self, x: Tensor, state: HyenaState, mask: Tensor | None) -> tuple[Tensor, HyenaState]:
+        short, window = dilated_prefill(masked(self.input(x), mask), self.taps, 1, *state.short)
         value, *gates = short.chunk(len(self.filters) + 1, 2)
-        filters: Any = self.filters
-        for index, (gate, long) in enumerate(zip(gates, filters, strict=True)):
+        states = list(state.filters)
+        for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
             value, states[index] = long.prefill(value, states[index], mask=mask)
             value = gate * value
-        return self.out(value), StateTuple((window, *states))
+        seen = state.short.seen + (x.shape[1] if mask is None else mask.sum(1))
+        return self.out(value), HyenaState(WindowState(window, seen), tuple(states))
+
+    def mix_token(self, x: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
+        short, window = dilated_step(self.input(x), self.derived().taps, 1, *state.short)
+        value, *gates = short.chunk(len(self.filters) + 1, 1)
+        states = list(state.filters)
+        for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
+            value, states[index] = long.step(value, states[index])
+            value = gate * value
+        return self.out(value), HyenaState(WindowState(window, state.short.seen + 1), tuple(states))
+
+    def _filters(self) -> list[Any]:
+        return list(self.filters)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple, check_heads
+from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout, linear_attention
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import known, whole_number
 
 FEATURE_MAPS = ("elu", "cosformer", "favor")
+
+
+class SumsState(NamedTuple):
+    """Sums of products of keys and values, ``(batch, heads, features, size + 1)``, and the number of tokens of each
+    row, ``(batch,)``."""
+
+    sums: Tensor
+    seen: Tensor
 
 
 class LinearAttentionMixer(Mixer):
@@ -78,7 +87,7 @@ class LinearAttentionMixer(Mixer):
             self._check_length(x.shape[1])
         return self._attend(x, None, layout.mask)[0]
 
-    def init_state(self, batch_size: int) -> StateTuple:
+    def init_state(self, batch_size: int) -> SumsState:
         self.require_causal()
         size, weight = self.channels // self.heads, self.out.weight
         width = {"elu": size, "cosformer": 2 * size, "favor": 0 if self.random is None else len(self.random)}
@@ -86,13 +95,13 @@ class LinearAttentionMixer(Mixer):
             (batch_size, self.heads, width[self.feature_map], size + 1),
             dtype=torch.promote_types(weight.dtype, torch.float32),
         )
-        return StateTuple((sums, torch.zeros(batch_size, dtype=torch.long, device=weight.device)))
+        return SumsState(sums, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
 
-    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
+    def mix_next(self, x: Tensor, state: SumsState, mask: Tensor | None) -> tuple[Tensor, SumsState]:
         return self._attend(x, state, mask)
 
-    def _attend(self, x: Tensor, state: StateTuple | None, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        sums, seen = (None, None) if state is None else state.parts
+    def _attend(self, x: Tensor, state: SumsState | None, mask: Tensor | None) -> tuple[Tensor, SumsState]:
+        sums, seen = (None, None) if state is None else state
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
         place = real.cumsum(1) + (0 if seen is None else seen[:, None])
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -102,7 +111,7 @@ class LinearAttentionMixer(Mixer):
         y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
         total = y[..., -1:]  # 0 where every feature is; a quotient by almost 0 would have an infinite gradient
         y = y[..., :-1] / total.where(total > torch.finfo(y.dtype).tiny, 1)
-        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), StateTuple((sums, place[:, -1].clone()))
+        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), SumsState(sums, place[:, -1].clone())
 
     def _check_length(self, length: int) -> None:
         if self.max_length is not None and length > self.max_length:

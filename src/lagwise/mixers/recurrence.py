@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple
+from lagwise.mixers.base import Mixer
+from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, diagonal_scan
 from lagwise.ops.precision import KeepsFloat32
+from lagwise.ops.recurrence import diagonal_graph_scan
+from lagwise.ops.symbolic import symbolic
 
 
 class Recurrence(NamedTuple):
@@ -28,7 +31,28 @@ class Recurrence(NamedTuple):
     direct: Tensor
 
 
-class RecurrentMixer(KeepsFloat32, Mixer):
+class RecurrentState(NamedTuple):
+    """Real and imaginary parts of the states, ``(batch, states)``."""
+
+    real: Tensor
+    imaginary: Tensor
+
+
+class RealRecurrence(NamedTuple):
+    """A causal `Recurrence` in real numbers: real above imaginary parts of the input, ``(2 states, channels)``; real
+    beside negative imaginary parts of the output, ``(channels, 2 states)``; real and imaginary parts of the poles,
+    ``(states,)``, and their logarithms, in float64."""
+
+    log_decay: Tensor
+    angle: Tensor
+    input: Tensor
+    output: Tensor
+    direct: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+class RecurrentMixer(KeepsFloat32, Derived, Mixer):
     """A linear recurrence with many inputs and outputs. Abstract: subclasses implement `recurrence` and hold the poles;
     B, C and D are held here, B and C as real and imaginary parts. states: the number of states.
 
@@ -60,23 +84,59 @@ class RecurrentMixer(KeepsFloat32, Mixer):
         raise NotImplementedError
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        if self._frozen is not None:
+            return self.mix_next(x, self.init_state(x.shape[0]), layout.mask)[0]
         return self._run(x, None)[0]
 
-    def init_state(self, batch_size: int) -> StateTuple:
-        self.require_causal()
-        weight = self.recurrence().input
-        return StateTuple((weight.new_zeros(batch_size, len(weight)),))
+    def derive(self, form: str = "eager") -> Any:
+        """See `Derived.derive`."""
+        if not self.causal:
+            return ()
+        log_decay, angle, into, (out, *_), direct = self.recurrence()
+        log_decay, angle = log_decay.double(), angle.double()
+        size = log_decay.exp()
+        return RealRecurrence(
+            log_decay,
+            angle,
+            _stacked(into),
+            _beside(out),
+            direct,
+            (size * angle.cos()).to(direct.dtype),
+            (size * angle.sin()).to(direct.dtype),
+        )
 
-    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        y, memory = self._run(x, state.parts[0])
-        return y, StateTuple((memory,))
+    def init_state(self, batch_size: int) -> RecurrentState:
+        self.require_causal()
+        poles = self.derived(checked=True).cos
+        zeros = poles.new_zeros(batch_size, len(poles))
+        return RecurrentState(zeros, zeros.clone())
+
+    def mix_next(self, x: Tensor, state: RecurrentState, mask: Tensor | None) -> tuple[Tensor, RecurrentState]:
+        if self._frozen is not None or symbolic(x.shape[1]):
+            parts = self.derived()
+            signal = x.to(parts.direct.dtype)
+            u, v = F.linear(signal, parts.input).chunk(2, 2)
+            real, imaginary = diagonal_graph_scan((u, v), parts.log_decay, parts.angle, state)
+            y = parts.direct * signal + F.linear(torch.cat([real, imaginary], 2), parts.output)
+            return y.to(x.dtype), RecurrentState(real[:, -1], imaginary[:, -1])
+        y, memory = self._run(x, torch.complex(*state))
+        return y, RecurrentState(memory.real, memory.imag)
+
+    def mix_token(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        _, _, into, out, direct, cos, sin = self.derived()
+        with torch.autocast(x.device.type, enabled=False):
+            token, (a, b) = x.to(direct.dtype), state
+            u, v = F.linear(token, into).chunk(2, 1)
+            real, imaginary = u + cos * a - sin * b, v + cos * b + sin * a
+            y = direct * token + F.linear(torch.cat([real, imaginary], 1), out)
+        return y.to(x.dtype), RecurrentState(real, imaginary)
 
     def _run(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         log_decay, angle, into, outputs, direct = self.recurrence()
         dtype = log_decay.dtype
         with torch.autocast(x.device.type, enabled=False):
             signal = x.to(dtype)
-            added = torch.complex(*F.linear(signal, torch.cat([into.real, into.imag])).chunk(2, 2))
+            added = torch.complex(*F.linear(signal, _stacked(into)).chunk(2, 2))
             states, memory = diagonal_scan(added, log_decay, angle, memory)
             y = direct * signal + _real_product(states, outputs[0])
             if not self.causal:
@@ -87,4 +147,12 @@ class RecurrentMixer(KeepsFloat32, Mixer):
 
 def _real_product(states: Tensor, output: Tensor) -> Tensor:
     """``Re C h`` for h ``(batch, length, states)``."""
-    return F.linear(torch.cat([states.real, states.imag], 2), torch.cat([output.real, -output.imag], 1))
+    return F.linear(torch.cat([states.real, states.imag], 2), _beside(output))
+
+
+def _stacked(into: Tensor) -> Tensor:
+    return torch.cat([into.real, into.imag])
+
+
+def _beside(output: Tensor) -> Tensor:
+    return torch.cat([output.real, -output.imag], 1)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple, check_heads
+from lagwise.mixers.base import Mixer, check_heads
+from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout
+from lagwise.ops.streaming import WindowState
 from lagwise.ops.symbolic import pieces, symbolic
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import whole_number
 
 
-class RelativeAttentionMixer(Mixer):
+class Places(NamedTuple):
+    """``W_r r`` by lag, from memory to 0: ``(heads, d, memory + 1)``."""
+
+    by_lag: Tensor
+
+
+class RelativeAttentionMixer(Derived, Mixer):
     """Softmax attention to a token and the ``memory`` tokens before it, by content and by lag.
 
     Formula: ``s_ij = ((q_i + u)·k_j + (q_i + w)·W_r r_{i-j}) / sqrt(d)`` for ``0 <= i - j <= memory``, with learned u
@@ -58,21 +67,45 @@ class RelativeAttentionMixer(Mixer):
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if layout.mask is None else layout.mask
         return self._attend(query, pairs, real)
 
-    def init_state(self, batch_size: int) -> StateTuple:
+    def derive(self, form: str = "eager") -> Any:
+        """See `Derived.derive`."""
+        return Places(self._positions())
+
+    def init_state(self, batch_size: int) -> WindowState:
         self.require_causal()
         weight = self.out.weight
-        real = Window(weight.new_zeros((batch_size, 0, 1), dtype=torch.bool), self.memory)
-        return StateTuple((Window.empty(batch_size, 2 * self.channels, self.memory, like=weight), real))
+        window = Window.empty(batch_size, 2 * self.channels, self.memory + 1, like=weight)
+        return WindowState(window, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
 
-    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
-        pairs, real = state.parts
+    def mix_next(self, x: Tensor, state: WindowState, mask: Tensor | None) -> tuple[Tensor, WindowState]:
+        ring, seen = state
         query, new = self.qkv(x).split([self.channels, 2 * self.channels], 2)
-        if pairs.size == 0:  # the first tokens determine the dtype: under autocast that of the projections
-            pairs = Window.empty(len(x), new.shape[2], self.memory, like=new)
-        seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
-        keys = torch.cat([pairs.tokens.to(new.dtype), new], 1)
-        y = self._attend(query, keys, torch.cat([real.tokens[..., 0], seen], 1))
-        return y, StateTuple((pairs.append(new), real.append(seen[..., None])))
+        past = ordered(ring, seen)
+        past = past[:, max(0, past.shape[1] - self.memory) :].to(new.dtype)
+        before = torch.arange(past.shape[1] - 1, -1, -1, device=x.device) < seen[:, None]
+        now = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        y = self._attend(query, torch.cat([past, new], 1), torch.cat([before, now], 1))
+        return y, WindowState(extended(ring, new, seen), seen + now.sum(1))
+
+    def mix_token(self, x: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
+        ring, seen = state
+        query, pair = self.qkv(x).split([self.channels, 2 * self.channels], 1)
+        ring = extended(ring, pair[:, None], seen)
+        met = recent(ring, (seen + 1).clamp(max=self.memory + 1), seen)
+        query = query.unflatten(1, (self.heads, -1))[:, :, None]  # (batch, heads, 1, d)
+        pairs = latest(ring, met).to(query.dtype)
+        key, value = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in pairs.chunk(2, 2))
+        by_lag = (query + self.place[:, None]).to(query.dtype) @ self.derived().by_lag.to(query.dtype)
+        lags = self.memory - met.lags
+        if met.lags.dim() == 1:
+            by_lag = by_lag[..., lags]
+        else:
+            by_lag = by_lag.gather(3, lags[:, None, None].expand(-1, self.heads, 1, -1))
+        scores = ((query + self.content[:, None]).to(query.dtype) @ key.mT + by_lag) / math.sqrt(query.shape[3])
+        if met.allowed is not None:
+            scores = scores.masked_fill(~met.allowed[:, None, None], float("-inf"))
+        y = scores.softmax(3).to(value.dtype) @ value
+        return self.out(y.flatten(1)), WindowState(ring, seen + 1)
 
     def _attend(self, query: Tensor, pairs: Tensor, real: Tensor) -> Tensor:
         """From queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens before

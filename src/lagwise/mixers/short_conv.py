@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lagwise.mixers.base import Mixer, StateTuple
+from lagwise.mixers.base import Mixer
+from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
-from lagwise.ops.toeplitz import centre_tap, dilated_prefill
+from lagwise.ops.streaming import WindowState
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
 
-class ShortConvMixer(Mixer):
+class ShortConvMixer(Derived, Mixer):
     """A convolution of a few tokens between two gates: ``W_o (c * (w * (b * v)))`` with ``b, c, v = W_i x``, where w is
     a depthwise convolution and the other products are elementwise.
 
@@ -44,11 +46,22 @@ class ShortConvMixer(Mixer):
         before, after, value = self.input(x).chunk(3, 2)
         return self.out(after * dilated_convolution(before * value, self.taps, 1, causal=self.causal))
 
-    def init_state(self, batch_size: int) -> StateTuple:
-        self.require_causal()
-        return StateTuple((Window.empty(batch_size, self.channels, self.taps.shape[1], like=self.taps),))
+    def derive(self, form: str = "eager") -> BackwardTaps:
+        """See `Derived.derive`."""
+        return BackwardTaps(self.taps.flip(1).t().contiguous())
 
-    def mix_next(self, x: Tensor, state: StateTuple, mask: Tensor | None) -> tuple[Tensor, StateTuple]:
+    def init_state(self, batch_size: int) -> WindowState:
+        self.require_causal()
+        window = Window.empty(batch_size, self.channels, self.taps.shape[1], like=self.taps)
+        return WindowState(window, self.taps.new_zeros(batch_size, dtype=torch.long))
+
+    def mix_next(self, x: Tensor, state: WindowState, mask: Tensor | None) -> tuple[Tensor, WindowState]:
         before, after, value = self.input(x).chunk(3, 2)
-        y, window = dilated_prefill(before * value, self.taps, 1, state.parts[0])
-        return self.out(after * y), StateTuple((window,))
+        y, window = dilated_prefill(before * value, self.taps, 1, *state)
+        seen = state.seen + (x.shape[1] if mask is None else mask.sum(1))
+        return self.out(after * y), WindowState(window, seen)
+
+    def mix_token(self, x: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
+        before, after, value = self.input(x).chunk(3, 1)
+        y, window = dilated_step(before * value, self.derived().taps, 1, *state)
+        return self.out(after * y), WindowState(window, state.seen + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer
+from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
-from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefill, receptive_field
+from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefill, dilated_step, receptive_field
 from lagwise.ops.window import Window
 from lagwise.tables import known
 
@@ -30,19 +31,14 @@ _EPSILON = 1e-6
 
 
 class TCNState(NamedTuple):
-    """The latest inputs of every convolution, as far back as it reaches."""
+    """The latest inputs of every convolution, as far back as it reaches, and the number of tokens so far,
+    ``(batch,)``."""
 
-    windows: tuple[Window, ...]
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> TCNState:
-        return TCNState(tuple(window.map_batch(change) for window in self.windows))
-
-    @staticmethod
-    def join(states: Sequence[TCNState]) -> TCNState:
-        return TCNState(tuple(Window.join(each) for each in zip(*(state.windows for state in states), strict=True)))
+    rings: tuple[Window | Tensor, ...]
+    seen: Tensor
 
 
-class TCNMixer(Mixer):
+class TCNMixer(Derived, Mixer):
     """Residual blocks of depthwise dilated convolutions: ``h + act(w_i * h)``, with dilation ``f**i``.
 
     Options:
@@ -109,19 +105,34 @@ class TCNMixer(Mixer):
 
         return self.blocks(x, layout.mask, convolve)
 
+    def derive(self, form: str = "eager") -> BackwardTaps:
+        """See `Derived.derive`."""
+        return BackwardTaps(self.taps.flip(2).transpose(1, 2).contiguous())
+
     def init_state(self, batch_size: int) -> TCNState:
         self.require_causal()
-        reaches = [(self.taps.shape[2] - 1) * f + 1 for f in self.dilations]
-        return TCNState(tuple(Window.empty(batch_size, self.channels, reach, like=self.taps) for reach in reaches))
+        supports = [(self.taps.shape[2] - 1) * f + 1 for f in self.dilations]
+        rings = (Window.empty(batch_size, self.channels, support, like=self.taps) for support in supports)
+        return TCNState(tuple(rings), self.taps.new_zeros(batch_size, dtype=torch.long))
 
     def mix_next(self, x: Tensor, state: TCNState, mask: Tensor | None) -> tuple[Tensor, Any]:
-        windows = list(state.windows)
+        rings = list(state.rings)
 
         def convolve(index: int, h: Tensor) -> Tensor:
-            y, windows[index] = dilated_prefill(h, self.taps[index], self.dilations[index], windows[index])
+            y, rings[index] = dilated_prefill(h, self.taps[index], self.dilations[index], rings[index], state.seen)
             return y
 
-        return self.blocks(x, mask, convolve), TCNState(tuple(windows))
+        y = self.blocks(x, mask, convolve)
+        return y, TCNState(tuple(rings), state.seen + (x.shape[1] if mask is None else mask.sum(1)))
+
+    def mix_token(self, x: Tensor, state: TCNState) -> tuple[Tensor, TCNState]:
+        rings, taps = list(state.rings), self.derived().taps
+
+        def convolve(index: int, h: Tensor) -> Tensor:
+            y, rings[index] = dilated_step(h, taps[index], self.dilations[index], rings[index], state.seen)
+            return y
+
+        return self.blocks(x, None, convolve), TCNState(tuple(rings), state.seen + 1)
 
     def blocks(self, x: Tensor, mask: Tensor | None, convolve: Callable[[int, Tensor], Tensor]) -> Tensor:
         """The stack, given a function that convolves. Padding is set to zero before every convolution, whose output

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.remembered import remembered_taps
 from lagwise.mixers.base import Mixer, masked
-from lagwise.mixers.causal_ski import CausalSKI, SKIState
+from lagwise.mixers.causal_ski import CausalSKI
+from lagwise.mixers.derived import Derived
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
-from lagwise.ops import ENGINES, Layout, Modes, online_prefill, toeplitz_product
+from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
-from lagwise.ops.recurrence import modal_prefill
-from lagwise.ops.streaming import OnlineState, OnlineTaps
+from lagwise.ops.recurrence import modal_graph_prefill, modal_prefill
+from lagwise.ops.streaming import (
+    ONLINE_BLOCK,
+    DueState,
+    OnlineState,
+    OnlineTaps,
+    WindowState,
+    due_step,
+    ring_prefill,
+)
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import fast_length, spectral_product
 from lagwise.tables import build, known
 
 
 class ModalState(NamedTuple):
-    """The state of a kernel that is a state space, ``(batch, channels, modes)`` complex, and the kernel."""
+    """The state of a kernel that is a state space: real and imaginary parts, ``(batch, modes, channels)``."""
 
-    memory: Tensor
-    modes: Modes
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> ModalState:
-        return self._replace(memory=change(self.memory))
-
-    @staticmethod
-    def join(states: Sequence[ModalState]) -> ModalState:
-        return states[0]._replace(memory=torch.cat([state.memory for state in states]))
+    real: Tensor
+    imaginary: Tensor
 
 
-class ToeplitzMixer(Mixer):
+class LongTaps(NamedTuple):
+    """All taps of an exact kernel, ``(channels, reach)``, None if it has no end; and those of the smallest block,
+    ``(block, channels)``, lag 0 first."""
+
+    taps: Tensor | None
+    near: Tensor
+
+
+class Poles(NamedTuple):
+    """A diagonal state space in real numbers: real and imaginary parts of poles and weights, ``(2, modes, channels)``,
+    and the direct part ``(channels,)``."""
+
+    poles: Tensor
+    weights: Tensor
+    direct: Tensor
+
+
+class ToeplitzMixer(Derived, Mixer):
     """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
 
     Causal convolutions and linear state spaces are such mixers (TNN §3.4, eq. 10 to 16).
@@ -47,7 +67,7 @@ class ToeplitzMixer(Mixer):
             (`CausalSKI` or `TwoSidedSKI`).
 
     Exact engines stream by `online_prefill`: O(log² n) per token, where n is the length of the text or the kernel's
-    horizon, if it has one; memory is then constant too. A kernel that is a state space (``modal``) streams as one. SKI
+    support, if it ends; memory is then constant too. A kernel that is a state space (``modal``) streams as one. SKI
     keeps a few tokens and one node for every ``spacing`` tokens.
     """
 
@@ -77,6 +97,8 @@ class ToeplitzMixer(Mixer):
         self.engine: str = known(spec.get("name"), ENGINES, "engine")
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        if self._frozen is Poles:
+            return self.mix_next(x, self.init_state(x.shape[0]), layout.mask)[0]
         if self.ski is not None:
             return self.ski.mix(self.kernel, x, layout.mask)
         limit = self.kernel.max_length
@@ -103,6 +125,8 @@ class ToeplitzMixer(Mixer):
 
     def taps(self, length: int) -> Tensor:
         """Taps for a signal of this length, or all taps if a graph leaves it open."""
+        if self._frozen is LongTaps and (taps := self.derived().taps) is not None:
+            return taps if symbolic(length) else taps[:, :length]
         reach = self.kernel.reach
         return remembered_taps(self.kernel, reach if symbolic(length) and reach else length)
 
@@ -112,22 +136,71 @@ class ToeplitzMixer(Mixer):
             return None
         return self.kernel.spectrum(fast_length(2 * length - 1))
 
-    def init_state(self, batch_size: int) -> OnlineState | SKIState | ModalState:
-        self.require_causal()
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        """Whether the state grows with the text: that of a kernel without end, unless it is a state space."""
+        return self.causal and self.kernel.reach is None and not self.kernel.recurrent
+
+    def require_fixed(self, *, online: bool = False) -> None:
+        """See `Mixer.require_fixed`."""
+        if self.grows and (self.ski is not None or not online):
+            raise ValueError(
+                f"kernel {type(self.kernel).__name__} has infinite support, so its streaming state grows with the "
+                "text; convert it to a state space first: `model.to_recurrent()`"
+            )
+
+    def derive(self, form: str = "eager") -> Any:
+        """See `Derived.derive`."""
+        if not self.causal:
+            return ()
         if isinstance(self.ski, CausalSKI):
-            return self.ski.init_state(self.kernel, batch_size)
+            return self.ski.derive(self.kernel, whole=form != "eager")
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
-            return ModalState(modes.poles.new_zeros(batch_size, *modes.poles.shape), modes)
+            poles, weights = (torch.view_as_real(t).permute(2, 1, 0).contiguous() for t in modes[:2])
+            return Poles(poles, weights, modes.direct)
         reach = self.kernel.reach
-        return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
+        taps = None if reach is None or form == "online" else self.kernel.taps(reach)
+        near = self.kernel.taps(ONLINE_BLOCK if reach is None else min(ONLINE_BLOCK, reach)).t()
+        return LongTaps(taps, F.pad(near, (0, 0, 0, ONLINE_BLOCK - len(near))).contiguous())
+
+    def init_state(self, batch_size: int) -> Any:
+        self.require_causal()
+        if isinstance(self.ski, CausalSKI):
+            return self.ski.init_state(self.kernel, batch_size, self.derived(checked=True))
+        if self.kernel.recurrent:
+            poles = self.derived(checked=True).poles
+            zeros = poles.new_zeros(batch_size, *poles.shape[1:])
+            return ModalState(zeros, zeros.clone())
+        return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, self.kernel.reach))
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         if isinstance(self.ski, CausalSKI):
-            return self.ski.prefill(self.kernel, x, state, mask)
-        if self.kernel.recurrent:
-            y, memory = modal_prefill(x.to(state.modes.direct.dtype), state.modes, state.memory)
-            return y.to(x.dtype), state._replace(memory=memory)
-        self.kernel.check_length(state.seen + x.shape[1])
-        y, state = online_prefill(x, state)
-        return y.to(x.dtype), state
+            return self.ski.prefill(self.kernel, x, state, mask, self.derived())
+        if isinstance(state, OnlineState):
+            self.kernel.check_length(state.seen + x.shape[1])
+            y, state = online_prefill(x, state)
+            return y.to(x.dtype), state
+        if isinstance(state, WindowState):
+            return ring_prefill(x, state, self.derived().taps)
+        if self._frozen is not None or symbolic(x.shape[1]):
+            y, real, imaginary = modal_graph_prefill(x, *self.derived(), *state)
+            return y, ModalState(real, imaginary)
+        modes = self.kernel.recurrence()
+        memory = torch.complex(*state).transpose(1, 2)
+        y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory)
+        return y.to(x.dtype), ModalState(*torch.view_as_real(memory.transpose(1, 2)).unbind(-1))
+
+    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        if isinstance(state, ModalState):
+            poles, weights, direct = self.derived()
+            token, (real, imaginary) = x.to(direct.dtype), state
+            (a, b), (u, v) = poles, weights
+            real, imaginary = a * real - b * imaginary + token[:, None], a * imaginary + b * real
+            y = (u * real - v * imaginary).sum(1) + direct * token
+            return y.to(x.dtype), ModalState(real, imaginary)
+        if isinstance(state, DueState):
+            return due_step(x, state, self.derived().near)
+        if isinstance(self.ski, CausalSKI):
+            return self.ski.step(self.kernel, x, state, self.derived())
+        return super().mix_token(x, state)

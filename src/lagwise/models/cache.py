@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from lagwise.mixers.state import join_states, select_rows
+
 
 class StateLayer(CacheLayerMixin):
     """The mixer state of one layer. It holds no keys and values, so `update` raises an error."""
@@ -40,9 +42,9 @@ class StateLayer(CacheLayerMixin):
         self.state, self.is_initialized = state, True
         self.seen += tokens
 
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         if self.state is not None:
-            self.state = self.state.map_batch(change)
+            self.state = select_rows(self.state, rows)
 
     def lazy_initialization(self, key_states: Any = None, value_states: Any = None) -> None:
         raise TypeError("a lagwise cache holds mixer states, not keys and values")
@@ -67,7 +69,8 @@ class StateLayer(CacheLayerMixin):
 
 
 class RowCache(Cache):
-    """A cache whose rows `generate` may reorder, repeat and select. Abstract: subclasses implement `_map_rows`.
+    """A cache whose rows `generate` may reorder, repeat and select. Abstract: subclasses implement
+    `batch_select_indices`.
 
     Attributes:
         rows: Batch size, None before the first token.
@@ -85,16 +88,14 @@ class RowCache(Cache):
             raise ValueError("past_key_values was filled by another model; begin a new cache")
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        self._map_rows(lambda t: t.index_select(0, beam_idx.to(t.device)))
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._map_rows(lambda t: t.repeat_interleave(repeats, dim=0))
+        if self.rows is not None:
+            self.batch_select_indices(torch.arange(self.rows).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._map_rows(lambda t: t[indices.to(t.device)])
-
-    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply a function to every tensor whose first axis is the batch."""
+        """Keep these rows, in this order; a row may be selected several times."""
         raise NotImplementedError
 
 
@@ -157,8 +158,7 @@ class StreamingCache(RowCache):
         joined = StreamingCache(len(first.layers))
         if not _join_streams(caches, joined):
             for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
-                states = [part.state for part in parts]  # type: ignore[attr-defined]
-                layer.state = states[0].join(states)  # type: ignore[attr-defined]
+                layer.state = join_states([part.state for part in parts])  # type: ignore[attr-defined]
         for layer in joined.layers:
             vars(layer).update(seen=seen, is_initialized=True)
         joined.model, joined.rows = first.model, sum(cache.rows or 0 for cache in caches)
@@ -251,19 +251,17 @@ class StreamingCache(RowCache):
         self.real = self.recent = self.began = self.right_padded = self.rows = None
         self.model = self.behind = self.past = None
 
-    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.stream is None or not self.stream.map_batch(change):
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """See `RowCache.batch_select_indices`."""
+        if self.stream is None or not self.stream.select_rows(indices):
             for layer in self.layers:
-                layer.map_batch(change)  # type: ignore[attr-defined]
-        self.rows = None if self.rows is None else len(change(torch.arange(self.rows)))
-        self.real = None if self.real is None else change(self.real)
-        self.recent = None if self.recent is None else change(self.recent)
-        self.began = None if self.began is None else change(self.began)
-        self.right_padded = None if self.right_padded is None else change(self.right_padded)
+                layer.select_rows(indices)  # type: ignore[attr-defined]
+        self.rows = None if self.rows is None else len(indices)
+        for name in ("real", "recent", "began", "right_padded", "behind"):
+            setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
-            behind = change(self.behind)
-            least = int(behind.min())  # not 0 if the longest row was removed
-            self.behind = behind - least
+            least = int(self.behind.min())  # not 0 if the longest row was removed
+            self.behind = self.behind - least
             for layer in self.layers:
                 layer.seen -= least  # type: ignore[attr-defined]
 

@@ -21,11 +21,12 @@ import lagwise
 from lagwise.cache import cached_folder, default_cache, require_private
 from lagwise.compiler import processor
 from lagwise.files import one_line
-from lagwise.mixers.fixed_online import OnlineFollower
+from lagwise.mixers.state import select_rows
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary, surplus_argument
 from lagwise.models.step import StreamingStep, tensor_versions
+from lagwise.ops.streaming import OnlineFollower
 
 _FILE = "step.pt2"
 # Weights are passed at run time, so that the code remains valid when the model is trained further; without
@@ -134,12 +135,12 @@ class CompiledStream:
             follower.advance()
         return logits
 
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> bool:
-        """Apply a function along the batch axis. Returns False if that needs `stop` and the cache's own states."""
+    def select_rows(self, rows: Tensor) -> bool:
+        """Keep these rows. Returns False if that needs `stop` and the cache's own states."""
         if self.followers or self.compiled.batch_size is not None:
             return False
         with torch.inference_mode(False), torch.no_grad():
-            self.state = [change(tensor).contiguous() for tensor in self.state]
+            self.state = [select_rows(tensor, rows).contiguous() for tensor in self.state]
         return True
 
     def join(self, before: Sequence[StreamingCache], after: Sequence[StreamingCache], cache: StreamingCache) -> bool:

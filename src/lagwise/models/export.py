@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.files import one_line
-from lagwise.mixers.fixed_forms import real_form
+from lagwise.mixers.derived import frozen
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
@@ -113,7 +113,7 @@ class _Logits(nn.Module):
 
     def __init__(self, model: LagwiseForCausalLM):
         super().__init__()
-        self.model = real_form(model, model.lm_head.weight)
+        self.model = frozen(model)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.model(input_ids, use_cache=False).logits

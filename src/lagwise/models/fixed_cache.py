@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from lagwise.mixers.state import select_rows
 from lagwise.models.cache import RowCache, StreamingCache
 from lagwise.models.inputs import surplus_argument
 
@@ -107,9 +108,10 @@ class FixedCache(RowCache):
 
     activate_past_recording = crop
 
-    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """See `RowCache.batch_select_indices`."""
         if self.state is not None:
-            self.state = {name: change(tensor) for name, tensor in self.state.items()}
+            self.state = {name: select_rows(tensor, indices) for name, tensor in self.state.items()}
 
 
 def _require_plain(inputs: Mapping[str, Any]) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lagwise.blocks.chain import ChainState
-from lagwise.blocks.mega import MegaState
-from lagwise.mixers.fixed_forms import fixed_form
-from lagwise.mixers.fixed_online import FixedOnline, OnlineFollower
+from lagwise.files import one_line
+from lagwise.mixers import Mixer
+from lagwise.mixers.derived import frozen
+from lagwise.mixers.state import eager_state, fixed_start, fixed_state
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.ngrams import no_context
-from lagwise.ops.streaming import online_block
+from lagwise.ops.streaming import OnlineFollower
 
 
 class StreamingStep(nn.Module):
@@ -24,8 +24,8 @@ class StreamingStep(nn.Module):
     Shapes: tokens ``(batch,)``; logits ``(batch, vocab_size)``; state, a dict of real tensors of fixed shapes with the
     batch first and names such as ``0.memory.average`` (of layer 0). All are zero before the first token.
 
-    The module is the model in evaluation mode with a `FixedMixer` in place of every mixer that has a state. Weights are
-    shared, but tensors derived from weights are computed once, so create a new step after the weights change. The
+    The module is the model in evaluation mode, which runs on states of fixed shapes (`lagwise.mixers.state`). Weights
+    are shared, but tensors derived from weights are computed once, so create a new step after the weights change. The
     model's length limit is not checked. In a graph that is being exported, the step also accepts several tokens per
     row, ``(batch, length)``, and returns logits ``(batch, length, vocab_size)``.
 
@@ -37,12 +37,17 @@ class StreamingStep(nn.Module):
 
     Raises:
         ValueError: If the model's state grows with the text: with full attention or, unless online, with a kernel of
-            infinite support.
+            infinite support; if a mixer changes the shapes of its state, or has complex numbers in it.
     """
 
     def __init__(self, model: LagwiseForCausalLM, *, online: bool = False):
         super().__init__()
-        self.model, self.fixed = fixed_form(model, model.lm_head.weight, online=online)
+        for mixer in model.modules():
+            if isinstance(mixer, Mixer):
+                mixer.require_causal()
+                mixer.require_fixed(online=online)
+        self.online = online
+        self.model = frozen(model, "online" if online else "fixed")
         vars(self.model).pop("forward", None)  # remove wrappers, which would call the original model
         own = {id(parameter): name for name, parameter in model.named_parameters()}
         names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
@@ -53,6 +58,7 @@ class StreamingStep(nn.Module):
             *(["recent"] if model.model.context_embeddings else []),
         ]
         self._tree = self._states(1)
+        self._require_fixed_shapes()
 
     @torch.no_grad()
     def start(self, batch_size: int) -> dict[str, Tensor]:
@@ -61,11 +67,11 @@ class StreamingStep(nn.Module):
 
     def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         cache = StreamingCache(len(self.model.model.layers))
-        self._fill(cache, state, lambda held: held)
+        self._fill(cache, _rebuilt(self._tree, iter(state.values())))
         several = tokens.dim() == 2
         ids = tokens if several else tokens[:, None]
         logits = self.model(ids, past_key_values=cache, use_cache=True).logits
-        return logits if several else logits[:, -1], self._read(cache, lambda held: held)
+        return logits if several else logits[:, -1], dict(_leaves(self._read(cache)))
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
@@ -73,63 +79,60 @@ class StreamingStep(nn.Module):
 
         Returns the state and its followers.
         """
-        makers, likes, followers = iter(self.fixed), self._mixer_states(), []
-
-        def taken(held: Any) -> Any:
-            maker = next(makers)
-            online = isinstance(maker, FixedOnline)
-            held = online_block(held) if online else held  # once for the fixed state and its follower
-            fixed = _owned(maker.take(held), like=next(likes))
-            if online:
-                followers.append(OnlineFollower(held, fixed))
-            return fixed
-
-        state = self._read(cache, taken)
-        for name in list(state)[len(state) - len(self.token_attributes) :]:
-            state[name] = state[name].clone()
-        return state, followers
+        state, followers = fixed_state(self._read(cache), self._tree)
+        return dict(_leaves(state)), followers
 
     @torch.no_grad()
     def give(
         self, state: Mapping[str, Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()
     ) -> None:
         """The inverse of `take`: write a state into a cache. The caller updates the cache's counts."""
-        makers, left = iter(self.fixed), iter(followers)
+        fixed = _rebuilt(self._tree, iter(state.values()))
+        self._fill(cache, eager_state(fixed, self._eager_states(1), iter(followers)))
 
-        def given(held: Any) -> Any:
-            maker = next(makers)
-            return next(left).stopped() if isinstance(maker, FixedOnline) else maker.give(held)
+    def _states(self, batch_size: int) -> tuple[Any, ...]:
+        return fixed_start(self._eager_states(batch_size), online=self.online)
 
-        self._fill(cache, state, given)
-
-    def _states(self, batch_size: int) -> list[Any]:
+    def _eager_states(self, batch_size: int) -> tuple[Any, ...]:
+        """The states of all layers before the first token, and of the attributes about tokens."""
         layers: Any = self.model.model.layers
         states = [layer.block.init_state(batch_size) for layer in layers]
         if "real" in self.token_attributes:
             states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
         if "recent" in self.token_attributes:
             states.append((no_context(self.model.model.context_embeddings, batch_size, self.model.device),))
-        return states
+        return tuple(states)
 
-    def _mixer_states(self) -> Iterator[Any]:
-        """The states of mixers before the first token, in order."""
-        found: list[Any] = []
-        for state in self._tree[: len(self.model.model.layers)]:
-            _mapped(state, found.append)
-        return iter(found)
-
-    def _fill(self, cache: StreamingCache, state: Mapping[str, Tensor], change: Callable[[Any], Any]) -> None:
-        states = _rebuilt(self._tree, iter(state.values()))
+    def _fill(self, cache: StreamingCache, states: Sequence[Any]) -> None:
         layers = len(cache.layers)
         for layer, held in zip(cache.layers, states[:layers], strict=True):
-            layer.state = _mapped(held, change)  # type: ignore[attr-defined]
+            layer.state = held  # type: ignore[attr-defined]
         for name, (held,) in zip(self.token_attributes, states[layers:], strict=True):
             setattr(cache, name, held)
 
-    def _read(self, cache: StreamingCache, change: Callable[[Any], Any]) -> dict[str, Tensor]:
-        states = [_mapped(layer.state, change) for layer in cache.layers]  # type: ignore[attr-defined]
-        states += [(getattr(cache, name),) for name in self.token_attributes]
-        return dict(_leaves(states))
+    def _read(self, cache: StreamingCache) -> tuple[Any, ...]:
+        states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
+        return (*states, *((getattr(cache, name),) for name in self.token_attributes))
+
+    @torch.no_grad()
+    def _require_fixed_shapes(self) -> None:
+        """ValueError, with its name, if a mixer has no step of fixed shapes, as may be in other packages."""
+        weight = self.model.lm_head.weight
+        for mixer in self.model.modules():
+            if not isinstance(mixer, Mixer):
+                continue
+            before = fixed_start(mixer.init_state(1), online=self.online)
+            token = torch.zeros(1, mixer.channels, dtype=weight.dtype, device=weight.device)
+            try:
+                after = mixer.step(token, before)[1]
+            except Exception as error:
+                raise ValueError(f"{type(mixer).__name__} has no step of fixed shapes: {one_line(error)}") from error
+            shapes = [[(name, t.shape, t.dtype) for name, t in _leaves(state)] for state in (before, after)]
+            if shapes[0] != shapes[1] or any(t.is_complex() for _, t in _leaves(before)):
+                raise ValueError(
+                    f"{type(mixer).__name__} has no step of fixed shapes: a state must be a named tuple of real "
+                    "tensors, whose shapes and types a step keeps; declare `grows = True` if it grows with the text"
+                )
 
 
 def tensor_versions(model: nn.Module) -> list[tuple[int, int]]:
@@ -140,37 +143,21 @@ def tensor_versions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of nested tuples, in order, without None."""
+    """Yield the names and tensors of nested tuples, in order, without None and plain numbers."""
     if isinstance(state, Tensor):
         yield name, state
-    elif state is not None:
-        parts = enumerate(state) if type(state) in (tuple, list) else state._asdict().items()
+    elif isinstance(state, tuple):
+        named: Any = state
+        parts = enumerate(state) if type(state) is tuple else named._asdict().items()
         for key, part in parts:
             yield from _leaves(part, f"{name}.{key}" if name else str(key))
 
 
 def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
     """Nested tuples with the same structure and other tensors."""
-    if like is None:
-        return None
     if isinstance(like, Tensor):
         return next(tensors)
-    parts = [_rebuilt(part, tensors) for part in like]
-    return type(like)(parts) if type(like) in (tuple, list) else type(like)(*parts)
-
-
-def _owned(state: Any, like: Any) -> Any:
-    """Nested tuples with contiguous copies of the tensors, which can be modified in place, in the types of another
-    state: a prompt read under autocast has others than those that steps are made for."""
-    pairs = zip(_leaves(state), _leaves(like), strict=True)
-    copies = (tensor.to(wanted.dtype, copy=True).contiguous() for (_, tensor), (_, wanted) in pairs)
-    return _rebuilt(state, copies)
-
-
-def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
-    """A block's state with ``change`` applied to the states of its mixers, in order."""
-    if isinstance(state, MegaState):
-        return MegaState(*(_mapped(part, change) for part in state))
-    if isinstance(state, ChainState):
-        return ChainState(tuple(_mapped(part, change) for part in state.states))
-    return change(state)
+    if not isinstance(like, tuple):
+        return like
+    parts: Any = [_rebuilt(part, tensors) for part in like]
+    return tuple(parts) if type(like) is tuple else type(like)(*parts)

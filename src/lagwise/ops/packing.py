@@ -207,18 +207,6 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
     return move_rows(mix(move_rows(x, -first, longest), moved), first, x.shape[1])
 
 
-def check_unbroken(mask: Tensor, started: Tensor | bool) -> None:
-    """ValueError for padding within the text of a row: between its tokens, or before them in a row that has started.
-    mask ``(batch, length)``; started ``(batch,)`` or for all. Nothing is checked within a graph or a transform."""
-    if torch.compiler.is_compiling() or transformed():
-        return
-    first, lengths = row_extents(mask)
-    broken = mask.any(1) & ((mask.sum(1) < lengths) | ((first > 0) & started))
-    if broken.any():
-        row = int(broken.nonzero()[0])
-        raise ValueError(f"row {row} has padding within its text, which this mixer does not support in a stream")
-
-
 class _MoveRows(torch.autograd.Function):
     """`move_rows` with a gradient that moves back, which is faster than a scatter."""
 

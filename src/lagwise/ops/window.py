@@ -1,14 +1,22 @@
-"""The last tokens of a stream, in a buffer to which only new tokens are copied."""
+"""The last tokens of a stream, in two forms: a buffer to which only new tokens are copied, and, for graphs, a ring.
+
+A streaming state holds a `Window`, or, where shapes must be fixed, a ring: a tensor ``(batch, reach, channels)`` (see
+`lagwise.ops.ring`). The functions at the end of this file take either, so that a mixer's step is written once. Their
+argument ``seen`` ``(batch,)`` is the number of tokens of each row before the new ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from lagwise.ops.bilinear import traced
+from lagwise.ops.ring import ring_extend, ring_lags, ring_read, ring_tokens, ring_write
 
 _FIRST_CAPACITY = 16
 
@@ -30,14 +38,16 @@ def join_rows(signals: Sequence[Tensor]) -> Tensor:
 
 
 class _Buffer:
-    """Storage ``(batch, capacity, channels)`` that several windows may share, and how much of it is written."""
+    """Storage ``(batch, ..., capacity, channels)`` that several windows may share, and how much of it is written."""
 
     def __init__(self, storage: Tensor, written: int):
         self.storage, self.written = storage, written
 
 
 class Window:
-    """The last ``reach`` tokens of a signal ``(batch, length, channels)``, or all of them if reach is None.
+    """The last ``reach`` tokens of a signal ``(batch, ..., length, channels)``, or all of them if reach is None.
+
+    Rows are aligned at their ends; one that has seen fewer tokens than others has zeros before its first.
 
     Appending returns a new window and leaves the old one unchanged, but copies only the new tokens: both are views of
     one buffer, of which the old window covers less. The past is copied only when a second window continues from the
@@ -51,23 +61,31 @@ class Window:
         if reach is not None and reach < 0:
             raise ValueError(f"reach must be at least 0, got {reach}")
         self.reach = reach
-        self._size = tokens.shape[1] if reach is None else min(reach, tokens.shape[1])
-        self._end = tokens.shape[1]
+        self._size = tokens.shape[-2] if reach is None else min(reach, tokens.shape[-2])
+        self._end = tokens.shape[-2]
         self._buffer = _Buffer(tokens, self._end)
 
     @classmethod
     def empty(cls, batch_size: int, channels: int, reach: int | None, *, like: Tensor) -> Window:
-        """A window without tokens, with the dtype and device of ``like``."""
-        return cls(like.new_zeros(batch_size, 0, channels), reach)
+        """A window without tokens, with the device and dtype of ``like``. The first tokens determine the dtype: under
+        autocast that of the layer which computes them."""
+        # a quantized tensor has no `new_zeros`
+        return cls(torch.zeros(batch_size, 0, channels, dtype=like.dtype, device=like.device), reach)
 
     @property
     def tokens(self) -> Tensor:
-        """The tokens kept, ``(batch, size, channels)``, oldest first. Do not modify them."""
-        return self._buffer.storage[:, self._end - self._size : self._end]
+        """The tokens kept, ``(batch, ..., size, channels)``, oldest first. Do not modify them."""
+        return self._buffer.storage.narrow(-2, self._end - self._size, self._size)
 
     def latest(self, n: int) -> Tensor:
         """The last n <= size tokens. Do not modify them."""
-        return self._buffer.storage.narrow(1, self._end - n, n)
+        return self._buffer.storage.narrow(-2, self._end - n, n)
+
+    def spaced(self, step: int, count: int) -> Tensor:
+        """Every step-th token back from the last one, at most ``count``, oldest first. Do not modify them."""
+        far = min((count - 1) * step, (self._size - 1) // step * step)
+        stride = min(step, max(1, self._size))  # a slice takes no stride larger than 2**63
+        return self._buffer.storage[:, self._end - 1 - far : self._end : stride]
 
     @property
     def batch(self) -> int:
@@ -80,23 +98,21 @@ class Window:
         return self._size
 
     def append(self, x: Tensor) -> Window:
-        """The window after the tokens x ``(batch, n, channels)``, which are cast to its dtype. ValueError for another
-        number of rows."""
-        new, buffer = x.shape[1], self._buffer
+        """The window after the tokens x ``(batch, ..., n, channels)``, which are cast to its dtype. ValueError for
+        another number of rows."""
+        new, buffer = x.shape[-2], self._buffer
         storage, end = buffer.storage, self._end
         if x.shape[0] != storage.shape[0]:
             raise ValueError(f"tokens must have the stream's {storage.shape[0]} rows, got {x.shape[0]}")
-        if x.dtype != storage.dtype:
-            x = x.to(storage.dtype)
         kept = self._size if self.reach is None else max(0, min(self._size, self.reach - new))
         # The buffer must have space, no other window may have written there, and tensors of it may not be in use.
-        if buffer.written != end or end + new > storage.shape[1] or not may_write(storage):
-            past = self.tokens[:, self._size - kept :]
-            added = x if self.reach is None else x[:, max(0, new - self.reach) :]
+        if buffer.written != end or end + new > storage.shape[-2] or not may_write(storage):
+            past = x[..., :0, :] if self._size == 0 else self.latest(kept)
+            added = x if self.reach is None else x[..., max(0, new - self.reach) :, :]
             if torch.is_grad_enabled():
-                return Window(torch.cat([past, added], dim=1), self.reach)
+                return Window(torch.cat([past, added.to(past.dtype)], dim=-2), self.reach)
             return self._moved(past, added)
-        storage[:, end : end + new] = x
+        storage.narrow(-2, end, new).copy_(x)
         buffer.written = end + new
         return self._seen(buffer, end + new, kept + new)
 
@@ -106,7 +122,7 @@ class Window:
 
     def last(self, size: int) -> Window:
         """The window of its last ``size`` tokens, or of all if it has fewer, in its own memory."""
-        return Window(self.tokens[:, max(0, self._size - size) :].clone(), self.reach)
+        return Window(self.latest(min(size, self._size)).clone(), self.reach)
 
     @staticmethod
     def join(windows: Sequence[Window]) -> Window:
@@ -118,13 +134,13 @@ class Window:
         return Window(join_rows([window.tokens for window in windows]), reaches.pop())
 
     def _moved(self, past: Tensor, added: Tensor) -> Window:
-        size = past.shape[1] + added.shape[1]
+        size = past.shape[-2] + added.shape[-2]
         capacity = max(_FIRST_CAPACITY, 2 * size)
         if self.reach is not None:
             capacity = max(size, min(capacity, 2 * self.reach))
-        storage = past.new_empty(past.shape[0], capacity, past.shape[2])
-        storage[:, : past.shape[1]] = past
-        storage[:, past.shape[1] : size] = added
+        storage = past.new_empty(*past.shape[:-2], capacity, past.shape[-1])
+        storage[..., : past.shape[-2], :] = past
+        storage[..., past.shape[-2] : size, :] = added
         return self._seen(_Buffer(storage, size), size, size)
 
     def _seen(self, buffer: _Buffer, end: int, size: int) -> Window:
@@ -145,3 +161,75 @@ pytree.register_pytree_node(
     serialized_type_name="lagwise.Window",
     flatten_with_keys_fn=_flatten_with_keys,
 )
+
+
+class Recent(NamedTuple):
+    """Which of a window's tokens are among the last few of their row.
+
+    size: how many of the latest tokens to read (`latest`). lags: of these behind the last one, ``(size,)`` or
+    ``(batch, size)``. allowed: ``(batch, size)``, true for those among the last few; None if all of them are.
+    """
+
+    size: int
+    lags: Tensor
+    allowed: Tensor | None
+
+
+def extended(past: Window | Tensor, x: Tensor, seen: Tensor) -> Window | Tensor:
+    """The window after the next tokens ``(batch, n, channels)``; the old one stays valid."""
+    if isinstance(past, Window):
+        return past.append(x)
+    return ring_write(past, x[:, 0], seen) if x.shape[1] == 1 else ring_extend(past, x, seen)[1]
+
+
+def ordered(past: Window | Tensor, seen: Tensor) -> Tensor:
+    """The tokens ``(batch, size, channels)``, oldest first."""
+    return past.tokens if isinstance(past, Window) else ring_tokens(past, seen)
+
+
+def latest(past: Window | Tensor, recent: Recent) -> Tensor:
+    """The tokens ``(batch, size, channels)`` that a `Recent` is about."""
+    return past.latest(recent.size) if isinstance(past, Window) else past
+
+
+def spaced(past: Window | Tensor, step: int, count: int, seen: Tensor) -> Tensor:
+    """The tokens at lags 0, step, ..., (count - 1) step behind the last one, which has index ``seen``: ``(batch, at
+    most count, channels)``, oldest first. Tokens before the first one are zero or left out."""
+    if not isinstance(past, Window):
+        lags = torch.arange(count - 1, -1, -1, device=past.device) * step
+        return ring_read(past, seen, lags)
+    return past.spaced(step, count)
+
+
+def displaced(past: Window | Tensor, n: int, x: Tensor, seen: Tensor) -> Tensor:
+    """The n tokens ``(batch, n, channels)`` that leave a window when the n tokens x arrive; zero for those before the
+    first."""
+    if isinstance(past, Window):
+        assert past.reach is not None
+        missing = past.reach - past.size
+        together = torch.cat([past.tokens, x.to(past.tokens.dtype)], 1) if past.size else x
+        return F.pad(together, (0, 0, missing, 0))[:, :n]
+    if n == 1:
+        return ring_read(past, seen, torch.zeros_like(seen[:1]))
+    return torch.cat([ring_tokens(past, seen), x.to(past.dtype)], 1)[:, :n]
+
+
+def recent(past: Window | Tensor, count: Tensor, seen: Tensor) -> Recent:
+    """Which tokens are among the last ``count`` ``(batch,)`` of their row, of which the last has index ``seen``."""
+    if not isinstance(past, Window):
+        lags = ring_lags(past, seen)
+        return Recent(past.shape[1], lags, lags < count[:, None])
+    size = common(count)
+    if size is not None:
+        return Recent(size, torch.arange(size - 1, -1, -1, device=count.device), None)
+    lags = torch.arange(past.size - 1, -1, -1, device=count.device)
+    return Recent(past.size, lags, lags < count[:, None])
+
+
+def common(count: Tensor) -> int | None:
+    """The number that all rows ``(batch,)`` share. None if they differ, and where asking costs more than it saves: in a
+    graph, or on another device than the CPU."""
+    if count.device.type != "cpu" or traced():
+        return None
+    numbers = set(count.tolist())
+    return numbers.pop() if len(numbers) == 1 else None

@@ -1,10 +1,18 @@
 """Linear recurrences: scans, moving averages, modal state spaces, and the reduction of taps to them."""
 
-from lagwise.ops.recurrence.diagonal_scan import diagonal_scan
-from lagwise.ops.recurrence.ema import ema_parameters, ema_prefill, ema_recurrence, ema_scan, ema_taps
+from lagwise.ops.recurrence.diagonal_scan import diagonal_graph_scan, diagonal_scan
+from lagwise.ops.recurrence.ema import (
+    ema_graph_prefill,
+    ema_parameters,
+    ema_prefill,
+    ema_recurrence,
+    ema_scan,
+    ema_taps,
+)
 from lagwise.ops.recurrence.modal import (
     Modes,
     mean_exponential,
+    modal_graph_prefill,
     modal_poles,
     modal_prefill,
     modal_step,
@@ -19,7 +27,9 @@ __all__ = [
     "Modes",
     "Reduction",
     "block_scan",
+    "diagonal_graph_scan",
     "diagonal_scan",
+    "ema_graph_prefill",
     "ema_parameters",
     "ema_prefill",
     "ema_recurrence",
@@ -27,6 +37,7 @@ __all__ = [
     "ema_taps",
     "largest_difference",
     "mean_exponential",
+    "modal_graph_prefill",
     "modal_poles",
     "modal_prefill",
     "modal_step",

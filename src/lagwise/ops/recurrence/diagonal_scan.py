@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.recurrence.ema import ema_prefill
+from lagwise.ops.symbolic import symbolic_product
 
 
 def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -40,3 +41,22 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
     real, imag = sums.chunk(2, 2)
     y = torch.complex(real * cos - imag * sin, imag * cos + real * sin)
     return y, y[:, -1].clone()
+
+
+def diagonal_graph_scan(
+    x: tuple[Tensor, Tensor], log_decay: Tensor, angle: Tensor, state: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """All states of `diagonal_scan` for a length that an exported graph leaves open: in real arithmetic, by powers of
+    the poles. Complex tensors are pairs of real and imaginary parts; shapes and units are as there. O(length**2)."""
+    (u, v), (a, b) = x, (part[:, None] for part in state)
+    n, dtype = u.shape[1], u.dtype
+    lags = torch.arange(n + 1, dtype=torch.float64, device=u.device)[:, None]
+    size, turn = (log_decay.double() * lags).exp(), angle.double() * lags
+    cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (n + 1, states)
+    if n != 1:
+        c, s = cos[:n].t(), sin[:n].t()
+        u, v = (
+            symbolic_product(u, c, 0) - symbolic_product(v, s, 0),
+            symbolic_product(u, s, 0) + symbolic_product(v, c, 0),
+        )
+    return u + cos[1:] * a - sin[1:] * b, v + cos[1:] * b + sin[1:] * a

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan
-from lagwise.ops.symbolic import FINE, pieces, symbolic
+from lagwise.ops.symbolic import FINE, pieces, symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
@@ -138,6 +138,19 @@ def ema_prefill(
     with torch.autocast(x.device.type, enabled=False):
         added = torch.einsum("bjc,cnj->bcn", last, powers)
     return y.to(x.dtype), state * (log_decay * last.shape[1]).exp() + added
+
+
+def ema_graph_prefill(x: Tensor, weight: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """`ema_prefill` for a length that an exported graph leaves open: by powers of the decays, without loops.
+
+    Shapes: as there. O(length**2).
+    """
+    n, signal = x.shape[1], x.to(weight.dtype)
+    powers = (log_decay[..., None] * torch.arange(n + 1, device=x.device)).exp()  # (channels, dimension, n + 1)
+    old = torch.einsum("bcd,cdn->bnc", weight * state, powers[..., 1:])
+    y = symbolic_product(signal, (weight[..., None] * powers).sum(1)[:, :n], 0) + old
+    added = torch.einsum("bnc,cdn->bcd", signal, powers[..., :n].flip(2))
+    return y.to(x.dtype), powers[..., -1] * state + added
 
 
 def ema_recurrence(x: Tensor, weight: Tensor, log_decay: Tensor, *, truncation: int | None = None) -> Tensor:

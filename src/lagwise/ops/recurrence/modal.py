@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import FINE, pieces
+from lagwise.ops.symbolic import FINE, pieces, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 8192
 _NEAR, _TERMS = 0.5, 14  # of a series that is exact to float64's last digit up to this radius
+_LEAST_RADIUS = 1e-30  # of a pole whose logarithm is taken: powers are then negligible
 _SIGNAL_ELEMENTS = 1 << 20  # of the tokens processed at a time
 
 
@@ -170,6 +171,31 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
             y, state = blocks.shortened(x.shape[1] - whole).run(x[:, whole:], state)
             parts.append(y.to(x.dtype))
     return (torch.cat(parts, 1) if len(parts) > 1 else parts[0]), state.transpose(0, 1)
+
+
+def modal_graph_prefill(
+    x: Tensor, poles: Tensor, weights: Tensor, direct: Tensor, real: Tensor, imaginary: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`modal_prefill` for a length that an exported graph leaves open: in real arithmetic, by powers of the poles.
+
+    Shapes: x ``(batch, length, channels)``; poles and weights, real and imaginary parts, ``(2, modes, channels)``;
+    direct ``(channels,)``; the state ``(batch, modes, channels)`` in two parts. Returns y like x and the new state.
+    Powers are computed from exponents and angles in float64.
+    """
+    n, signal, dtype = x.shape[1], x.to(direct.dtype), direct.dtype
+    a, b = poles.double()
+    log_radius, angle = torch.hypot(a, b).clamp(min=_LEAST_RADIUS).log(), torch.atan2(b, a)
+    lags = torch.arange(n + 1, dtype=torch.float64, device=x.device)
+    size, turn = (log_radius[..., None] * lags).exp(), angle[..., None] * lags
+    cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (modes, channels, n + 1)
+    u, v = weights
+    taps = (u[..., None] * cos - v[..., None] * sin).sum(0)[:, :n] + direct[:, None] * (lags[:n] == 0)
+    old = torch.einsum("bmc,mcn->bnc", u * real - v * imaginary, cos[..., 1:])
+    old = old - torch.einsum("bmc,mcn->bnc", u * imaginary + v * real, sin[..., 1:])
+    more, more_imaginary = (torch.einsum("bnc,mcn->bmc", signal, each[..., :n].flip(2)) for each in (cos, sin))
+    last, turned = cos[..., -1], sin[..., -1]
+    y = (symbolic_product(signal, taps, 0) + old).to(x.dtype)
+    return y, last * real - turned * imaginary + more, last * imaginary + turned * real + more_imaginary
 
 
 class _Blocks(NamedTuple):

@@ -1,31 +1,27 @@
-"""Long convolutions token by token: by tiles, and by ring buffers of fixed shape."""
+"""Long convolutions token by token: by tiles, and with states of fixed shapes."""
 
 from lagwise.ops.streaming.blocks import ONLINE_BLOCK, OnlineTaps
-from lagwise.ops.streaming.online import OnlineState, online_block, online_follow, online_prefill
-from lagwise.ops.streaming.ring import (
-    ring_convolve,
-    ring_extend,
-    ring_lags,
-    ring_of,
-    ring_product,
-    ring_read,
-    ring_tokens,
-    ring_write,
+from lagwise.ops.streaming.fixed import (
+    DueState,
+    OnlineFollower,
+    WindowState,
+    due_state,
+    due_step,
+    ring_prefill,
 )
+from lagwise.ops.streaming.online import OnlineState, online_block, online_follow, online_prefill
 
 __all__ = [
     "ONLINE_BLOCK",
+    "DueState",
+    "OnlineFollower",
     "OnlineState",
     "OnlineTaps",
+    "WindowState",
+    "due_state",
+    "due_step",
     "online_block",
     "online_follow",
     "online_prefill",
-    "ring_convolve",
-    "ring_extend",
-    "ring_lags",
-    "ring_of",
-    "ring_product",
-    "ring_read",
-    "ring_tokens",
-    "ring_write",
+    "ring_prefill",
 ]

@@ -9,6 +9,7 @@ from lagwise.ops.toeplitz.dilated import (
     dilated_convolution,
     dilated_prefill,
     dilated_stack,
+    dilated_step,
     receptive_field,
     smallest_dilation,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "dilated_convolution",
     "dilated_prefill",
     "dilated_stack",
+    "dilated_step",
     "direct_product",
     "fast_length",
     "ragged_dft",

@@ -13,7 +13,7 @@ from torch import Tensor
 from lagwise.ops.packing import row_extents
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.direct import direct_product
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, extended, ordered, spaced
 from lagwise.tables import whole_number
 
 
@@ -91,28 +91,42 @@ def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *
     return x
 
 
-def dilated_prefill(x: Tensor, taps: Tensor, dilation: int, past: Window) -> tuple[Tensor, Window]:
+def dilated_prefill(
+    x: Tensor, taps: Tensor, dilation: int, past: Window | Tensor, seen: Tensor
+) -> tuple[Tensor, Window | Tensor]:
     """`dilated_convolution` of the next tokens of a stream.
 
-    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` of the latest ``(K - 1)
-    dilation + 1`` tokens. Returns a tensor like x, and the window after these tokens.
+    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` or a ring of the latest ``(K
+    - 1) dilation + 1`` tokens; seen ``(batch,)``, the number of tokens before. Returns a tensor like x, and the window
+    after these tokens.
 
     A single token costs O(K): the past is read at K positions and not copied (TCNCA app. B leaves this open). Fewer
     tokens than the window holds cost O(K) each.
     """
-    window = past.append(x)
-    if x.shape[1] == 1:
-        step = min(dilation, window.size)  # a slice takes no larger one than 2**63
-        seen = window.tokens[:, (window.size - 1) % dilation :: step]  # ends with lags 2 dilation, dilation, 0
-        return (seen * taps.flip(1)[:, -seen.shape[1] :].t()).sum(1, keepdim=True).to(x.dtype), window
-    signal = torch.cat([past.tokens.to(x.dtype), x], dim=1)
-    if x.shape[1] < past.size:  # convolving the past too would cost more than it saves
-        met = min(taps.shape[1], (signal.shape[1] - 1) // dilation + 1)  # taps whose lag is within the text
-        signal = F.pad(signal, (0, 0, max(0, (met - 1) * dilation - past.size), 0))
-        ends = range(signal.shape[1], signal.shape[1] - met * dilation, -dilation)
-        parts = (signal[:, end - x.shape[1] : end] * tap for end, tap in zip(ends, taps.t(), strict=False))
+    n = x.shape[1]
+    if not symbolic(n) and n == 1:
+        y, window = dilated_step(x[:, 0], taps.flip(1).t(), dilation, past, seen)
+        return y[:, None], window
+    window = extended(past, x, seen)
+    tokens = ordered(past, seen)
+    signal, size = torch.cat([tokens.to(x.dtype), x], dim=1), tokens.shape[1]
+    if not symbolic(n) and n < size:  # convolving the past too would cost more than it saves
+        count = min(taps.shape[1], (signal.shape[1] - 1) // dilation + 1)  # taps whose lag is within the text
+        signal = F.pad(signal, (0, 0, max(0, (count - 1) * dilation - size), 0))
+        ends = range(signal.shape[1], signal.shape[1] - count * dilation, -dilation)
+        parts = (signal[:, end - n : end] * tap for end, tap in zip(ends, taps.t(), strict=False))
         return sum(parts, start=torch.zeros_like(x)).to(x.dtype), window
-    return dilated_convolution(signal, taps, dilation)[:, past.size :], window
+    return dilated_convolution(signal, taps, dilation)[:, size:], window
+
+
+def dilated_step(
+    x: Tensor, taps: Tensor, dilation: int, past: Window | Tensor, seen: Tensor
+) -> tuple[Tensor, Window | Tensor]:
+    """`dilated_prefill` of one token ``(batch, channels)``, with taps ``(K, channels)``, lag 0 last."""
+    window = extended(past, x[:, None], seen)
+    count = taps.shape[0]
+    met = spaced(window, dilation, count, seen)  # ends with lags 2 dilation, dilation, 0
+    return (met * (taps if met.shape[1] == count else taps[count - met.shape[1] :])).sum(1).to(x.dtype), window
 
 
 def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: int = 1) -> int:

@@ -1,0 +1,76 @@
+"""What a streaming step needs beside its state: tensors that depend on the parameters alone, such as taps or poles."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.kernels.remembered import remembered
+
+
+class BackwardTaps(NamedTuple):
+    """Taps of a convolution, lag 0 last: ``(..., K, channels)``."""
+
+    taps: Tensor
+
+
+class Derived(nn.Module):
+    """A module whose streaming step uses such tensors. Abstract: subclasses implement `derive`.
+
+    They belong to the module, not to its states: all streams share them, and they are computed again when a parameter
+    changes. In a copy for graphs (`frozen`) they are buffers, so that a graph does not compute them at every token.
+    """
+
+    _frozen: Any = None  # the type of what `derive` returns, in a frozen copy
+
+    def derive(self, form: str = "eager") -> Any:
+        """A named tuple of tensors, and None for what this module does not have. ``()`` for nothing.
+
+        Args:
+            form: What states it serves: ``eager`` ones, ``fixed`` shapes, or ``online``, fixed shapes with the long
+                blocks of exact kernels computed elsewhere.
+        """
+        raise NotImplementedError
+
+    def derived(self, *, checked: bool = False) -> Any:
+        """What `derive` returns. checked: compare parameters by value, as at the start of a stream; otherwise their
+        versions are compared, which PyTorch does not count for writes through ``.data``."""
+        if self._frozen is not None:
+            return self._frozen._make(getattr(self, _buffer(name)) for name in self._frozen._fields)
+        return remembered(self, "derived", None, self.derive, by_value=checked)
+
+    def freeze(self, form: str) -> None:
+        """Keep what `derive` returns in buffers from now on."""
+        found = self.derive(form)
+        if not found:
+            return
+        for name, tensor in found._asdict().items():
+            self.register_buffer(_buffer(name), None if tensor is None else tensor.detach().clone(), persistent=False)
+        self._frozen = type(found)
+
+
+@torch.no_grad()
+def frozen(module: nn.Module, form: str = "fixed") -> Any:
+    """Copy a causal module in evaluation mode, for graphs: with derived tensors in buffers. Weights are shared.
+
+    The copy's steps and whole sequences are in real arithmetic, without loops over a length that a graph leaves open.
+    Make a new copy after the weights change.
+
+    Args:
+        module: A mixer, block or model.
+        form: What states it serves, as in `Derived.derive`.
+    """
+    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+    copied = copy.deepcopy(module, shared).eval()
+    for part in copied.modules():
+        if isinstance(part, Derived):
+            part.freeze(form)
+    return copied
+
+
+def _buffer(name: str) -> str:
+    return f"derived_{name}"

@@ -1,0 +1,192 @@
+"""Streaming states as trees: named tuples of tensors, windows and further tuples. What is done to their rows and shapes
+is written here, once for all mixers, blocks and models.
+
+A tensor has the batch as its first axis. A part that keeps its rows in another way brings `OwnRows`' two methods. Plain
+numbers, such as the plan of SKI, are the same for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.bilinear import traced
+from lagwise.ops.ring import ring_of, ring_tokens
+from lagwise.ops.streaming import DueState, OnlineFollower, OnlineState, WindowState, due_state, online_block
+from lagwise.ops.window import Window
+
+
+@runtime_checkable
+class OwnRows(Protocol):
+    """A state, or a part of one, that selects and joins its rows itself."""
+
+    def map_batch(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The state of other rows: ``change`` is a selection along the first axis."""
+        ...
+
+    @staticmethod
+    def join(states: Sequence[Any]) -> Any:
+        """The rows of several states as one batch, in order."""
+        ...
+
+
+def select_rows(state: Any, rows: Tensor) -> Any:
+    """The state of these rows, in this order; a row may be selected several times. The old state stays valid.
+
+    Args:
+        state: A state of any mixer, block or layer.
+        rows: Their indices, ``(n,)``.
+    """
+    return _changed(state, lambda t: t.index_select(0, rows.to(t.device)))
+
+
+def join_states(states: Sequence[Any]) -> Any:
+    """The rows of at least one state of the same mixer as one batch, in order. The old states stay valid.
+
+    Rows may have seen different numbers of tokens, or none: each continues as it would alone. ValueError for states
+    that differ in more than their rows, such as the plan of SKI.
+    """
+    first = states[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(states))
+    if isinstance(first, OwnRows):
+        return type(first).join(states)
+    if isinstance(first, tuple):
+        return _trimmed(_like(first, [join_states(parts) for parts in zip(*states, strict=True)]))
+    if any(state != first for state in states):
+        raise ValueError(f"states to join must be of one mixer, got {first!r} beside others")
+    return first
+
+
+def fixed_state(state: Any, like: Any) -> tuple[Any, list[OnlineFollower]]:
+    """A state with fixed shapes, for graphs: windows become rings (see `lagwise.ops.window`), and the state of a long
+    kernel one of its fixed forms (`lagwise.ops.streaming`).
+
+    Args:
+        state: A state.
+        like: A state with the wanted shapes and types, from `fixed_start`.
+
+    Returns:
+        The state, in its own memory, and what must be told of every step: one follower for each exact kernel whose
+        long blocks are computed outside the graph, in order.
+    """
+    followers: list[OnlineFollower] = []
+    return _fixed(state, like, followers, None), followers
+
+
+def fixed_start(state: Any, *, online: bool = False) -> Any:
+    """The fixed form of a state before the first token. online: whether exact kernels keep their long blocks outside
+    the graph, so that each step costs O(log² n) and kernels of any support are possible."""
+    if isinstance(state, OnlineState):
+        rows, near = state.window.batch, state.taps.near
+        seen = near.new_zeros(rows, dtype=torch.long)
+        if online:
+            return due_state(state)
+        return WindowState(near.new_zeros(rows, int(state.taps.reach or 0), near.shape[1]), seen)
+    if isinstance(state, Window):
+        assert state.reach is not None
+        tokens = state.tokens
+        return tokens.new_zeros(*tokens.shape[:-2], state.reach, tokens.shape[-1])
+    if isinstance(state, tuple):
+        return _like(state, [fixed_start(part, online=online) for part in state])
+    return state
+
+
+def eager_state(fixed: Any, like: Any, followers: Iterator[OnlineFollower]) -> Any:
+    """The inverse of `fixed_state`.
+
+    Args:
+        fixed: A state of fixed shapes.
+        like: A state of the same mixer before the first token.
+        followers: Of its exact kernels, in order.
+    """
+    return _eager(fixed, like, followers, None)
+
+
+def leaves(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state whose first axis is the batch."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, OwnRows):
+        found: list[Tensor] = []
+        state.map_batch(lambda t: found.append(t) or t)
+        yield from found
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from leaves(part)
+
+
+def _changed(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(state, Tensor):
+        return change(state)
+    if isinstance(state, OwnRows):
+        return state.map_batch(change)
+    if isinstance(state, tuple):
+        return _trimmed(_like(state, [_changed(part, change) for part in state]))
+    return state
+
+
+def _fixed(state: Any, like: Any, followers: list[OnlineFollower], seen: Tensor | None) -> Any:
+    if isinstance(like, DueState):
+        state = online_block(state)  # once for the fixed state and its follower
+        fixed = due_state(state)
+        followers.append(OnlineFollower(state, fixed))
+        return fixed
+    if isinstance(state, OnlineState):
+        count = (state.seen - state.behind).to(like.seen.device)
+        return WindowState(_owned(ring_of(state.window.tokens, like.ring.shape[1], count), like.ring), count)
+    if isinstance(state, Window):
+        assert seen is not None
+        return _owned(ring_of(state.tokens, like.shape[1], seen), like)
+    if isinstance(state, Tensor):
+        return _owned(state, like)
+    if isinstance(state, tuple):
+        seen = getattr(state, "seen", seen)
+        return _like(state, [_fixed(*parts, followers, seen) for parts in zip(state, like, strict=True)])
+    return state
+
+
+def _eager(fixed: Any, like: Any, followers: Iterator[OnlineFollower], seen: Tensor | None) -> Any:
+    if isinstance(fixed, DueState):
+        return next(followers).stopped()
+    if isinstance(like, OnlineState):
+        return OnlineState.of(like.taps, ring_tokens(fixed.ring, fixed.seen), fixed.seen)
+    if isinstance(like, Window):
+        assert seen is not None
+        tokens, longest = ring_tokens(fixed, seen), int(seen.max())
+        return Window(tokens[:, max(0, tokens.shape[1] - longest) :], like.reach)
+    if isinstance(fixed, tuple):
+        seen = getattr(fixed, "seen", seen)
+        return _like(fixed, [_eager(part, other, followers, seen) for part, other in zip(fixed, like, strict=True)])
+    return fixed
+
+
+def _owned(tensor: Tensor, like: Tensor) -> Tensor:
+    """A contiguous copy of a tensor of the state, which may be modified in place, in the type of another: a prompt read
+    under autocast has others than those that steps are made for. An axis that grows is filled up with zeros."""
+    missing = [like.shape[axis] - tensor.shape[axis] for axis in range(1, tensor.dim())]
+    if any(missing):
+        padding = [n for axis in reversed(missing) for n in (0, axis)]
+        tensor = F.pad(tensor, padding)
+    return tensor.to(like.device, like.dtype, copy=True).contiguous()
+
+
+def _like(state: tuple, parts: Sequence[Any]) -> Any:
+    """A tuple of the same kind."""
+    kind: Any = type(state)
+    return tuple(parts) if kind is tuple else kind._make(parts)
+
+
+def _trimmed(state: Any) -> Any:
+    """A state without the positions that lie before the texts of all its rows: they would stay forever in a batch that
+    rows join and leave."""
+    seen = getattr(state, "seen", None)
+    if not isinstance(seen, Tensor) or not any(isinstance(part, Window) for part in state) or traced():
+        return state
+    longest = int(seen.max()) if len(seen) else 0
+    parts = [part.last(longest) if isinstance(part, Window) and part.size > longest else part for part in state]
+    return _like(state, parts)
