@@ -11,7 +11,16 @@ from torch import Tensor
 
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
-from lagwise.mixers.state import join_states, select_rows
+from lagwise.mixers.derived import frozen
+from lagwise.mixers.state import (
+    eager_state,
+    fixed_start,
+    fixed_state,
+    join_states,
+    named_tensors,
+    rebuilt,
+    select_rows,
+)
 
 LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
 Factory = Callable[[int, bool], Mixer]
@@ -25,7 +34,8 @@ def check_mixer(
     The checks, in float64 unless stated otherwise: shapes and types; outputs and gradients of a causal mixer do not
     depend on the future; padding, even with NaN, has no effect, also in a stream; documents packed into a row give the
     same as alone; chunks and single tokens give the same as the whole sequence; an old state stays valid; states of
-    several rows can be picked and joined; bfloat16 under autocast stays close to float64; gradients equal finite
+    several rows can be picked and joined; unless it grows, a state of fixed shapes gives the same, also in an exported
+    graph; bfloat16 under autocast stays close to float64; gradients equal finite
     differences; another mixer with the same weights gives the same outputs.
 
     Args:
@@ -59,6 +69,8 @@ def check_mixer(
             check_old_states(factory, channels)
             check_picked_states(factory, channels)
             check_joined_states(factory, channels)
+            if not factory(channels, True).grows:
+                check_fixed_shapes(factory, channels)
 
 
 def _any(factory: Factory, channels: int) -> Mixer:
@@ -265,6 +277,45 @@ def check_joined_states(factory: Factory, channels: int) -> None:
     rows.go_on([0, 2], select_rows(state, torch.tensor([0, 2])), [1, 6])  # the old state stays valid
 
 
+def check_fixed_shapes(factory: Factory, channels: int) -> None:
+    """Steps on a state of fixed shapes, as compiled code, exported files and static caches run them, give the same as
+    the whole sequence, also in a graph of `torch.export`; states convert to fixed shapes and back."""
+    mixer = factory(channels, True).double().eval()
+    x = _noise(2, 50, channels)
+    with torch.no_grad():
+        whole, form = mixer(x), frozen(mixer)
+        like = fixed_start(mixer.init_state(2))
+        state, outputs = like, []
+        for token in x[:, :30].unbind(1):
+            y, after = form.step(token, state)
+            again, _ = form.step(token, state)
+            assert torch.equal(y, again), "a step has changed the state that it was given"
+            state = after
+            outputs.append(y)
+        _same(torch.stack(outputs, 1), whole[:, :30], 1e-9, "steps on a state of fixed shapes")
+        back = eager_state(state, mixer.init_state(2), iter(()))
+        _same(mixer.prefill(x[:, 30:], back)[0], whole[:, 30:], 1e-9, "a state of fixed shapes taken back")
+        _, state = mixer.prefill(x[:, :20], mixer.init_state(2))
+        graph = torch.export.export(_Step(form, like), (x[:, 0], *_tensors(like)), strict=False).module()
+        state, outputs = _tensors(fixed_state(state, like)[0]), []
+        for token in x[:, 20:].unbind(1):
+            y, *state = graph(token, *state)
+            outputs.append(y)
+        _same(torch.stack(outputs, 1), whole[:, 20:], 1e-9, "an exported step")
+
+
+class _Step(torch.nn.Module):
+    """A mixer's step as a function of tensors."""
+
+    def __init__(self, mixer: Mixer, like: Any):
+        super().__init__()
+        self.mixer, self.like = mixer, like
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        y, after = self.mixer.step(x, rebuilt(self.like, iter(state)))
+        return y, *_tensors(after)
+
+
 class _Rows:
     """Signals of different lengths that stream together, and the output of each alone."""
 
@@ -296,6 +347,10 @@ class _Rows:
                 _same(y[i, n:], self.expected[row][0, self.at[row] : end], 1e-9, "a row joined with others")
                 self.at[row] = end
         return state
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    return [tensor for _, tensor in named_tensors(state)]
 
 
 def _noise(batch: int, length: int, channels: int, dtype: torch.dtype = torch.float64) -> Tensor:

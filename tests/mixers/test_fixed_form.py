@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from every_mixer import OPTIONS, make, noise
+from every_mixer import CHANNELS, OPTIONS, factory, make, noise
 from torch import Tensor
 from torch.export import Dim
 
+from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
 from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import eager_state, fixed_start, fixed_state, join_states, select_rows
@@ -152,13 +153,5 @@ def test_a_frozen_copy_shares_weights() -> None:
 
 
 @fixed_mixers
-@torch.no_grad()
-def test_a_step_does_not_change_its_state(name: str, options: dict) -> None:
-    mixer = frozen(make(name, options))
-    state = start(mixer, 2)
-    _, state = stream(mixer, noise(2, 20), state)
-    first = mixer.step(noise(2, 1)[:, 0], state)[1]
-    token = noise(2, 1)[:, 0]
-    expected, _ = mixer.step(token, state)
-    mixer.step(token, first)
-    torch.testing.assert_close(mixer.step(token, state)[0], expected, rtol=0, atol=0)
+def test_the_contract_of_fixed_shapes(name: str, options: dict) -> None:
+    testing.check_fixed_shapes(factory(name, options), CHANNELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise import outside
+from lagwise import outside, testing
 from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
 
@@ -21,12 +23,18 @@ from lagwise.training import Recipe, train
 class LeakState(NamedTuple):
     memory: Tensor
 
-    def map_batch(self, change: Any) -> LeakState:
-        return LeakState(change(self.memory))
+
+class OwnRowsState(NamedTuple):
+    """As states of 0.2: it selects and joins its rows itself. Its tensor has the batch as its second axis."""
+
+    memory: Tensor
+
+    def map_batch(self, change: Any) -> OwnRowsState:
+        return OwnRowsState(change(self.memory.t()).t())
 
     @staticmethod
-    def join(states: Any) -> LeakState:
-        return LeakState(torch.cat([state.memory for state in states]))
+    def join(states: Any) -> OwnRowsState:
+        return OwnRowsState(torch.cat([state.memory for state in states], 1))
 
 
 class LeakyMixer(Mixer):
@@ -72,6 +80,91 @@ def test_an_external_mixer_passes_the_contract_checks_and_trains(
     assert (train(tiny_recipe, tmp_path / "run", progress=False) / "model.safetensors").is_file()
     with pytest.raises(ValueError, match="LeakyMixer has no two-sided form: build it with causal=True, causal"):
         LeakyMixer(4, causal=False)
+
+
+class OwnRowsMixer(LeakyMixer):
+    def init_state(self, batch_size: int) -> Any:
+        return OwnRowsState(super().init_state(batch_size).memory.t())
+
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
+        y, after = super().mix_next(x, LeakState(state.memory.t()), mask)
+        return y, OwnRowsState(after.memory.t())
+
+
+def test_a_state_may_select_and_join_its_rows_itself() -> None:
+    def factory(channels: int, causal: bool) -> Mixer:
+        return OwnRowsMixer(channels, causal=causal)
+
+    for check in (testing.check_picked_states, testing.check_joined_states, testing.check_padding_anywhere):
+        check(factory, 4)
+
+
+class ListMixer(LeakyMixer):
+    """Its state is a list of all tokens."""
+
+    def init_state(self, batch_size: int) -> Any:
+        return []
+
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
+        together = torch.cat([*state, x], 1)
+        return self.mix(together, None)[:, -x.shape[1] :], [together]
+
+    def mix(self, x: Tensor, layout: Any) -> Tensor:
+        return LeakyMixer.mix_next(self, x, LeakyMixer.init_state(self, len(x)), None)[0]
+
+
+class GrowingMixer(LeakyMixer):
+    """Its state has one entry for every token, which it does not declare."""
+
+    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
+        y, after = super().mix_next(
+            x, LeakState(state.memory[:, -1] if state.memory.dim() == 3 else state.memory), mask
+        )
+        return y, LeakState(torch.cat([state.memory.reshape(len(x), -1, self.channels), after.memory[:, None]], 1))
+
+    def mix(self, x: Tensor, layout: Any) -> Tensor:
+        return LeakyMixer.mix_next(self, x, LeakyMixer.init_state(self, len(x)), None)[0]
+
+
+def model_of(mixer: type[Mixer], **attributes: Any) -> LagwiseForCausalLM:
+    register_mixer("leaky", type(mixer.__name__, (mixer,), attributes))
+    block = {"name": "prenorm", "token_mixer": {"name": "leaky"}}
+    return LagwiseForCausalLM(LagwiseConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, block=block)).eval()
+
+
+def test_an_external_mixer_has_a_static_cache(table: None) -> None:
+    model, ids = model_of(LeakyMixer), torch.randint(20, (2, 6))
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, **options, cache_implementation="static"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_an_external_mixer_compiles(table: None) -> None:
+    model, ids = model_of(LeakyMixer), torch.randint(20, (1, 6))
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    assert model.compile_step()
+    assert torch.equal(model.generate(ids, **options), expected)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "attributes", "message"),
+    [
+        (ListMixer, {}, "ListMixer has no step of fixed shapes: a state must be a named tuple of tensors, got list"),
+        (GrowingMixer, {}, "GrowingMixer has no step of fixed shapes: .* declare `grows = True`"),
+        (LeakyMixer, {"grows": True}, "LeakyMixer has a streaming state that grows with the text"),
+    ],
+)
+def test_an_external_mixer_without_a_fixed_step_is_refused_by_name(
+    table: None, mixer: Any, attributes: dict[str, Any], message: str
+) -> None:
+    model = model_of(mixer, **attributes)
+    with pytest.raises(ValueError, match=message):
+        model.compile_step()
+    with pytest.raises(ValueError, match=message):
+        model.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2, cache_implementation="static")
 
 
 def test_own_mixers_pass_the_same_contract_checks() -> None:

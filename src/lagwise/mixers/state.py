@@ -93,6 +93,8 @@ def fixed_start(state: Any, *, online: bool = False) -> Any:
         return tokens.new_zeros(*tokens.shape[:-2], state.reach, tokens.shape[-1])
     if isinstance(state, tuple):
         return _like(state, [fixed_start(part, online=online) for part in state])
+    if not isinstance(state, Tensor | int | None):
+        raise ValueError(f"a state must be a named tuple of tensors, got {type(state).__name__}")
     return state
 
 
@@ -118,6 +120,27 @@ def leaves(state: Any) -> Iterator[Tensor]:
     elif isinstance(state, tuple):
         for part in state:
             yield from leaves(part)
+
+
+def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and tensors of nested tuples, in order, without None and plain numbers."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif isinstance(state, tuple):
+        named: Any = state
+        parts = enumerate(state) if type(state) is tuple else named._asdict().items()
+        for key, part in parts:
+            yield from named_tensors(part, f"{name}.{key}" if name else str(key))
+
+
+def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
+    """Nested tuples with the same structure and other tensors."""
+    if isinstance(like, Tensor):
+        return next(tensors)
+    if not isinstance(like, tuple):
+        return like
+    parts: Any = [rebuilt(part, tensors) for part in like]
+    return tuple(parts) if type(like) is tuple else type(like)(*parts)
 
 
 def _changed(state: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -21,6 +21,7 @@ import lagwise
 from lagwise.cache import cached_folder, default_cache, require_private
 from lagwise.compiler import processor
 from lagwise.files import one_line
+from lagwise.mixers import Mixer
 from lagwise.mixers.state import select_rows
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
@@ -259,10 +260,16 @@ def _compile(
             program = torch.export.export(_InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(_OPTIONS))
         except Exception as error:
-            raise RuntimeError(f"the model's step could not be compiled: {one_line(error, 500)}") from error
+            own = {type(part).__name__ for part in step.modules() if isinstance(part, Mixer) and not _ours(part)}
+            whose = f" (with {', '.join(sorted(own))} of another package)" if own else ""
+            raise RuntimeError(f"the model's step could not be compiled{whose}: {one_line(error, 500)}") from error
     seconds = time.monotonic() - began
     say(f"compiled in {seconds:.0f} s")
     return {"seconds": seconds}
+
+
+def _ours(part: nn.Module) -> bool:
+    return type(part).__module__.partition(".")[0] == "lagwise"
 
 
 def _folder(digest: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.mixers.derived import frozen
-from lagwise.mixers.state import eager_state, fixed_start, fixed_state
+from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.ngrams import no_context
@@ -57,21 +57,21 @@ class StreamingStep(nn.Module):
             *(["real"] if model.config.position_embedding != "none" else []),
             *(["recent"] if model.model.context_embeddings else []),
         ]
-        self._tree = self._states(1)
         self._require_fixed_shapes()
+        self._tree = self._states(1)
 
     @torch.no_grad()
     def start(self, batch_size: int) -> dict[str, Tensor]:
         """The state before the first token."""
-        return dict(_leaves(self._states(batch_size)))
+        return dict(named_tensors(self._states(batch_size)))
 
     def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         cache = StreamingCache(len(self.model.model.layers))
-        self._fill(cache, _rebuilt(self._tree, iter(state.values())))
+        self._fill(cache, rebuilt(self._tree, iter(state.values())))
         several = tokens.dim() == 2
         ids = tokens if several else tokens[:, None]
         logits = self.model(ids, past_key_values=cache, use_cache=True).logits
-        return logits if several else logits[:, -1], dict(_leaves(self._read(cache)))
+        return logits if several else logits[:, -1], dict(named_tensors(self._read(cache)))
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
@@ -80,14 +80,14 @@ class StreamingStep(nn.Module):
         Returns the state and its followers.
         """
         state, followers = fixed_state(self._read(cache), self._tree)
-        return dict(_leaves(state)), followers
+        return dict(named_tensors(state)), followers
 
     @torch.no_grad()
     def give(
         self, state: Mapping[str, Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()
     ) -> None:
         """The inverse of `take`: write a state into a cache. The caller updates the cache's counts."""
-        fixed = _rebuilt(self._tree, iter(state.values()))
+        fixed = rebuilt(self._tree, iter(state.values()))
         self._fill(cache, eager_state(fixed, self._eager_states(1), iter(followers)))
 
     def _states(self, batch_size: int) -> tuple[Any, ...]:
@@ -121,14 +121,14 @@ class StreamingStep(nn.Module):
         for mixer in self.model.modules():
             if not isinstance(mixer, Mixer):
                 continue
-            before = fixed_start(mixer.init_state(1), online=self.online)
             token = torch.zeros(1, mixer.channels, dtype=weight.dtype, device=weight.device)
             try:
+                before = fixed_start(mixer.init_state(1), online=self.online)
                 after = mixer.step(token, before)[1]
             except Exception as error:
                 raise ValueError(f"{type(mixer).__name__} has no step of fixed shapes: {one_line(error)}") from error
-            shapes = [[(name, t.shape, t.dtype) for name, t in _leaves(state)] for state in (before, after)]
-            if shapes[0] != shapes[1] or any(t.is_complex() for _, t in _leaves(before)):
+            shapes = [[(name, t.shape, t.dtype) for name, t in named_tensors(state)] for state in (before, after)]
+            if shapes[0] != shapes[1] or any(t.is_complex() for _, t in named_tensors(before)):
                 raise ValueError(
                     f"{type(mixer).__name__} has no step of fixed shapes: a state must be a named tuple of real "
                     "tensors, whose shapes and types a step keeps; declare `grows = True` if it grows with the text"
@@ -140,24 +140,3 @@ def tensor_versions(model: nn.Module) -> list[tuple[int, int]]:
     ``.data``."""
     tensors = (*model.parameters(), *model.buffers())
     return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
-
-
-def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of nested tuples, in order, without None and plain numbers."""
-    if isinstance(state, Tensor):
-        yield name, state
-    elif isinstance(state, tuple):
-        named: Any = state
-        parts = enumerate(state) if type(state) is tuple else named._asdict().items()
-        for key, part in parts:
-            yield from _leaves(part, f"{name}.{key}" if name else str(key))
-
-
-def _rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
-    """Nested tuples with the same structure and other tensors."""
-    if isinstance(like, Tensor):
-        return next(tensors)
-    if not isinstance(like, tuple):
-        return like
-    parts: Any = [_rebuilt(part, tensors) for part in like]
-    return tuple(parts) if type(like) is tuple else type(like)(*parts)
