@@ -15,9 +15,11 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.vocabulary import chunked_cross_entropy
 
 _BACKBONE = inspect.signature(LagwiseModel.forward).parameters
 _LOGITS_AT_ONCE = 512  # tokens whose logits are in a processor's cache
+_MOST_LOGITS = 1 << 27  # of a chunk in half precision: in float32 half a gigabyte
 _LARGE_VOCABULARY = 4  # times the hidden size
 _INPUTS = [parameter for name, parameter in _BACKBONE.items() if name not in ("self", "kwargs")]
 
@@ -96,28 +98,40 @@ class VocabularyHead(Head):
 
     def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:
         """The mean cross-entropy of labels ``(...,)``, -100 where there is none, from logits that are computed a chunk
-        at a time; None where PyTorch cannot do so to full precision. counted: what to divide by, if it is not the
-        number of these labels."""
+        at a time; None where that takes more time or cannot be done. counted: what to divide by, if it is not the
+        number of these labels.
+
+        PyTorch's `linear_cross_entropy` is exact in float32; in bfloat16 it would round the loss. In float16 gradients
+        are scaled before they are computed, which chunks cannot do."""
         head = self.lm_head
         if (
             not chunks_logits(self.config)
             or type(head) is not nn.Linear
             or type(head.weight) is not nn.Parameter
-            or not hidden.dtype == head.weight.dtype == torch.float32
             or hidden.device != head.weight.device
-            or torch.is_autocast_enabled(hidden.device.type)
             or torch.compiler.is_compiling()
             or transformed()
         ):
             return None
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        if dtype in (torch.float64, torch.float16) or (
+            dtype == torch.float32 and not hidden.dtype == head.weight.dtype == dtype
+        ):
+            return None
+        divisor = (labels != -100).sum() if counted is None else counted
+        rows, labels = self._transformed(hidden).flatten(0, -2), labels.flatten().to(hidden.device)
+        if dtype != torch.float32:
+            size = max(_LOGITS_AT_ONCE, 0 if kind == "cpu" else _MOST_LOGITS // self.config.vocab_size)
+            loss = chunked_cross_entropy(rows, head.weight, head.bias, labels, dtype=dtype, rows=size)
+            return loss / divisor
         options: Any = torch.nn.LinearCrossEntropyOptions(
             batch_chunk_size=_LOGITS_AT_ONCE if hidden.device.type == "cpu" else None
         )
-        rows, labels = self._transformed(hidden).flatten(0, -2), labels.flatten().to(hidden.device)
         total = F.linear_cross_entropy(
             rows, head.weight, labels, linear_bias=head.bias, reduction="sum", options=options
         )
-        return total / ((labels != -100).sum() if counted is None else counted)
+        return total / divisor
 
 
 def chunks_logits(config: LagwiseConfig) -> bool:

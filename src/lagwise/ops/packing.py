@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +39,7 @@ class Layout:
         self.mask = None if mask is None else mask.bool()
         self.seq_idx = seq_idx
         self.grid = grid
+        self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
         """ValueError unless mask and seq_idx are ``(batch, length)`` and the grid has that many positions."""
@@ -58,18 +58,27 @@ class Layout:
             )
         return self.grid
 
-    @cached_property
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
+        if name not in self._found:
+            self._found[name] = compute()
+        return self._found[name]
+
+    @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The documents of packed rows, grouped by similar length, without documents that are only padding.
 
         Padding at most doubles the tokens of a bucket.
         """
+        return self._once("buckets", self._buckets)
+
+    def _buckets(self) -> tuple[Bucket, ...]:
         assert self.seq_idx is not None
         starts = document_starts(self.seq_idx).flatten()
         first = starts.nonzero()[:, 0]
         lengths = torch.diff(first, append=first.new_tensor([starts.numel()]))
         real = None if self.mask is None else self.mask.flatten()
-        power = torch.ceil(torch.log2(lengths.double())).long()
+        # the exponent of the next power of two, in whole numbers: not every device has float64
+        power = torch.bucketize(lengths, 2 ** torch.arange(62, device=lengths.device))
         if real is not None:
             document = starts.cumsum(0) - 1
             power = torch.where(torch.zeros_like(lengths).index_add(0, document, real.long()) > 0, power, -1)
@@ -83,11 +92,14 @@ class Layout:
             found.append(Bucket(source, source[inside], inside.flatten().nonzero()[:, 0], _unless_full(mask)))
         return tuple(found)
 
-    @cached_property
+    @property
     def axes(self) -> tuple[Layout, Layout]:
         """For a batch of grids, the layouts of all rows as one batch ``(batch * height, width)``, and of all columns
         ``(batch * width, height)``. Rows and columns that are only padding count as real, because mixers need at
         least one token per row."""
+        return self._once("axes", self._axes)
+
+    def _axes(self) -> tuple[Layout, Layout]:
         assert self.grid is not None
         if self.mask is None:
             return Layout(), Layout()
@@ -95,10 +107,13 @@ class Layout:
         rows, columns = mask.flatten(0, 1), mask.transpose(1, 2).flatten(0, 1)
         return Layout(rows | ~rows.any(1, keepdim=True)), Layout(columns | ~columns.any(1, keepdim=True))
 
-    @cached_property
+    @property
     def compact(self) -> tuple[Tensor, Layout] | None:
         """The positions ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
+        return self._once("compact", self._compact)
+
+    def _compact(self) -> tuple[Tensor, Layout] | None:
         if self.mask is None or self.grid is not None or not self.mask.any(1).all():
             return None
         mask = self.mask

@@ -205,7 +205,7 @@ def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
     low = tile.start - before * size
     start, stop = max(0, low), min(length, tile.stop + after * size)
     skipped = (start - low) // size
-    whole, rest = divmod(stop - start, size)
+    whole, rest = (stop - start) // size, (stop - start) % size  # a symbol has no `divmod`
     blocks[:, :skipped] = 0
     blocks[:, skipped + whole :] = 0
     part = x[:, start : start + whole * size].unflatten(1, (whole, size))
@@ -224,7 +224,7 @@ def _apply(blocks: _Blocks, matrices: Tensor, y: Tensor, tile: _Tile) -> None:
     for n in range(1, len(matrices)):
         sums.baddbmm_(rows[:, blocks.reach - n : blocks.reach - n + wanted], matrices[n])
     size = matrices.shape[3]
-    whole, rest = divmod(tile.stop - tile.start, size)
+    whole, rest = (tile.stop - tile.start) // size, (tile.stop - tile.start) % size
     for b, n in enumerate(range(tile.rows.start, min(tile.rows.stop, len(y)))):
         row = y[n]
         part = sums[:, b * blocks.total : b * blocks.total + whole + 1]

@@ -228,7 +228,7 @@ def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Te
     """Copy the gradient of the outputs to where the frames produced them; the rest of ``frames`` stays zero."""
     frames = frames[:, : group.stop - group.start]
     part = _channels_first(grad, group)
-    whole, rest = divmod(part.shape[2], plan.hop)
+    whole, rest = part.shape[2] // plan.hop, part.shape[2] % plan.hop  # a symbol has no `divmod`
     full = part[..., : whole * plan.hop].unflatten(-1, (whole, plan.hop))
     frames[:, :, :whole, plan.skip : plan.skip + plan.hop] = full
     if rest:
