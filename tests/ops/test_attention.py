@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lagwise.ops.attention import alibi_slopes, attention, attention_reference
+from lagwise.ops.attention import alibi_slopes, attention, attention_reference, full
 
 
 @pytest.mark.covers("TNN eq. 1, 6 and 9")
@@ -96,3 +96,15 @@ def test_values_of_another_width_and_one_mask_for_all_rows(width: int, masked: b
     q, k, v = (each[:, :, :real] for each in (q, k, v))
     expected = attention_reference(q, k, v, causal=False, slopes=alibi_slopes(3).to(q.device))
     torch.testing.assert_close(y[:, :, :real], expected)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-5), (torch.bfloat16, 5e-3)])
+@pytest.mark.parametrize("heads", [1, 6])
+def test_slopes_as_features_of_keys(dtype: torch.dtype, tolerance: float, heads: int) -> None:
+    """What fused kernels of GPUs compute; in bfloat16 no worse than with a bias."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 900, 12, dtype=torch.float64).to(dtype) for _ in range(3))
+    slopes = alibi_slopes(heads)
+    exact = attention_reference(query.double(), key.double(), value.double(), slopes=slopes)
+    found = full._attention_by_features(query, key, value, slopes)
+    assert (found - exact).abs().max() <= tolerance * exact.abs().max()
