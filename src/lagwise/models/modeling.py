@@ -20,7 +20,7 @@ from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
-from lagwise.models.inputs import check_types, current_mask, document_numbers, token_positions
+from lagwise.models.inputs import check_types, check_whole, current_mask, document_numbers, token_positions
 from lagwise.models.layer import LagwiseLayer
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.ops import Layout
@@ -120,7 +120,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
-    Otherwise position_ids are ignored. A ValueError names what is wrong with an input.
+    Otherwise position_ids are ignored, but they may leave no token out. A ValueError names what is wrong with an input,
+    and refuses pieces of sequences that are split between processes.
 
     Layers process only real tokens where a batch has much padding: hidden states at padding are then zero.
     """
@@ -191,6 +192,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ) -> LagwiseModelOutput:
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
+        if not traced():
+            check_whole()
         if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:
