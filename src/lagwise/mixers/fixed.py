@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lagwise.mixers.ema import EMAMixer, EMAState
 from lagwise.mixers.tcn import TCNMixer, TCNState
 from lagwise.mixers.toeplitz import ModalState, ToeplitzMixer
+from lagwise.ops.recurrence.modal import pole_residue
 from lagwise.ops.streaming import ring_convolve, ring_of, ring_read, ring_tokens, ring_write
 from lagwise.ops.symbolic import symbolic_product
 from lagwise.ops.window import Window
@@ -77,13 +78,17 @@ class FixedModal(FixedMixer):
     """A state space kernel, in real arithmetic (see `lagwise.ops.recurrence.modal_step`)."""
 
     poles: Tensor
+    lost: Tensor | None
     weights: Tensor
     direct: Tensor
 
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
         self.modes = modes = mixer.kernel.recurrence()
-        self.register_buffer("poles", torch.view_as_real(modes.poles.detach()).permute(2, 1, 0).contiguous())
+        rounded = modes.poles.detach().to(modes.weights.dtype)
+        lost = pole_residue(modes.poles.detach(), rounded)
+        self.register_buffer("poles", torch.view_as_real(rounded).permute(2, 1, 0).contiguous())
+        self.register_buffer("lost", None if lost is None else torch.view_as_real(lost).permute(2, 1, 0).contiguous())
         self.register_buffer("weights", torch.view_as_real(modes.weights.detach()).permute(2, 1, 0).contiguous())
         self.register_buffer("direct", modes.direct.detach().clone())
         poles = modes.poles.detach().t().to(torch.complex128)
@@ -96,8 +101,11 @@ class FixedModal(FixedMixer):
 
     def step(self, x: Tensor, state: FixedModalState) -> tuple[Tensor, FixedModalState]:
         token, (real, imaginary) = x.to(self.direct.dtype), state
-        (a, b), (u, v) = self.poles, self.weights
-        real, imaginary = a * real - b * imaginary + token[:, None], a * imaginary + b * real
+        (a, b), (u, v), added = self.poles, self.weights, (token[:, None], 0)
+        if self.lost is not None:
+            c, d = self.lost
+            added = c * real - d * imaginary + added[0], c * imaginary + d * real
+        real, imaginary = a * real - b * imaginary + added[0], a * imaginary + b * real + added[1]
         y = (u * real - v * imaginary).sum(1) + self.direct * token
         return y.to(x.dtype), FixedModalState(real, imaginary)
 

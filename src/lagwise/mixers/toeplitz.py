@@ -118,7 +118,7 @@ class ToeplitzMixer(Mixer):
             return self.ski.init_state(self.kernel, batch_size)
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
-            return ModalState(modes.poles.new_zeros(batch_size, *modes.poles.shape), modes)
+            return ModalState(modes.weights.new_zeros(batch_size, *modes.poles.shape), modes)
         reach = self.kernel.reach
         return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
 
