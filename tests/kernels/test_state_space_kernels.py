@@ -60,6 +60,7 @@ def test_slow_poles_keep_their_digits_in_float32(spec: dict[str, Any]) -> None:
         kernel.log_step.copy_(torch.tensor([-9.3, -8.7]))
         kernel.angle.fill_(0.4)
         kernel.rate.fill_(0.03)
+        kernel.direct.zero_()
     exact = copy.deepcopy(kernel).double().taps(12_000).detach()
     scale = float(exact.abs().max())
     torch.testing.assert_close(kernel.taps(12_000).double(), exact, rtol=0, atol=5e-7 * scale)
@@ -68,17 +69,17 @@ def test_slow_poles_keep_their_digits_in_float32(spec: dict[str, Any]) -> None:
     impulse = torch.zeros(1, 12_000, 2)
     impulse[:, 0] = 1
     with torch.no_grad():
-        _, state = mixer.prefill(impulse[:, :9000], mixer.init_state(1))
+        _, state = mixer.prefill(impulse[:, :11_000], mixer.init_state(1))
         form, (held,) = fixed_form(mixer, impulse)
         held = form.take(state)
         stepped, fixed = [], []
-        for _ in range(3000):
+        for _ in range(1000):
             y, state = mixer.step(impulse[:, -1], state)
             again, held = form.step(impulse[:, -1], held)
             stepped.append(y)
             fixed.append(again)
     for outputs in (stepped, fixed):
-        torch.testing.assert_close(torch.cat(outputs).t().double(), exact[:, 9000:], rtol=0, atol=1e-5 * scale)
+        torch.testing.assert_close(torch.cat(outputs).t().double(), exact[:, 11_000:], rtol=0, atol=1e-5 * scale)
 
 
 def test_hippo_is_normal_plus_rank_one() -> None:
