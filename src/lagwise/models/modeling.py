@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import QueryKey
-from lagwise.blocks.norm import ScaleNorm, make_norm
+from lagwise.blocks.norm import ScaleNorm, make_norm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StreamingCache
@@ -262,7 +262,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             if every:
                 states.append(h)
             h = layer(h, layout, None if cache is None else cache.layers[i])
-        states.append(self.norm(h, layout.mask))
+        states.append(normed(self.norm, h, layout.mask))
         if kept is None:
             return states
         apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]
