@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from run_results import losses, weights
 from transformers import PreTrainedModel
 
-from lagwise.data import TokenData
+from lagwise.data import TokenData, load_tokenizer
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
@@ -229,6 +230,21 @@ class TestRefusals:
         (run / "config.json").unlink()  # as if it had not finished
         with pytest.raises(ValueError, match="have changed since it began"):
             resume(run)
+
+
+def test_a_runs_tokenizer_adds_nothing_to_prompts(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Whatever the given one adds: a text continues, instead of another one beginning after its end."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    given: Any = load_tokenizer("bytes")
+    ends = {"special_tokens": [("<|endoftext|>", 256)]}
+    given.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A <|endoftext|>", **ends)
+    given.save_pretrained(tmp_path / "given")
+    assert AutoTokenizer.from_pretrained(tmp_path / "given")("ab")["input_ids"] == [256, 97, 98, 256]
+    tiny_recipe.data.tokenizer = str(tmp_path / "given")
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert AutoTokenizer.from_pretrained(run)("ab")["input_ids"] == [97, 98]
 
 
 @pytest.mark.slow
