@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,22 @@ def test_a_matrix_without_values_stays() -> None:
     assert not orthogonal(torch.zeros(3, 4), torch.float32).any()
 
 
+def test_a_copy_takes_the_same_steps(in_bfloat16: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    muon = Muon([{"params": [nn.Parameter(torch.randn(5, 5))], "momentum": 0.95}], lr=0.1)
+    monkeypatch.setattr(optimizer_module, "bfloat16_is_fast", lambda: False)  # only the first of them is asked
+    both = muon, copy.deepcopy(muon)
+    gradient = torch.randn(5, 5)
+    for each in both:
+        each.param_groups[0]["params"][0].grad = gradient.clone()
+        each.step()
+    assert torch.equal(*(each.param_groups[0]["params"][0] for each in both))
+
+
 def in_a_process(rank: int, folder: Path, fast: tuple[bool, ...]) -> None:
     """Some steps of one of two processes, on a processor of its own kind."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=len(fast))
-    optimizer_module.bfloat16_is_fast = lambda: fast[rank]
+    setattr(optimizer_module, "bfloat16_is_fast", lambda: fast[rank])  # noqa: B010 (its type is another)
     torch.manual_seed(0)
     matrix = nn.Parameter(torch.randn(6, 4))
     muon = Muon([{"params": [matrix], "momentum": 0.95}], lr=0.1)

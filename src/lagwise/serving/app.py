@@ -180,7 +180,7 @@ class _Reply(Response):
                 if finish is not None:
                     del left[number]
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decoded(self, ids: list[int]) -> str:
         return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _failure(self) -> tuple[int, str] | None:

@@ -81,6 +81,9 @@ class Muon(torch.optim.AdamW):
         self._step_supports_amp_scaling = False  # a GradScaler has to scale the gradients back itself
         self._products = torch.bfloat16 if of_first_process(bfloat16_is_fast()) else torch.float32
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_products": self._products}  # for copies
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """See `torch.optim.Optimizer.step`."""
