@@ -277,9 +277,29 @@ def test_probabilities_of_tokens(
     assert [each["token"] for each in content] == said["tokens"]
     assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
     assert [len(each["top_logprobs"]) for each in content] == [2] * 6
-    assert "bytes" in content[0]
+    assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
     refused = client.post("/v1/chat/completions", json={**ask, "top_logprobs": 2})
     assert error(refused) == "top_logprobs needs logprobs: true"
+
+
+def test_parts_of_characters_keep_their_probabilities() -> None:
+    """They have no text, but different names."""
+    from lagwise.data import load_tokenizer
+
+    torch.manual_seed(0)
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:128] = 0
+    with TestClient(make_app(Scheduler(model, load_tokenizer("bytes")), "small")) as client:
+        ask = {"model": "small", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "logprobs": True}
+        ask |= {"top_logprobs": 20, "temperature": 0}
+        content = client.post("/v1/chat/completions", json=ask).json()["choices"][0]["logprobs"]["content"]
+        likely = client.post("/v1/completions", json={**ASK, "logprobs": 20}).json()["choices"][0]["logprobs"]
+    for each in content:
+        names = [best["token"] for best in each["top_logprobs"]]
+        assert len(set(names)) == 20
+        assert any(best["bytes"] is None for best in each["top_logprobs"])
+    assert [len(each) for each in likely["top_logprobs"]] == [20] * 6
 
 
 def test_names_of_special_tokens_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +334,7 @@ def test_the_first_page_and_pages_of_other_origins(
             start = client.get("/")
             assert start.status_code == 200
             assert start.json()["needs_key"]
+            assert client.head("/").status_code == 200
             assert "/v1/chat/completions" in start.json()["paths"]
             before = client.options("/v1/completions", headers={**page, "access-control-request-headers": "x"})
             assert (before.status_code == 200) == (allowed is not None)

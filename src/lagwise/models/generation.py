@@ -24,7 +24,7 @@ _PIECE = 1 << 16  # prompt characters encoded at a time: an encoding takes hundr
 _CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
 _LONGEST_CHARACTER = 8  # maximum tokens of a character; longer incomplete sequences are invalid
 _encoding = threading.Lock()  # how special tokens are read is a state of the tokenizer
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
 
 
 def generate_text(
@@ -209,10 +209,10 @@ class TextWriter:
         self.count += 1
         self.new.append(token)
         text = self._new_text()
-        if not text.endswith(_INCOMPLETE):
+        if not text.endswith(INCOMPLETE):
             self._take(text)
         elif len(self.new) > _LONGEST_CHARACTER:  # no character, but the last tokens may begin one
-            begun = next((n for n in (3, 2, 1) if self._decoded(self.new[-n:]) == _INCOMPLETE), 0)
+            begun = next((n for n in (3, 2, 1) if self._decoded(self.new[-n:]) == INCOMPLETE), 0)
             self.new, rest = self.new[: len(self.new) - begun], self.new[len(self.new) - begun :]
             self._take(self._new_text())
             self.new = rest

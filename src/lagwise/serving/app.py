@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
-from lagwise.models.generation import encode_prompt
+from lagwise.models.generation import INCOMPLETE, encode_prompt
 from lagwise.serving.protocol import Bodies, ChatRequest, CompletionRequest, described, error_body, usage
 from lagwise.serving.sampling import Sampling
 from lagwise.serving.scheduler import Busy, Scheduler, Stopped
@@ -105,7 +105,7 @@ def make_app(
         check_model(model)
         return _json(served)
 
-    @app.get("/")
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def start() -> Response:
         about = f"lagwise serves the model {name!r} with OpenAI's API; clients' base URL is this address with /v1"
         return _json({"about": about, "model": name, "paths": list(_PATHS), "needs_key": api_key is not None})
@@ -183,6 +183,13 @@ class _Reply(Response):
     def _decoded(self, ids: list[int]) -> str:
         return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
 
+    def _named(self, token: int) -> tuple[str, list[int] | None]:
+        """The text of a token and its bytes; for one without a text its name in the vocabulary, and None."""
+        text = self._decoded([token])
+        if not text or INCOMPLETE in text:
+            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), None
+        return text, list(text.encode())
+
     def _failure(self) -> tuple[int, str] | None:
         """The status and message of the first text that failed."""
         return next((_failure(answer.error) for answer in self.answers if answer.error is not None), None)
@@ -198,7 +205,7 @@ class _Reply(Response):
         for number, (text, answer) in enumerate(zip(texts, self.answers, strict=True)):
             logprobs = None
             if answer.sampling.logprobs is not None:
-                logprobs = self.bodies.logprobs(answer.logprobs, lambda token: self._decoded([token]))
+                logprobs = self.bodies.logprobs(answer.logprobs, self._named)
             choices.append(self.bodies.choice(number, text, str(answer.finish), logprobs))
         await _json(self.bodies.whole(choices, self._usage()))(scope, receive, send)
 

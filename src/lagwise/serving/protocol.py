@@ -211,20 +211,22 @@ class Bodies:
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
 
-    def logprobs(self, tokens: Sequence[TokenLogprobs], decoded: Callable[[int], str]) -> dict[str, Any]:
-        """The probabilities of a text's tokens. decoded: the text of a token."""
+    def logprobs(
+        self, tokens: Sequence[TokenLogprobs], named: Callable[[int], tuple[str, list[int] | None]]
+    ) -> dict[str, Any]:
+        """The probabilities of a text's tokens. named: the text of a token, and its bytes if they are known."""
         if not self.chat:
-            texts = [decoded(each.token) for each in tokens]
+            texts = [named(each.token)[0] for each in tokens]
             return {
                 "tokens": texts,
                 "token_logprobs": [each.logprob for each in tokens],
-                "top_logprobs": [{decoded(t): p for t, p in each.likely.items()} for each in tokens],
+                "top_logprobs": [{named(t)[0]: p for t, p in each.likely.items()} for each in tokens],
                 "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0))[: len(texts)],
             }
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = decoded(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            text, as_bytes = named(token)
+            return {"token": text, "logprob": logprob, "bytes": as_bytes}
 
         likely = [[entry(t, p) for t, p in each.likely.items()] for each in tokens]
         content = [
