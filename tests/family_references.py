@@ -205,12 +205,17 @@ def fnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     return (fourier(len(x)) @ x.to(torch.complex128) @ fourier(x.shape[1])).real
 
 
+def transformed(down: Tensor, across: Tensor, x: Tensor) -> Tensor:
+    """Columns, then rows: one product of all three would take memory for both matrices' outer product."""
+    return torch.einsum("kw,iwc->ikc", across, torch.einsum("ih,hwc->iwc", down, x.to(down.dtype)))
+
+
 def gfnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     """Of a picture ``(height, width, channels)``. A frequency of the half that is kept stands for its conjugate too."""
     (height, width), shape = mixer.size, x.shape
     x = F.pad(x, (0, 0, 0, width - shape[1], 0, height - shape[0]))
     down, across = fourier(height), fourier(width)[: width // 2 + 1]
-    spectrum = torch.einsum("ih,kw,hwc->ikc", down, across, x.to(down.dtype)) * torch.view_as_complex(mixer.filter)
+    spectrum = transformed(down, across, x) * torch.view_as_complex(mixer.filter)
     times = torch.full((len(across), 1), 2.0, dtype=x.dtype)
     times[0] = 1
     if width % 2 == 0:
@@ -224,7 +229,7 @@ def afno2d(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
     """Of a picture ``(height, width, channels)``: the half of the frequencies across that says the other."""
     height, width, _ = x.shape
     down, across = fourier(height) / height**0.5, fourier(width) / width**0.5
-    z = torch.einsum("ih,kw,hwc->ikc", down, across[: width // 2 + 1], x.to(down.dtype))
+    z = transformed(down, across[: width // 2 + 1], x)
     act = ACTIVATIONS[mixer.network.activation]
     for weight, bias in (
         (mixer.network.first, mixer.network.first_bias),

@@ -42,6 +42,11 @@ def share_cores() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
 
 
+def is_first() -> bool:
+    """Whether this process is the first, or the only one, of those that a launcher such as torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
     """Within it, the processor writes 0 for results below the smallest normal number, 1.2e-38 in float32.

@@ -41,10 +41,24 @@ def test_a_port_in_use_is_found_before_the_model_is_loaded(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", str(port)])
-    assert isinstance(result.exception, OSError)
-    assert "in use" in str(result.exception)
-    assert str(port) in str(result.exception)
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception) == f"port {port} is in use by another program; choose another with --port"
     assert result.output == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("203.0.113.7", "'203.0.113.7' is not an address of this machine; choose one with --host"),
+        ("no.such.host.invalid", "the server cannot listen on --host 'no.such.host.invalid' --port "),
+    ],
+)
+def test_addresses_that_a_server_cannot_have(host: str, message: str, tmp_path: Path, port: int) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), "--host", host, "--port", str(port)])
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)
 
 
 def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +76,7 @@ def test_options_reach_the_server(run: Path, port: int, monkeypatch: pytest.Monk
     started: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: started.append((app, options)))
     options = ["--max-tokens", "5", "--max-body", "200", "--api-key", "sesame", "--port", str(port)]
+    options += ["--cors", "http://a", "--cors", "http://b"]
     result = CliRunner().invoke(app, ["serve", str(run), *options])
     assert result.output == f"Serving 'tiny' at http://127.0.0.1:{port}/v1 (Ctrl-C to stop)\n"
     [(served, settings)] = started
@@ -72,6 +87,8 @@ def test_options_reach_the_server(run: Path, port: int, monkeypatch: pytest.Monk
         assert client.post("/v1/completions", json={**ask, "max_tokens": 6}).status_code == 400
         assert client.post("/v1/completions", json={**ask, "prompt": "a" * 200}).status_code == 413
         assert client.get("/v1/models", headers={"authorization": ""}).status_code == 401
+        page = client.get("/v1/models", headers={"origin": "http://b"})
+        assert page.headers["access-control-allow-origin"] == "http://b"
 
 
 def test_a_step_is_compiled_on_request_and_otherwise_loaded_from_the_cache(

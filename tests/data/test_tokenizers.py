@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lagwise.data import load_tokenizer, prepare, token_bytes
+from lagwise.data.tokenizers import with_mask, with_pairs, without_template
 
 TEXT = "A line of text, with ünïcödé in it.\n" * 200
 
@@ -74,3 +77,70 @@ class TestTokenizers:
             load_tokenizer(str(tmp_path))
         with pytest.raises(ValueError, match="at least 258"):
             load_tokenizer("bpe", vocab_size=100, texts=iter([TEXT]))
+
+
+class TestTemplates:
+    """What tokenizers from elsewhere add around a text, and the tokenizers of runs do not."""
+
+    @staticmethod
+    def wordpiece(kind: str) -> Any:
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+        from transformers import PreTrainedTokenizerFast
+
+        words: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        special = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        words.train_from_iterator([TEXT], trainers.WordPieceTrainer(vocab_size=80, special_tokens=special))
+        begin, end = ("[CLS]", 1), ("[SEP]", 2)
+        words.post_processor = {
+            "both": processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[begin, end]),
+            "end": processors.TemplateProcessing(single="$A [SEP]", special_tokens=[end]),
+            "pairs": processors.TemplateProcessing(single="$A", pair="$A [SEP] $B", special_tokens=[end]),
+            "bert": processors.BertProcessing(end, begin),
+            "roberta": processors.RobertaProcessing(end, begin),
+        }[kind]
+        named = dict(zip(("unk_token", "bos_token", "eos_token", "mask_token"), special, strict=True))
+        return PreTrainedTokenizerFast(tokenizer_object=words, **named)
+
+    @staticmethod
+    def llama(**options: bool) -> Any:
+        from transformers import LlamaTokenizer
+
+        letters = sorted({"\u2581", *TEXT} - {" ", "\n"})
+        vocab = {token: i for i, token in enumerate(("<unk>", "<s>", "</s>", *letters))}
+        return LlamaTokenizer(vocab=vocab, merges=[], **options)
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            *(pytest.param(lambda kind=k: TestTemplates.wordpiece(kind), id=k) for k in ("both", "end", "pairs")),
+            *(pytest.param(lambda kind=k: TestTemplates.wordpiece(kind), id=k) for k in ("bert", "roberta")),
+            pytest.param(lambda: TestTemplates.llama(), id="llama"),
+            pytest.param(lambda: TestTemplates.llama(add_bos_token=True), id="llama with <s>"),
+            pytest.param(lambda: TestTemplates.llama(add_eos_token=True), id="llama with </s>"),
+            pytest.param(lambda: TestTemplates.llama(add_bos_token=True, add_eos_token=True), id="llama with both"),
+        ],
+    )
+    def test_saved_tokenizers_add_nothing(self, made: Callable[[], Any], tmp_path: Path) -> None:
+        from transformers import AutoTokenizer
+
+        given = made()
+        given.save_pretrained(tmp_path / "given")
+        own = without_template(load_tokenizer(str(tmp_path / "given")))
+        saved = {}
+        for name, each in {"own": own, "masked": with_mask(own), "paired": with_pairs(own)}.items():
+            each.save_pretrained(tmp_path / name)
+            saved[name] = AutoTokenizer.from_pretrained(tmp_path / name)
+        first, second = (given(text, add_special_tokens=False)["input_ids"] for text in ("A line", "of text"))
+        for name in ("own", "masked"):
+            assert saved[name]("A line")["input_ids"] == first
+            assert saved[name]("A line", "of text")["input_ids"] == first + second
+        paired = saved["paired"]("A line", "of text")
+        assert paired["input_ids"] == [*first, given.eos_token_id, *second]
+        assert paired["token_type_ids"] == [0] * (len(first) + 1) + [1] * len(second)
+        again = load_tokenizer(str(tmp_path / "given"))
+        assert again("A line")["input_ids"] == given("A line")["input_ids"]  # the given one stays as it was
+
+    def test_a_tokenizer_that_adds_nothing_is_not_copied(self) -> None:
+        tokenizer = load_tokenizer("bytes")
+        assert without_template(tokenizer) is tokenizer

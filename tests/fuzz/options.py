@@ -182,7 +182,7 @@ class _Draws:
         return {
             "heads": self.divisor(),
             "feature_map": self.rng.choice(maps),
-            "span": self.length + self.skewed(600),
+            "span": self.length + 9 + self.skewed(600),
             "count": self.skewed(30),
         }
 

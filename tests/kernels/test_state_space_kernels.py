@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "fuzz"))
 from kernel_references import kernel_at
+from lagwise.mixers.fixed_forms import fixed_form
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.hippo import hippo_legs
@@ -47,6 +49,36 @@ def test_kernels_equal_their_papers_formulas(spec: dict[str, Any], causal: bool)
     with torch.no_grad():
         expected = kernel_at(kernel, lags)
     torch.testing.assert_close(taps, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("spec", [v for v in VARIANTS if v["name"] in ("s4d", "dss")], ids=str)
+def test_slow_poles_keep_their_digits_in_float32(spec: dict[str, Any]) -> None:
+    """Modes that last ten thousand tokens, whose poles are within 1e-4 of 1: in taps, in blocks, and token by token."""
+    torch.manual_seed(0)
+    mixer = ToeplitzMixer(2, causal=True, kernel={**spec, "modes": 1})
+    kernel: Any = mixer.kernel
+    with torch.no_grad():
+        kernel.log_step.copy_(torch.tensor([-9.3, -8.7]))
+        kernel.angle.fill_(0.4)
+        kernel.rate.fill_(0.03)
+        kernel.direct.zero_()
+    exact = copy.deepcopy(kernel).double().taps(12_000).detach()
+    scale = float(exact.abs().max())
+    torch.testing.assert_close(kernel.taps(12_000).double(), exact, rtol=0, atol=5e-7 * scale)
+    impulse = torch.zeros(1, 12_000, 2)
+    impulse[:, 0] = 1
+    with torch.no_grad():
+        _, state = mixer.prefill(impulse[:, :11_000], mixer.init_state(1))
+        form, (held,) = fixed_form(mixer, impulse)
+        held = form.take(state)
+        stepped, fixed = [], []
+        for _ in range(1000):
+            y, state = mixer.step(impulse[:, -1], state)
+            again, held = form.step(impulse[:, -1], held)
+            stepped.append(y)
+            fixed.append(again)
+    for outputs in (stepped, fixed):
+        torch.testing.assert_close(torch.cat(outputs).t().double(), exact[:, 11_000:], rtol=0, atol=1e-5 * scale)
 
 
 def test_hippo_is_normal_plus_rank_one() -> None:

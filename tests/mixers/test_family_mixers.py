@@ -109,6 +109,37 @@ def test_a_scan_has_exact_phases_over_long_texts(dtype: torch.dtype) -> None:
     assert torch.equal(last, y[:, -1])
 
 
+def test_gradients_of_a_scan_keep_their_digits_over_long_texts() -> None:
+    """Those of the poles are sums over tokens; with a frame that rotates, terms would grow with the text and cancel."""
+    torch.manual_seed(0)
+    length = 20_000
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(1)
+        x, weight = (torch.randn(1, length, 2, dtype=torch.complex64).to(dtype.to_complex()) for _ in range(2))
+        log_decay, angle = torch.tensor([-0.5, -0.01]), torch.tensor([0.3, 2.0])
+        poles = [each.to(dtype).requires_grad_() for each in (log_decay, angle)]
+        y, last = diagonal_scan(x, *poles)
+        loss = (y * weight.conj()).real.sum() + last.abs().sum()
+        found[dtype] = torch.autograd.grad(loss, poles)
+    for ours, exact in zip(found[torch.float32], found[torch.float64], strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=3e-5, atol=0)
+
+
+def test_a_scan_is_differentiable_twice() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 3, dtype=torch.complex128, requires_grad=True)
+    log_decay, angle = (-torch.rand(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64))
+    state = torch.randn(2, 3, dtype=torch.complex128, requires_grad=True)
+    inputs = (x, log_decay.requires_grad_(), angle.requires_grad_(), state)
+
+    def real(*inputs: Tensor) -> list[Tensor]:
+        return [y.abs().square() + y.real for y in diagonal_scan(*inputs)]
+
+    assert torch.autograd.gradcheck(real, inputs)
+    assert torch.autograd.gradgradcheck(real, inputs)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "states"),
     [

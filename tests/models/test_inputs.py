@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,23 @@ def test_batch_norm_learns_the_statistics_of_real_tokens() -> None:
     norm = model.model.layers[0].block.token_norm
     tokens = model.model.embed_tokens(x[:, :9]).flatten(0, 1)
     torch.testing.assert_close(norm.running_mean, 0.1 * tokens.mean(0))
+
+
+@pytest.mark.parametrize("block", ["prenorm", "mega"])
+def test_batch_norms_convert_to_synchronized_ones(block: str) -> None:
+    """They keep their weights and names, and skip padding as before."""
+    model = make("values", block={"name": block, "norm": "batch"}, norm="batch").double()
+    synchronized = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    names = {name for name, part in synchronized.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)}
+    assert names == {name for name, part in model.named_modules() if isinstance(part, torch.nn.BatchNorm1d)}
+    assert names
+    x, mask = torch.randn(4, 10, 3, dtype=torch.float64), torch.ones(4, 10)
+    mask[:, 7:] = 0
+    for training in (True, False):
+        outputs = [each.train(training)(input_values=x, attention_mask=mask).logits for each in (model, synchronized)]
+        torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(synchronized.state_dict(), model.state_dict())
+    assert float(model.model.norm.running_mean.abs().max()) > 0
 
 
 def test_unknown_norms_are_named() -> None:

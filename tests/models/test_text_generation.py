@@ -44,6 +44,18 @@ def test_pipeline_and_streamed_text(tmp_path: Path) -> None:
         generate_text(loaded, same_tokenizer, "x", top_p=0)
 
 
+def test_names_of_special_tokens_in_a_prompt(model: LagwiseForCausalLM) -> None:
+    """They are text, as in the training data, unless they are to be these tokens."""
+    tokenizer = load_tokenizer("bytes")
+    prompt = "a<|endoftext|>b"
+    assert torch.cat(generation.encode_prompt(tokenizer, prompt)).tolist() == list(prompt.encode())
+    assert torch.cat(generation.encode_prompt(tokenizer, prompt, special=True)).tolist() == [97, 256, 98]
+    options: dict[str, Any] = {"max_new_tokens": 3, "temperature": 0}
+    assert generate_text(model, tokenizer, prompt, **options).startswith(prompt)
+    assert generate_text(model, tokenizer, prompt, special=True, **options).startswith("ab")
+    assert tokenizer("<|endoftext|>")["input_ids"] == [256]  # as others call it
+
+
 @pytest.mark.parametrize("prompt", ["héé \N{SNOWMAN}", "a", ""])
 def test_pieces_add_up_to_the_text_of_all_tokens(model: LagwiseForCausalLM, prompt: str) -> None:
     """Also for random bytes, which are rarely whole characters."""

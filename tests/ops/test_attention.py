@@ -30,6 +30,23 @@ def test_slopes_equal_those_of_the_alibi_paper() -> None:
     torch.testing.assert_close(twelve[8:], alibi_slopes(16)[0::2][:4])
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("heads", [12, 16])
+def test_slopes_are_exact_in_float64(heads: int, masked: bool) -> None:
+    """With more than eight heads, slopes are no powers of two."""
+    q, k, v = (torch.randn(1, heads, 30, 2, dtype=torch.float64) for _ in range(3))
+    mask = torch.ones(1, 30, dtype=torch.bool)
+    mask[:, -1] = not masked
+    y = attention(q, k, v, slopes=alibi_slopes(heads).to(q.device), mask=mask)
+    below = [2.0 ** (-k / 2) for k in range(1, 17)] if heads == 16 else [2.0**-k for k in range(1, 9)]
+    slopes = [*below, *(2.0 ** (-k / 2) for k in (1, 3, 5, 7))][:heads]
+    lag = torch.arange(30.0, dtype=torch.float64)[:, None] - torch.arange(30.0, dtype=torch.float64)
+    for head, slope in enumerate(slopes):
+        scores = q[0, head] @ k[0, head].T / 2**0.5 - slope * lag
+        exact = scores.masked_fill(lag < 0, float("-inf")).softmax(1) @ v[0, head]
+        torch.testing.assert_close(y[0, head, :29], exact[:29], rtol=0, atol=1e-14)
+
+
 def test_masked_keys_have_no_effect_and_padding_is_finite() -> None:
     q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
     mask = torch.tensor([[False, False, True, True, True, True]])

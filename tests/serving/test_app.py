@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from served_model import PROMPT, WORDS
 from transformers import PreTrainedTokenizerBase
 
-from lagwise.models import LagwiseForCausalLM
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.serving.sampling import Sampling
 from lagwise.serving.scheduler import Scheduler
 
@@ -116,7 +117,7 @@ def test_the_plain_template(client: TestClient, model: LagwiseForCausalLM) -> No
 
     request = ChatRequest(**{**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "w2"}]})
     tokenizer = load_tokenizer("bytes")
-    assert request.text(tokenizer) == "user: w1\nassistant: w2\nassistant:"
+    assert request.text(tokenizer) == ["user: w1\nassistant: w2\nassistant:"]
     assert request.rule(tokenizer).stop == ("\nuser:",)
     assert "assistant:" in PLAIN_TEMPLATE
     response = client.post("/v1/chat/completions", json=CHAT)
@@ -141,8 +142,13 @@ def test_a_template_that_raises_an_error(
         ({"prompt": "\ud800"}, 400, "cannot be encoded"),
         ({"prompt": []}, 400, "input_ids must be"),
         ({"prompt": [1, 999]}, 400, "input_ids must be in"),
-        ({"prompt": ["w1", "w2"]}, 400, "prompt must be one text, or a list of token ids; this server takes one"),
-        ({"prompt": [[1, 2]]}, 400, "prompt must be one text"),
+        ({"prompt": ["w1", [2]]}, 400, "prompt must be a text or a list of token ids, or a list of these"),
+        ({"prompt": ["w1"] * 5, "n": 2}, 400, "the request asks for 10 texts; this server takes at most 8"),
+        ({"n": 0}, 400, "n: Input should be greater than or equal to 1"),
+        ({"n": 2, "best_of": 3}, 400, "best_of must be n, 2"),
+        ({"logprobs": 2, "stream": True}, 400, "logprobs is not supported in a stream"),
+        ({"logprobs": 2, "echo": True}, 400, "logprobs is not supported with echo"),
+        ({"logprobs": 21}, 400, "logprobs"),
         ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
@@ -151,8 +157,6 @@ def test_a_template_that_raises_an_error(
         ({"stop": ["a"] * 17}, 400, "stop must be a text of 1 to 256 characters, or at most 16 of them"),
         ({"reasoning_effort": "low"}, 400, "reasoning_effort is not supported by this server"),
         ({"top_logprobs": 2}, 400, "top_logprobs is not supported by this server"),
-        ({"n": 2}, 400, "n is not supported by this server"),
-        ({"logprobs": 0}, 400, "logprobs is not supported by this server"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),
         ({"temprature": 1}, 400, "'temprature' is not a known parameter"),
     ],
@@ -200,8 +204,144 @@ def test_a_body_without_a_length_is_counted(client: TestClient) -> None:
 
 
 def test_models_and_health(client: TestClient) -> None:
-    assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["small"]
+    [model] = client.get("/v1/models").json()["data"]
+    assert model["id"] == "small"
+    assert client.get("/v1/models/small").json() == model
+    response = client.get("/v1/models/org/other")
+    assert response.status_code == 404
+    assert error(response) == "no model 'org/other'; this server has 'small'"
     assert client.get("/health").json() == {"status": "ok", "open": 0, "waiting": 0, "running": 0}
+
+
+def test_several_texts(client: TestClient, scheduler: Scheduler) -> None:
+    """Of several prompts, of one prompt, and both, whole and streamed: each as alone, with its index."""
+    prompts = [PROMPT, "w7", "w1 w2"]
+    alone = [client.post("/v1/completions", json={**ASK, "prompt": prompt}).json() for prompt in prompts]
+    texts = [each["choices"][0]["text"] for each in alone]
+    for several in (prompts, [[WORDS.index(word) for word in prompt.split()] for prompt in prompts]):
+        whole = client.post("/v1/completions", json={**ASK, "prompt": several}).json()
+        assert [each["text"] for each in whole["choices"]] == texts
+        assert [each["index"] for each in whole["choices"]] == [0, 1, 2]
+        assert whole["usage"]["prompt_tokens"] == sum(each["usage"]["prompt_tokens"] for each in alone)
+    ask = {**ASK, "prompt": prompts[:2], "n": 3, "best_of": 3, "temperature": 1.5, "seed": 4}
+    choices = client.post("/v1/completions", json=ask).json()["choices"]
+    assert [each["index"] for each in choices] == list(range(6))
+    assert len({each["text"] for each in choices[:3]}) == 3
+    for number in range(3):
+        one = client.post("/v1/completions", json={**ask, "prompt": "w7", "n": 1, "best_of": 1, "seed": 4 + number})
+        assert one.json()["choices"][0]["text"] == choices[3 + number]["text"]
+    found, ends = [""] * 6, [None] * 6
+    for piece in events(client.post("/v1/completions", json={**ask, "stream": True})):
+        [choice] = piece["choices"]
+        found[choice["index"]] += choice["text"]
+        ends[choice["index"]] = choice["finish_reason"] or ends[choice["index"]]
+    assert found == [each["text"] for each in choices]
+    assert ends == [each["finish_reason"] for each in choices]
+    assert scheduler.counts["open"] == 0
+
+
+def test_texts_that_no_longer_fit_leave_nothing_open(client: TestClient, scheduler: Scheduler) -> None:
+    held = [scheduler.submit([1], Sampling(1)) for _ in range(6)]
+    assert client.post("/v1/completions", json={**ASK, "n": 3}).status_code == 429
+    assert client.post("/v1/completions", json={**ASK, "prompt": [PROMPT, [999]]}).status_code == 400
+    assert scheduler.counts["open"] == 6
+    for answer in held:
+        answer.close()
+
+
+def test_a_prompt_before_its_text(client: TestClient) -> None:
+    plain = client.post("/v1/completions", json=ASK).json()["choices"][0]["text"]
+    echoed = client.post("/v1/completions", json={**ASK, "echo": True}).json()["choices"][0]["text"]
+    assert echoed == PROMPT + plain
+    pieces = events(client.post("/v1/completions", json={**ASK, "echo": True, "stream": True}))
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == echoed
+
+
+def test_probabilities_of_tokens(
+    client: TestClient, model: LagwiseForCausalLM, talkative: PreTrainedTokenizerBase
+) -> None:
+    choice = client.post("/v1/completions", json={**ASK, "logprobs": 3}).json()["choices"][0]
+    said = choice["logprobs"]
+    ids = [WORDS.index(word) for word in (PROMPT + " " + choice["text"]).split()]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].log_softmax(1)
+    assert said["tokens"] == [WORDS[token] for token in ids[3:]]
+    assert said["token_logprobs"] == pytest.approx([float(expected[i - 1, ids[i]]) for i in range(3, 9)], abs=1e-9)
+    for place, likely in enumerate(said["top_logprobs"]):
+        best = expected[place + 2].topk(3)
+        assert list(likely.values()) == pytest.approx(best.values.tolist(), abs=1e-9)
+    messages = [{"role": "user", "content": PROMPT}]
+    ask = {"model": "small", "messages": messages, "max_tokens": 6, "temperature": 0}
+    chat = client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2}).json()
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in content] == said["tokens"]
+    assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
+    assert [len(each["top_logprobs"]) for each in content] == [2] * 6
+    assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
+    refused = client.post("/v1/chat/completions", json={**ask, "top_logprobs": 2})
+    assert error(refused) == "top_logprobs needs logprobs: true"
+
+
+def test_parts_of_characters_keep_their_probabilities() -> None:
+    """They have no text, but different names."""
+    from lagwise.data import load_tokenizer
+
+    torch.manual_seed(0)
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:128] = 0
+    with TestClient(make_app(Scheduler(model, load_tokenizer("bytes")), "small")) as client:
+        ask = {"model": "small", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "logprobs": True}
+        ask |= {"top_logprobs": 20, "temperature": 0}
+        content = client.post("/v1/chat/completions", json=ask).json()["choices"][0]["logprobs"]["content"]
+        likely = client.post("/v1/completions", json={**ASK, "logprobs": 20}).json()["choices"][0]["logprobs"]
+    for each in content:
+        names = [best["token"] for best in each["top_logprobs"]]
+        assert len(set(names)) == 20
+        assert any(best["bytes"] is None for best in each["top_logprobs"])
+    assert [len(each) for each in likely["top_logprobs"]] == [20] * 6
+
+
+def test_names_of_special_tokens_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In prompts and messages, but not in the chat template, nor where token ids are given."""
+    from lagwise.data import load_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer("bytes")
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}")
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).eval()
+    scheduler = Scheduler(model, tokenizer)
+    prompts: list[list[int]] = []
+    submit = scheduler.submit
+    monkeypatch.setattr(scheduler, "submit", lambda ids, *rest: prompts.append(list(ids)) or submit(ids, *rest))
+    name, end = list(b"<|endoftext|>"), tokenizer.eos_token_id
+    with TestClient(make_app(scheduler, "small")) as client:
+        for prompt in ("a<|endoftext|>b", [97, end, 98]):
+            client.post("/v1/completions", json={**ASK, "prompt": prompt})
+        messages = [{"role": "user", "content": "a<|endoftext|><|pad|>b"}, {"role": "user", "content": "c"}]
+        client.post("/v1/chat/completions", json={"model": "small", "messages": messages, "max_tokens": 1})
+    assert prompts == [[97, *name, 98], [97, end, 98], [97, *name, *b"<|pad|>", 98, end, 99, end]]
+
+
+def test_the_first_page_and_pages_of_other_origins(
+    model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The first page needs no key. Only the pages of chosen origins may ask, with which a browser asks first."""
+    page = {"origin": "http://page", "access-control-request-method": "POST"}
+    for origins, allowed in (((), None), (("http://page",), "http://page"), (("*",), "*"), (("http://other",), None)):
+        served = make_app(Scheduler(model, tokenizer), "small", api_key="sesame", origins=origins)
+        with TestClient(served) as client:
+            start = client.get("/")
+            assert start.status_code == 200
+            assert start.json()["needs_key"]
+            assert client.head("/").status_code == 200
+            assert "/v1/chat/completions" in start.json()["paths"]
+            before = client.options("/v1/completions", headers={**page, "access-control-request-headers": "x"})
+            assert (before.status_code == 200) == (allowed is not None)
+            headers = {"authorization": "Bearer sesame", "origin": "http://page"}
+            after = client.post("/v1/completions", json=ASK, headers=headers)
+            assert after.status_code == 200
+            assert after.headers.get("access-control-allow-origin") == allowed
 
 
 def test_a_full_server(client: TestClient, scheduler: Scheduler) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from run_results import losses, weights
 from torch import Tensor, nn
 
@@ -53,25 +55,55 @@ def test_other_parameters_take_the_steps_of_adamw() -> None:
         assert torch.equal(own, other)
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 8), (5, 12), (12, 5)])
-def test_the_update_is_nearly_orthogonal(
-    shape: tuple[int, int], bfloat16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(optimizer_module, "bfloat16_is_fast", lambda: bfloat16)
+def test_the_update_is_nearly_orthogonal(shape: tuple[int, int], dtype: torch.dtype) -> None:
     left, _, right = torch.linalg.svd(
         torch.randn(shape, generator=torch.Generator().manual_seed(0)), full_matrices=False
     )
     matrix = (left * torch.linspace(0.1, 1, left.shape[1])) @ right
-    values = left.T @ orthogonal(matrix).float() @ right.T
-    tolerance = 0.03 if bfloat16 else 1e-4
+    values = left.T @ orthogonal(matrix, dtype).float() @ right.T
+    tolerance = 0.03 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(values, values.diagonal().diag(), rtol=0, atol=tolerance)  # the same singular vectors
     assert values.diagonal().min() > 0.6
     assert values.diagonal().max() < 1.3
 
 
 def test_a_matrix_without_values_stays() -> None:
-    assert not orthogonal(torch.zeros(3, 4)).any()
+    assert not orthogonal(torch.zeros(3, 4), torch.float32).any()
+
+
+def test_a_copy_takes_the_same_steps(in_bfloat16: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    muon = Muon([{"params": [nn.Parameter(torch.randn(5, 5))], "momentum": 0.95}], lr=0.1)
+    monkeypatch.setattr(optimizer_module, "bfloat16_is_fast", lambda: False)  # only the first of them is asked
+    both = muon, copy.deepcopy(muon)
+    gradient = torch.randn(5, 5)
+    for each in both:
+        each.param_groups[0]["params"][0].grad = gradient.clone()
+        each.step()
+    assert torch.equal(*(each.param_groups[0]["params"][0] for each in both))
+
+
+def in_a_process(rank: int, folder: Path, fast: tuple[bool, ...]) -> None:
+    """Some steps of one of two processes, on a processor of its own kind."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=len(fast))
+    setattr(optimizer_module, "bfloat16_is_fast", lambda: fast[rank])  # noqa: B010 (its type is another)
+    torch.manual_seed(0)
+    matrix = nn.Parameter(torch.randn(6, 4))
+    muon = Muon([{"params": [matrix], "momentum": 0.95}], lr=0.1)
+    for _ in range(3):
+        matrix.grad = torch.randn(6, 4)
+        muon.step()
+    torch.save(matrix.detach(), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fast", [(True, False), (False, True)])
+def test_processes_on_different_processors_keep_the_same_weights(tmp_path: Path, fast: tuple[bool, ...]) -> None:
+    torch.multiprocessing.spawn(in_a_process, (tmp_path, fast), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert torch.equal(first, second)
 
 
 def test_a_closure_is_called_once() -> None:

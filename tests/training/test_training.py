@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from run_results import losses, weights
 from transformers import PreTrainedModel
 
-from lagwise.data import TokenData
+from lagwise.data import TokenData, load_tokenizer
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
@@ -205,6 +206,17 @@ class TestRefusals:
         with pytest.raises(ValueError, match="multiple of processes times accumulate"):
             train(tiny_recipe, tmp_path / "run", progress=False)
 
+    @pytest.mark.parametrize("split", ["tp", "cp", "sp"])
+    def test_processes_that_are_to_share_more_than_the_batch(
+        self, split: str, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As `accelerate launch` tells them."""
+        monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{split.upper()}_SIZE", "2")
+        with pytest.raises(ValueError, match=f"by {split}_size=2; launch without"):
+            train(tiny_recipe, tmp_path / "run", progress=False)
+        assert not (tmp_path / "run").exists()
+
     def test_resuming_a_folder_that_is_no_run_or_has_other_data(
         self, tiny_recipe: Recipe, tmp_path: Path, text_file: Path
     ) -> None:
@@ -218,6 +230,21 @@ class TestRefusals:
         (run / "config.json").unlink()  # as if it had not finished
         with pytest.raises(ValueError, match="have changed since it began"):
             resume(run)
+
+
+def test_a_runs_tokenizer_adds_nothing_to_prompts(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Whatever the given one adds: a text continues, instead of another one beginning after its end."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    given: Any = load_tokenizer("bytes")
+    ends = {"special_tokens": [("<|endoftext|>", 256)]}
+    given.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A <|endoftext|>", **ends)
+    given.save_pretrained(tmp_path / "given")
+    assert AutoTokenizer.from_pretrained(tmp_path / "given")("ab")["input_ids"] == [256, 97, 98, 256]
+    tiny_recipe.data.tokenizer = str(tmp_path / "given")
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert AutoTokenizer.from_pretrained(run)("ab")["input_ids"] == [97, 98]
 
 
 @pytest.mark.slow
@@ -235,7 +262,9 @@ def test_two_processes_give_the_loss_of_one(
     one = train(tiny_recipe, tmp_path / "one", progress=False)
     two = tmp_path / "two"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lagwise"]
-    subprocess.run([*command, "train", "--recipe", str(recipe), "--out", str(two)], check=True, timeout=300)
+    command += ["train", "--recipe", str(recipe), "--out", str(two)]
+    said = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    assert said.stdout.count("Trained: ") == 1
     for step, loss in losses(one).items():
         assert losses(two)[step] == pytest.approx(loss, rel=1e-4), step
     assert json.loads((two / "run.json").read_text())["processes"] == 2

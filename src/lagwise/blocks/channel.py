@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks.norm import make_norm
+from lagwise.blocks.norm import make_norm, normed
 from lagwise.ops.tokens import apply_linear, silu_product
 from lagwise.tables import Spec, build, known
 
@@ -80,4 +80,4 @@ class ChannelLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return x if self.norm is None else x + self.dropout(self.mixer(self.norm(x, mask)))
+        return x if self.norm is None else x + self.dropout(self.mixer(normed(self.norm, x, mask)))

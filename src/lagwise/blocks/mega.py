@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ACTIVATIONS, ChannelLayer
-from lagwise.blocks.norm import make_norm
+from lagwise.blocks.norm import make_norm, normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
@@ -99,9 +99,9 @@ class MegaBlock(Block):
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
         mask = layout.mask
-        normed = self.norm(x, mask)
-        update, query, key, reset, candidate = self._project(self.memory(normed, layout=layout))
-        value = self._value(normed)
+        h = normed(self.norm, x, mask)
+        update, query, key, reset, candidate = self._project(self.memory(h, layout=layout))
+        value = self._value(h)
         if layout.seq_idx is None:
             attended = self.attention(query, key, value, mask)
         else:
@@ -113,10 +113,10 @@ class MegaBlock(Block):
         return MegaState(self.memory.init_state(batch_size), attention)
 
     def run_next(self, x: Tensor, state: MegaState, mask: Tensor | None) -> tuple[Tensor, MegaState]:
-        normed = self.norm(x, mask)
-        memory, memory_state = self.memory.prefill(normed, state.memory, mask=mask)
+        h = normed(self.norm, x, mask)
+        memory, memory_state = self.memory.prefill(h, state.memory, mask=mask)
         update, query, key, reset, candidate = self._project(memory)
-        attended, attention_state = self.attention.prefill(query, key, self._value(normed), state.attention, mask)
+        attended, attention_state = self.attention.prefill(query, key, self._value(h), state.attention, mask)
         y = self.channels(self._update(x, attended, update, reset, candidate), mask)
         return y, MegaState(memory_state, attention_state)
 

@@ -22,7 +22,7 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, channels: int, *, epsilon: float = 1e-6):
         super().__init__(channels, eps=_positive(epsilon), elementwise_affine=False)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, cast(float, self.eps))
 
 
@@ -41,7 +41,7 @@ class ScaleNorm(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.scale)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.epsilon) * self.scale
 
 
@@ -54,9 +54,6 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, channels: int, *, epsilon: float = 1e-5, affine: bool = True):
         super().__init__(channels, eps=_positive(epsilon), elementwise_affine=affine)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return super().forward(x)
-
 
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm of each channel over the real tokens of a batch; padding does not enter the statistics.
@@ -64,23 +61,14 @@ class BatchNorm(nn.BatchNorm1d):
     Evaluation mode uses the running statistics, so that a token's output depends on no other token and streaming is
     exact. In training mode every token depends on statistics of the whole batch, including the future, as in the
     published models for the Long Range Arena; language models should use another norm. With several processes, each has
-    the statistics of its own share of the batch.
+    the statistics of its own share of the batch, unless `torch.nn.SyncBatchNorm.convert_sync_batchnorm` changes the
+    model. Takes ``(tokens, channels)``; `normed` gives it those of a batch.
 
     Options: epsilon (1e-5); momentum of the running statistics (0.1).
     """
 
     def __init__(self, channels: int, *, epsilon: float = 1e-5, momentum: float = 0.1):
         super().__init__(channels, eps=_positive(epsilon), momentum=momentum)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        tokens = x.flatten(0, -2)
-        if mask is None or not self.training:
-            return super().forward(tokens).view(x.shape)
-        real = mask.flatten().nonzero()[:, 0]
-        if len(real) < 2:
-            raise ValueError("batch norm needs at least 2 real tokens in a training batch to take statistics of")
-        normed = super().forward(tokens[real])
-        return torch.zeros_like(tokens, dtype=normed.dtype).index_copy(0, real, normed).view(x.shape)
 
 
 class NoNorm(nn.Module):
@@ -89,7 +77,7 @@ class NoNorm(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x
 
 
@@ -105,10 +93,24 @@ NORMS: dict[str, type[nn.Module]] = {
 def make_norm(spec: str | Mapping[str, Any], channels: int) -> nn.Module:
     """A norm by its name, or by name and options such as ``{"name": "layer", "affine": False}``.
 
-    Its forward takes x ``(batch, length, channels)`` and a mask ``(batch, length)``, true where a token is real.
-    ValueError for an unknown name or option.
+    Apply it with `normed`. ValueError for an unknown name or option.
     """
     return build(NORMS, {"name": spec} if isinstance(spec, str) else spec, channels, what="norm")
+
+
+def normed(norm: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """A norm of x ``(batch, length, channels)``. mask ``(batch, length)`` is true where a token is real; a batch norm
+    in training reads only those, and gives zero elsewhere. ValueError if there are fewer than 2 then."""
+    if not isinstance(norm, nn.BatchNorm1d | nn.SyncBatchNorm):
+        return norm(x)
+    tokens = x.flatten(0, -2)
+    if mask is None or not norm.training:
+        return norm(tokens).view(x.shape)
+    real = mask.flatten().nonzero()[:, 0]
+    if len(real) < 2:
+        raise ValueError("batch norm needs at least 2 real tokens in a training batch to take statistics of")
+    found = norm(tokens[real])
+    return torch.zeros_like(tokens, dtype=found.dtype).index_copy(0, real, found).view(x.shape)
 
 
 def _positive(epsilon: float) -> float:

@@ -23,6 +23,9 @@ def generate(
         list[str] | None,
         typer.Option(callback=not_empty, help="End before this text. May be given several times.", show_default=False),
     ] = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="Read names such as `<|endoftext|>` in the prompt as special tokens.")
+    ] = False,
     tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add at most.")] = 500,
     temperature: Annotated[
         float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is more random.")
@@ -70,6 +73,7 @@ def generate(
             top_p=top_p,
             seed=seed,
             stop=stop or (),
+            special=special,
             echo=prompt_file is None,
             write=write,
             report=lines.append,

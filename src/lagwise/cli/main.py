@@ -22,7 +22,7 @@ from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, write
-from lagwise.process import keep_freed_memory, share_cores
+from lagwise.process import is_first, keep_freed_memory, share_cores
 
 app = typer.Typer(
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
@@ -96,6 +96,8 @@ def train(
         folder = out or Path("runs") / Path(recipe).stem
         with _resumable(folder):
             training.train(settings, folder)
+    if not is_first():
+        return
     name, task = plain(str(folder)), training.make_task(training.load_recipe(str(folder / "recipe.yaml")))
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
@@ -229,7 +231,7 @@ def _resumable(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if (folder / "recipe.yaml").is_file():
+        if is_first() and (folder / "recipe.yaml").is_file():
             typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(str(folder))}", err=True)
         raise
 

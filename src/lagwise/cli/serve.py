@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -29,6 +30,15 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(callback=not_empty, envvar="LAGWISE_API_KEY", help="Key that clients must send, if any."),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            callback=not_empty,
+            help="Origin whose web pages may ask this server, such as http://localhost:3000, or `*` for any. May be "
+            "given several times.",
+            show_default="none",
+        ),
     ] = None,
     compile: Annotated[
         bool | None,
@@ -58,9 +68,7 @@ def serve(
         from fastapi import FastAPI  # noqa: F401 (both, before the model is loaded)
     except ImportError as error:
         raise ImportError(f"serving needs FastAPI and uvicorn ({error}): pip install 'lagwise[serve]'") from error
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family):  # raises OSError if taken, before the model is loaded
-        pass
+    _check_address(host, port)
     from lagwise.models.loading import default_device, load_language_model
     from lagwise.serving.app import make_app
     from lagwise.serving.scheduler import Scheduler
@@ -73,5 +81,20 @@ def serve(
     name = run.resolve().name
     shown = f"[{host}]" if ":" in host else host
     typer.echo(plain(f"Serving {name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
-    app = make_app(scheduler, name, max_body=max_body, api_key=api_key)
+    app = make_app(scheduler, name, max_body=max_body, api_key=api_key, origins=cors or ())
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
+
+
+def _check_address(host: str, port: int) -> None:
+    """ValueError, before the model is loaded, if the server cannot listen there."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except OSError as error:
+        reasons = {
+            errno.EADDRINUSE: f"port {port} is in use by another program; choose another with --port",
+            errno.EACCES: f"port {port} is reserved for the system's administrator; choose one above 1023 with --port",
+            errno.EADDRNOTAVAIL: f"{host!r} is not an address of this machine; choose one with --host, such as 0.0.0.0",
+        }
+        unknown = f"the server cannot listen on --host {host!r} --port {port}: {error.strerror or error}"
+        raise ValueError(reasons.get(error.errno or 0, unknown)) from error

@@ -64,6 +64,22 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
     return tokenizer
 
 
+def without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer that adds no tokens to a text, as models are trained: the same, or a copy if it adds any. A token for
+    the beginning would be one that the model has not seen there, and after one for the end it would begin anew."""
+    if tokenizer.num_special_tokens_to_add(pair=False) == tokenizer.num_special_tokens_to_add(pair=True) == 0:
+        return tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    plain: Any = copy.deepcopy(tokenizer)
+    for name in ("add_bos_token", "add_eos_token"):  # of classes that make their template of these when they are loaded
+        if getattr(plain, name, False):
+            setattr(plain, name, False)
+        plain.init_kwargs[name] = False
+    plain.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A:0 $B:1")
+    return plain
+
+
 def with_pairs(tokenizer: PreTrainedTokenizerBase, *, separate: bool = False) -> PreTrainedTokenizerBase:
     """A copy of a tokenizer that encodes a pair as ``first <end of text> second`` with token_type_ids 0 and 1, or if
     separate without the end of text, as `RowEncoder` does, for pipelines and for collators of transformers."""

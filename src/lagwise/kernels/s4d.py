@@ -60,12 +60,14 @@ class S4DKernel(DiagonalKernel):
             self.direct.normal_()
 
     def sides(self) -> list[Modes]:
-        """See `DiagonalKernel.sides`."""
+        """See `DiagonalKernel.sides`. Poles are in float64: rounded to float32, those near 1 would be off by much of
+        their decay."""
         dtype = self.precision(self.rate)
         with torch.autocast(self.rate.device.type, enabled=False):
-            a = torch.complex(-self.rate.to(dtype).exp(), self.angle.to(dtype))
-            poles, scale = self._sampled(a, self.log_step.to(dtype).exp()[:, None])
-            weights = torch.view_as_complex(self.amplitude.to(dtype).contiguous()) * scale
+            a = torch.complex(-self.rate.double().exp(), self.angle.double())
+            poles, scale = self._sampled(a, self.log_step.double().exp()[:, None])
+            amplitude = torch.view_as_complex(self.amplitude.to(dtype).contiguous())
+            weights = amplitude * scale.to(amplitude.dtype)
         return [Modes(poles, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weights)]
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

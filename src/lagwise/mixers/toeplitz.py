@@ -18,6 +18,7 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.recurrence import modal_graph_prefill, modal_prefill
+from lagwise.ops.recurrence.modal import pole_residue
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -49,9 +50,10 @@ class LongTaps(NamedTuple):
 
 class Poles(NamedTuple):
     """A diagonal state space in real numbers: real and imaginary parts of poles and weights, ``(2, modes, channels)``,
-    and the direct part ``(channels,)``."""
+    and the direct part ``(channels,)``. lost: what the poles lose in this precision, like poles; None for nothing."""
 
     poles: Tensor
+    lost: Tensor | None
     weights: Tensor
     direct: Tensor
 
@@ -157,8 +159,13 @@ class ToeplitzMixer(Derived, Mixer):
             return self.ski.derive(self.kernel, whole=form != "eager")
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
-            poles, weights = (torch.view_as_real(t).permute(2, 1, 0).contiguous() for t in modes[:2])
-            return Poles(poles, weights, modes.direct)
+            rounded = modes.poles.to(modes.weights.dtype)
+            parts = (rounded, pole_residue(modes.poles, rounded), modes.weights)
+            real = (None if t is None else torch.view_as_real(t).permute(2, 1, 0).contiguous() for t in parts)
+            poles, lost, weights = real
+            assert poles is not None
+            assert weights is not None
+            return Poles(poles, lost, weights, modes.direct)
         reach = self.kernel.reach
         taps = None if reach is None or form == "online" else self.kernel.taps(reach)
         near = self.kernel.taps(ONLINE_BLOCK if reach is None else min(ONLINE_BLOCK, reach)).t()
@@ -193,10 +200,13 @@ class ToeplitzMixer(Derived, Mixer):
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if isinstance(state, ModalState):
-            poles, weights, direct = self.derived()
+            poles, lost, weights, direct = self.derived()
             token, (real, imaginary) = x.to(direct.dtype), state
-            (a, b), (u, v) = poles, weights
+            (a, b), (u, v), before = poles, weights, state
             real, imaginary = a * real - b * imaginary + token[:, None], a * imaginary + b * real
+            if lost is not None:
+                (c, d), (r, i) = lost, before
+                real, imaginary = real + (c * r - d * i), imaginary + (c * i + d * r)
             y = (u * real - v * imaginary).sum(1) + direct * token
             return y.to(x.dtype), ModalState(real, imaginary)
         if isinstance(state, DueState):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
@@ -20,6 +22,11 @@ from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.ops.packing import document_starts
 from lagwise.tables import whole_number
 
+_LOSS_ELSEWHERE = (
+    "packed rows are trained without labels: whatever computes a loss from these logits (label_smoothing_factor or "
+    "compute_loss_func of the Trainer) must leave out the first token of every document. Set its label to -100, as "
+    "PackingCollator does"
+)
 _MOST_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
 
 
@@ -198,6 +205,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         hidden = out.last_hidden_state[:, keep]
         if labels is not None and out.seq_idx is not None:  # a document's first token does not follow another document
             labels, num_items_in_batch = _without_starts(labels, out.seq_idx, num_items_in_batch)
+        if labels is None and out.seq_idx is not None and self.training and torch.is_grad_enabled():
+            warnings.warn(_LOSS_ELSEWHERE, stacklevel=2)
         loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
@@ -215,16 +224,24 @@ class _Steps(dict[Any, Any]):
 
 
 def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tensor, Any]:
-    """Labels without those of documents' first tokens, and the number of labels of the optimiser step without them too.
-
-    The Trainer has counted the labels of all micro-batches of a step, but the share to leave out is only known for this
-    micro-batch. With gradient accumulation, use a collator that leaves them out, such as `PackingCollator`.
-    """
+    """Labels without those of documents' first tokens, and the number of labels without them too. ValueError if that
+    number is of more rows than these, as of all micro-batches of a step: the share to leave out is not known then."""
     left = labels.masked_fill(document_starts(seq_idx), -100)
-    if counted is not None:
-        before, after = ((each[:, 1:] != -100).sum() for each in (labels, left))
-        counted = counted * after / before.clamp(min=1)
-    return left, counted
+    if counted is None:
+        return left, None
+    before, after = (int((each[:, 1:] != -100).sum()) for each in (labels, left))
+    if before == after:
+        return left, counted
+    if int(counted) != before:
+        raise ValueError(
+            f"{before - after} documents of these packed rows begin with a label, which is not predicted but was "
+            f"counted: num_items_in_batch is {int(counted)}, and these rows have {before} labels. With gradient "
+            "accumulation or several processes, set labels to -100 at the first token of every document, as "
+            "PackingCollator does"
+        )
+    return left, after
 
 
 AutoModelForCausalLM.register(LagwiseConfig, LagwiseForCausalLM, exist_ok=True)
+# The Trainer shifts labels by one token, where it computes a loss itself (label_smoothing_factor), for these names.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LagwiseConfig.model_type] = LagwiseForCausalLM.__name__

@@ -176,6 +176,12 @@ class LagwiseConfig(PreTrainedConfig):
         saves, but `save_pretrained` writes its own file there."""
 
     @property
+    def layer_types(self) -> list[str]:
+        """``linear_attention`` for every layer, as transformers calls layers with a state. Programs that split
+        sequences between processes read it, and refuse models that are not attention throughout."""
+        return ["linear_attention"] * self.num_hidden_layers
+
+    @property
     def length_limit(self) -> int | None:
         """``max_position_embeddings``, or None if it is not set."""
         return getattr(self, "max_position_embeddings", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,7 +23,8 @@ _COLDEST = 1e-6  # a lower temperature would overflow
 _PIECE = 1 << 16  # prompt characters encoded at a time: an encoding takes hundreds of bytes per token
 _CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
 _LONGEST_CHARACTER = 8  # maximum tokens of a character; longer incomplete sequences are invalid
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
+_encoding = threading.Lock()  # how special tokens are read is a state of the tokenizer
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
 
 
 def generate_text(
@@ -35,6 +37,7 @@ def generate_text(
     top_p: float = 0.95,
     seed: int | None = None,
     stop: Sequence[str] = (),
+    special: bool = False,
     echo: bool = True,
     write: Callable[[str], None] | None = None,
     report: Callable[[str], None] | None = None,
@@ -55,6 +58,7 @@ def generate_text(
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
         seed: Seed of torch's random numbers.
         stop: Texts that end the output when they occur in the continuation.
+        special: Whether the names of special tokens in the prompt, such as ``<|endoftext|>``, are read as these tokens.
         echo: Whether the output includes the prompt.
         write: Called with each piece of the text as it is generated.
         report: Called at the end with a line of counts and speeds.
@@ -75,7 +79,7 @@ def generate_text(
         raise ValueError(f"stop must be a list of non-empty texts, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
-    parts = encode_prompt(tokenizer, prompt)
+    parts = encode_prompt(tokenizer, prompt, special=special)
     ids = torch.cat(parts)[None]
     check_prompt_length(model.length_limit, ids.shape[1], max_new_tokens)
     writer = TextWriter(tokenizer, parts, stop, echo, write)
@@ -137,12 +141,18 @@ def sampled(
             logits = model.next_logits(token, cache)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[Tensor]:
-    """Encode a prompt in parts split at whole characters. An empty prompt gives the token that starts a document."""
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool = False) -> list[Tensor]:
+    """Encode a prompt in parts split at whole characters. An empty prompt gives the token that starts a document.
+
+    Names of special tokens are text like any other, as in training: whoever wrote the prompt cannot end a document.
+    With ``special`` they are these tokens.
+    """
     parts = []
+    options = {"add_special_tokens": False, "return_attention_mask": False, "split_special_tokens": not special}
     for piece in pieces(prompt, _PIECE):
         try:
-            encoded: Any = tokenizer(piece, add_special_tokens=False, return_attention_mask=False)
+            with _encoding:
+                encoded: Any = tokenizer(piece, **options)
         except Exception as error:  # tokenizers raises no narrower type
             words = ", ".join(sorted(tokenizer.get_vocab())[:20])
             raise ValueError(
@@ -199,10 +209,10 @@ class TextWriter:
         self.count += 1
         self.new.append(token)
         text = self._new_text()
-        if not text.endswith(_INCOMPLETE):
+        if not text.endswith(INCOMPLETE):
             self._take(text)
         elif len(self.new) > _LONGEST_CHARACTER:  # no character, but the last tokens may begin one
-            begun = next((n for n in (3, 2, 1) if self._decoded(self.new[-n:]) == _INCOMPLETE), 0)
+            begun = next((n for n in (3, 2, 1) if self._decoded(self.new[-n:]) == INCOMPLETE), 0)
             self.new, rest = self.new[: len(self.new) - begun], self.new[len(self.new) - begun :]
             self._take(self._new_text())
             self.new = rest

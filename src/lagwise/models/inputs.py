@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.models.cache import StreamingCache, real_positions
@@ -15,6 +16,18 @@ from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 # Arguments of a language model that do not change what a streaming step computes, whatever their values.
 _OF_A_STEP = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
 _OF_A_STEP |= {"position_ids", "cache_position"}
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # replaces torch's attention
+
+_PIECES = (
+    "A sequence that is split between processes (context or sequence parallelism) is not supported: mixers need all "
+    "earlier tokens. Split the batch instead (data parallelism)"
+)
+
+
+def check_whole() -> None:
+    """ValueError within torch's ``context_parallel``, where a process has a piece of each sequence."""
+    if getattr(F.scaled_dot_product_attention, "__module__", None) == _CONTEXT_PARALLEL:
+        raise ValueError(f"this model was called within context_parallel. {_PIECES}")
 
 
 def document_numbers(
@@ -31,7 +44,7 @@ def document_numbers(
     """The document of each token of packed rows, ``(batch, length)``; None if rows are single texts.
 
     The first argument that is given counts. Positions separate documents where they do not increase from one real token
-    to the next.
+    to the next. They may not begin later than 0, or leave any out: such a row is a piece of a sequence.
 
     Args:
         batch: Rows of the batch.
@@ -45,7 +58,7 @@ def document_numbers(
 
     Raises:
         ValueError: If both seq_idx and cu_seqlens are given, if transformers' boundaries differ from those that count,
-            or if boundaries do not fit one row.
+            if boundaries do not fit one row, or if position_ids say that tokens are missing.
     """
     if seq_idx is not None and cu_seqlens is not None:
         raise ValueError("give exactly one of seq_idx and cu_seqlens")
@@ -74,11 +87,21 @@ def _from_boundaries(name: str, cu_seqlens: Tensor, batch: int, length: int) -> 
 def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
     if position_ids is None or position_ids.dim() != 2:
         return None
-    starts = position_ids[:, 1:] <= position_ids[:, :-1]  # equal: the previous document had one token
+    steps = torch.diff(position_ids, prepend=position_ids.new_full((position_ids.shape[0], 1), -1))
+    starts = steps[:, 1:] <= 0  # equal: the previous document had one token
+    missing = steps > 1
     if attention_mask is not None and attention_mask.shape == position_ids.shape:
         real = attention_mask.bool()
         starts = starts & real[:, 1:] & real[:, :-1]  # padding repeats positions too
-    if not starts.any():
+        missing &= real & F.pad(real[:, :-1], (1, 0), value=True)  # and positions may count padding
+    packed, piece = torch.stack([starts.any(), missing.any()]).tolist()
+    if piece:
+        row, place = missing.nonzero()[0].tolist()
+        raise ValueError(
+            f"position_ids of row {row} have {int(position_ids[row, place])} at token {place}, so tokens before it are "
+            f"missing. {_PIECES}"
+        )
+    if not packed:
         return None
     return torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
 

@@ -14,13 +14,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import QueryKey
-from lagwise.blocks.norm import ScaleNorm, make_norm
+from lagwise.blocks.norm import ScaleNorm, make_norm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
-from lagwise.models.inputs import check_types, current_mask, document_numbers, token_positions
+from lagwise.models.inputs import check_types, check_whole, current_mask, document_numbers, token_positions
 from lagwise.models.layer import LagwiseLayer
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.ops import Layout
@@ -120,7 +120,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
-    Otherwise position_ids are ignored. A ValueError names what is wrong with an input.
+    Otherwise position_ids are ignored, but they may leave no token out. A ValueError names what is wrong with an input,
+    and refuses pieces of sequences that are split between processes.
 
     Layers process only real tokens where a batch has much padding: hidden states at padding are then zero.
     """
@@ -191,6 +192,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ) -> LagwiseModelOutput:
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
+        if not traced():
+            check_whole()
         if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:
@@ -259,7 +262,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             if every:
                 states.append(h)
             h = layer(h, layout, None if cache is None else cache.layers[i])
-        states.append(self.norm(h, layout.mask))
+        states.append(normed(self.norm, h, layout.mask))
         if kept is None:
             return states
         apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]

@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from transformers import PreTrainedTokenizerBase
 
-from lagwise.models.generation import encode_prompt
+from lagwise.models.generation import INCOMPLETE, encode_prompt
 from lagwise.serving.protocol import Bodies, ChatRequest, CompletionRequest, described, error_body, usage
 from lagwise.serving.sampling import Sampling
-from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
+from lagwise.serving.scheduler import Busy, Scheduler, Stopped
 
+_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/health")
+_OPEN = ("/", "/health")  # without a key
 _GRACE = 10  # seconds after an answer's deadline for reading the rest of it
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
-def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key: str | None = None) -> FastAPI:
+def make_app(
+    scheduler: Scheduler,
+    name: str,
+    *,
+    max_body: int = 2**20,
+    api_key: str | None = None,
+    origins: Sequence[str] = (),
+) -> FastAPI:
     """Create the application that serves a model. It starts and stops the scheduler.
 
     Args:
@@ -32,6 +43,7 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
         name: Name under which the model is served.
         max_body: Maximum bytes of a request.
         api_key: Key that requests to ``/v1`` must send as ``Authorization: Bearer``; by default none is required.
+        origins: Origins whose web pages may ask the server (CORS), ``*`` for any; by default none.
     """
 
     @asynccontextmanager
@@ -42,20 +54,20 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
 
     app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)  # these pages load scripts
     app.add_middleware(_Guard, max_body=max_body, timeout=scheduler.timeout + _GRACE, api_key=api_key)
+    if origins:  # outermost, since browsers ask without the key whether they may ask
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
 
-    async def reply(body: CompletionRequest | ChatRequest, prompt: str | list[int], rule: Sampling) -> Response:
-        scheduler.require_capacity()  # do not encode prompts that would be refused
-        if isinstance(prompt, str):
-            parts = await run_in_threadpool(encode_prompt, scheduler.tokenizer, prompt)
-            prompt = [token for part in parts for token in part.tolist()]
-        bodies = Bodies(name, chat=isinstance(body, ChatRequest))
+    def reply(body: CompletionRequest | ChatRequest, prompts: list[list[int]], rule: Sampling) -> Response:
         options = body.stream_options
         return _Reply(
-            lambda wake: scheduler.submit(prompt, rule, wake),
-            bodies,
+            scheduler,
+            [(prompt, each) for prompt in prompts for each in body.rules(rule)],
+            Bodies(name, chat=isinstance(body, ChatRequest)),
+            prompt_tokens=sum(map(len, prompts)),
+            echo=isinstance(body, CompletionRequest) and bool(body.echo),
             stream=bool(body.stream),
             with_usage=options is not None and options.include_usage,
         )
@@ -68,18 +80,35 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
     async def completions(body: CompletionRequest) -> Response:
         check_model(body.model)
         with _as_http():
-            return await reply(body, body.text(), body.rule())
+            prompts = body.prompts()
+            scheduler.require_capacity(len(prompts) * body.texts)  # do not encode prompts that would be refused
+            ids = [await run_in_threadpool(_encoded, scheduler.tokenizer, [p]) for p in prompts]
+            return reply(body, ids, body.rule())
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest) -> Response:
         check_model(body.model)
         with _as_http():
-            text = await run_in_threadpool(body.text, scheduler.tokenizer)
-            return await reply(body, text, body.rule(scheduler.tokenizer))
+            scheduler.require_capacity(body.texts)
+            parts = await run_in_threadpool(body.text, scheduler.tokenizer)
+            ids = await run_in_threadpool(_encoded, scheduler.tokenizer, parts, special=True)
+            return reply(body, [ids], body.rule(scheduler.tokenizer))
+
+    served = {"id": name, "object": "model", "owned_by": "lagwise", "created": 0}
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [{"id": name, "object": "model", "owned_by": "lagwise", "created": 0}]})
+        return _json({"object": "list", "data": [served]})
+
+    @app.get("/v1/models/{model:path}")
+    async def one_model(model: str) -> Response:
+        check_model(model)
+        return _json(served)
+
+    @app.api_route("/", methods=["GET", "HEAD"])
+    async def start() -> Response:
+        about = f"lagwise serves the model {name!r} with OpenAI's API; clients' base URL is this address with /v1"
+        return _json({"about": about, "model": name, "paths": list(_PATHS), "needs_key": api_key is not None})
 
     @app.get("/health")
     async def health() -> Response:
@@ -90,11 +119,23 @@ def make_app(scheduler: Scheduler, name: str, *, max_body: int = 2**20, api_key:
 
 
 class _Reply(Response):
-    """Sends an answer, whole or as server-sent events, and closes it on completion, failure or disconnection."""
+    """Sends the texts of a request, whole or as server-sent events, and closes them on completion, failure or
+    disconnection. texts: the prompt and the options of each."""
 
-    def __init__(self, submit: Callable[[Callable[[], None]], Answer], bodies: Bodies, stream: bool, with_usage: bool):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        texts: Sequence[tuple[list[int], Sampling]],
+        bodies: Bodies,
+        *,
+        prompt_tokens: int,
+        echo: bool,
+        stream: bool,
+        with_usage: bool,
+    ):
         super().__init__()
-        self.submit, self.bodies, self.stream, self.with_usage = submit, bodies, stream, with_usage
+        self.scheduler, self.texts, self.bodies = scheduler, texts, bodies
+        self.prompt_tokens, self.echo, self.stream, self.with_usage = prompt_tokens, echo, stream, with_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, self.ready = asyncio.get_running_loop(), asyncio.Event()
@@ -103,9 +144,12 @@ class _Reply(Response):
             with suppress(RuntimeError):  # the loop and all connections are closed
                 loop.call_soon_threadsafe(self.ready.set)
 
-        with _as_http():
-            self.answer = self.submit(wake)
-        with self.answer:
+        with ExitStack() as answers:
+            with _as_http():
+                self.scheduler.require_capacity(len(self.texts))
+                self.answers = [
+                    answers.enter_context(self.scheduler.submit(prompt, rule, wake)) for prompt, rule in self.texts
+                ]
             sent = self._send_stream(send) if self.stream else self._send_whole(scope, receive, send)
             tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_disconnected(receive))]
             try:
@@ -117,44 +161,75 @@ class _Reply(Response):
             if isinstance(results[0], Exception):
                 raise results[0]
 
-    async def _pieces(self) -> AsyncIterator[str]:
-        """Yield the text as it is generated. Pieces are longer when the client reads slowly."""
-        while True:
+    async def _pieces(self) -> AsyncIterator[tuple[int, str, str | None]]:
+        """Yield the number of a text, its next piece, and at its end how it finished. Pieces are longer when the client
+        reads slowly. Ends at the first failure."""
+        left = dict(enumerate(self.answers))
+        if self.echo:
+            for number, (prompt, _) in enumerate(self.texts):
+                yield number, self._decoded(prompt), None
+        while left:
             await self.ready.wait()
             self.ready.clear()
-            finish = self.answer.finish  # read before taking the text, so that the text is complete
-            if text := self.answer.take():
-                yield text
-            if finish is not None:
-                return
+            for number, answer in list(left.items()):
+                finish = answer.finish  # read before taking the text, so that the text is complete
+                if answer.error is not None:
+                    return
+                if (text := answer.take()) or finish:
+                    yield number, text, finish
+                if finish is not None:
+                    del left[number]
+
+    def _decoded(self, ids: list[int]) -> str:
+        return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _named(self, token: int) -> tuple[str, list[int] | None]:
+        """The text of a token and its bytes; for one without a text its name in the vocabulary, and None."""
+        text = self._decoded([token])
+        if not text or INCOMPLETE in text:
+            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), None
+        return text, list(text.encode())
+
+    def _failure(self) -> tuple[int, str] | None:
+        """The status and message of the first text that failed."""
+        return next((_failure(answer.error) for answer in self.answers if answer.error is not None), None)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        text = "".join([piece async for piece in self._pieces()])
-        if self.answer.error is None:
-            reply = _json(self.bodies.whole(text, str(self.answer.finish), self._usage()))
-        else:
-            reply = _error(*_failure(self.answer.error))
-        await reply(scope, receive, send)
+        texts = [""] * len(self.answers)
+        async for number, text, _ in self._pieces():
+            texts[number] += text
+        if failure := self._failure():
+            await _error(*failure)(scope, receive, send)
+            return
+        choices = []
+        for number, (text, answer) in enumerate(zip(texts, self.answers, strict=True)):
+            logprobs = None
+            if answer.sampling.logprobs is not None:
+                logprobs = self.bodies.logprobs(answer.logprobs, self._named)
+            choices.append(self.bodies.choice(number, text, str(answer.finish), logprobs))
+        await _json(self.bodies.whole(choices, self._usage()))(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        first = True
-        async for text in self._pieces():
-            await _event(send, self.bodies.piece(text, first=first))
-            first = False
-        if self.answer.error is None:
-            await _event(send, self.bodies.piece("", first=first, finish=self.answer.finish))
+        begun: set[int] = set()
+        async for number, text, finish in self._pieces():
+            if text:
+                await _event(send, self.bodies.piece(number, text, first=number not in begun))
+                begun.add(number)
+            if finish is not None:
+                await _event(send, self.bodies.piece(number, "", first=number not in begun, finish=finish))
+        if failure := self._failure():
+            status, message = failure
+            await _event(send, error_body(message, _kind(status), str(status)))
+        else:
             if self.with_usage:
                 await _event(send, self.bodies.usage(self._usage()))
             await _send_line(send, "[DONE]")
-        else:
-            status, message = _failure(self.answer.error)
-            await _event(send, error_body(message, _kind(status), str(status)))
         await send({"type": "http.response.body", "body": b""})
 
     def _usage(self) -> dict[str, int]:
-        return usage(len(self.answer.prompt.ids), self.answer.tokens)
+        return usage(self.prompt_tokens, sum(answer.tokens for answer in self.answers))
 
 
 class _Guard:
@@ -168,7 +243,7 @@ class _Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         key = dict(scope["headers"]).get(b"authorization", b"")
-        if self.expected is not None and scope["path"] != "/health" and not hmac.compare_digest(key, self.expected):
+        if self.expected is not None and scope["path"] not in _OPEN and not hmac.compare_digest(key, self.expected):
             message = "this server requires a key: Authorization: Bearer KEY"
             return await _error(401, message, {"www-authenticate": "Bearer"})(scope, receive, send)
         size, started = 0, False
@@ -192,6 +267,21 @@ class _Guard:
         except TimeoutError:
             if not started:  # otherwise the server closes the connection
                 await _error(408, f"the request took more than {self.timeout:g} seconds")(scope, receive, send)
+
+
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | list[int]], *, special: bool = False
+) -> list[int]:
+    """Token ids of a prompt in parts. With ``special``, names of special tokens in every second part, from the first
+    one, are these tokens."""
+    ids: list[int] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, list):
+            ids += part
+        elif part or len(parts) == 1:
+            encoded = encode_prompt(tokenizer, part, special=special and number % 2 == 0)
+            ids += [token for each in encoded for token in each.tolist()]
+    return ids
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
 import uuid
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.serving.sampling import Sampling
+from lagwise.serving.scheduler import TokenLogprobs
 from lagwise.tables import shown
 
 # Used if the tokenizer has no chat template: lines of "role: text".
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 _PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
+_MOST_LIKELY = 20  # tokens with probabilities, as in OpenAI's API
 _DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's API
 # Unsupported parameters with the values that have no effect, and parameters that do not affect the text.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("n", "best_of"), (1,)),
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
-    **dict.fromkeys(("echo", "logprobs"), (False,)),
+    "echo": (False,),
     **dict.fromkeys(("logit_bias", "suffix", "tools", "functions", "modalities"), ({}, [], "", ["text"])),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -30,7 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # What a parameter must be, where pydantic would say what each of several types must be.
 _EXPECTED = {
-    "prompt": "one text, or a list of token ids; this server takes one prompt in a request",
+    "prompt": "a text or a list of token ids, or a list of these",
     "stop": "a text of 1 to 256 characters, or at most 16 of them",
 }
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -53,6 +58,8 @@ class Request(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: int | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -61,12 +68,36 @@ class Request(BaseModel):
     def _leave_out_what_changes_nothing(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        for name, neutral in _NEUTRAL.items():
+        unsupported = {name: neutral for name, neutral in _NEUTRAL.items() if name not in cls.model_fields}
+        for name, neutral in unsupported.items():
             value = values.get(name)
             same = (value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
             if value is not None and not any(same):
                 raise ValueError(f"{name} is not supported by this server; leave it out")
-        return {name: value for name, value in values.items() if name not in _NEUTRAL and name not in _IGNORED}
+        return {name: value for name, value in values.items() if name not in unsupported and name not in _IGNORED}
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.best_of not in (None, self.texts):
+            raise ValueError(f"best_of must be n, {self.texts}: this server returns every text that it generates")
+        if self.stream and self.likely() is not None:
+            raise ValueError("logprobs is not supported in a stream; leave out stream")
+        return self
+
+    @property
+    def texts(self) -> int:
+        """The number of texts for each prompt."""
+        return self.n or 1
+
+    def likely(self) -> int | None:
+        """How many of the most likely tokens to return with their probabilities; None for no probabilities."""
+        raise NotImplementedError
+
+    def rules(self, sampling: Sampling) -> list[Sampling]:
+        """The options of each of a prompt's texts, which have different seeds."""
+        if sampling.seed is None:
+            return [sampling] * self.texts
+        return [replace(sampling, seed=sampling.seed + number) for number in range(self.texts)]
 
     def sampling(self, default_tokens: int | None, stop: tuple[str, ...] = ()) -> Sampling:
         own = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -76,21 +107,32 @@ class Request(BaseModel):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
             stop=own + stop,
+            logprobs=self.likely(),
         )
 
 
 class CompletionRequest(Request):
-    """A completion request. ``prompt`` is a text or its token ids."""
+    """A completion request. ``prompt`` is a text or its token ids, or a list of several."""
 
-    prompt: str | list[int] | Annotated[list[str], Field(max_length=1)]
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELY)] | Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _without_the_prompts_probabilities(self) -> Self:
+        if self.echo and self.likely() is not None:
+            raise ValueError("logprobs is not supported with echo: the probabilities of a prompt are not computed")
+        return self
+
+    def likely(self) -> int | None:
+        return None if self.logprobs is False else self.logprobs
 
     def rule(self) -> Sampling:
         return self.sampling(_DEFAULT_TOKENS)
 
-    def text(self) -> str | list[int]:
-        if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], str):
-            return self.prompt[0]
-        return self.prompt  # type: ignore[return-value]
+    def prompts(self) -> list[str | list[int]]:
+        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        return self.prompt if several else [self.prompt]  # type: ignore[list-item,return-value]
 
 
 class TextPart(BaseModel):
@@ -112,24 +154,48 @@ class Message(BaseModel):
 class ChatRequest(Request):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELY)] | None = None
+
+    @model_validator(mode="after")
+    def _with_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    def likely(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def rule(self, tokenizer: PreTrainedTokenizerBase) -> Sampling:
         return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else _PLAIN_STOP)
 
-    def text(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Format the conversation by the tokenizer's template or `PLAIN_TEMPLATE`; ValueError if the template fails."""
+    def text(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """The conversation as formatted by the tokenizer's template or `PLAIN_TEMPLATE`, in parts.
+
+        In every second part, from the second one, is the name of a special token that a message has, which is not to be
+        read as this token; in the others such names are the template's. ValueError if the template fails.
+        """
+        special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+        names = re.compile("|".join(re.escape(name) for name in sorted(special, key=len, reverse=True)) or "(?!)")
+        mark, found = uuid.uuid4().hex, []
+
+        def marked(name: re.Match[str]) -> str:
+            found.append(name[0])
+            return f"{mark}:{len(found) - 1}:"
+
         messages: Any = [message.plain() for message in self.messages]
+        messages = [{**message, "content": names.sub(marked, message["content"])} for message in messages]
         template: Any = tokenizer.chat_template or PLAIN_TEMPLATE
         try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, chat_template=template, tokenize=False, add_generation_prompt=True
-                )
+            text = tokenizer.apply_chat_template(
+                messages, chat_template=template, tokenize=False, add_generation_prompt=True
             )
         except ImportError:
             raise
         except Exception as error:  # templates raise any type
             raise ValueError(f"the chat template refuses these messages: {error}") from error
+        parts = re.split(f"{mark}:([0-9]+):", str(text))
+        return [found[int(part)] if number % 2 else part for number, part in enumerate(parts)]
 
 
 class Bodies:
@@ -140,15 +206,41 @@ class Bodies:
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": self.id, "created": int(time.time()), "model": model}
 
-    def whole(self, text: str, finish: str, usage: dict[str, int]) -> dict[str, Any]:
+    def choice(self, index: int, text: str, finish: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """One text of a whole answer."""
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
-        return {**self.head, "object": self._kind(""), "choices": [choice], "usage": usage}
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
 
-    def piece(self, text: str, *, first: bool = False, finish: str | None = None) -> dict[str, Any]:
+    def logprobs(
+        self, tokens: Sequence[TokenLogprobs], named: Callable[[int], tuple[str, list[int] | None]]
+    ) -> dict[str, Any]:
+        """The probabilities of a text's tokens. named: the text of a token, and its bytes if they are known."""
+        if not self.chat:
+            texts = [named(each.token)[0] for each in tokens]
+            return {
+                "tokens": texts,
+                "token_logprobs": [each.logprob for each in tokens],
+                "top_logprobs": [{named(t)[0]: p for t, p in each.likely.items()} for each in tokens],
+                "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0))[: len(texts)],
+            }
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            text, as_bytes = named(token)
+            return {"token": text, "logprob": logprob, "bytes": as_bytes}
+
+        likely = [[entry(t, p) for t, p in each.likely.items()] for each in tokens]
+        content = [
+            {**entry(each.token, each.logprob), "top_logprobs": best} for each, best in zip(tokens, likely, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+        return {**self.head, "object": self._kind(""), "choices": choices, "usage": usage}
+
+    def piece(self, index: int, text: str, *, first: bool = False, finish: str | None = None) -> dict[str, Any]:
         delta = {**({"role": "assistant"} if first else {}), **({"content": text} if text or first else {})}
         said = {"delta": delta} if self.chat else {"text": text}
-        return self._piece([{"index": 0, **said, "logprobs": None, "finish_reason": finish}])
+        return self._piece([{"index": index, **said, "logprobs": None, "finish_reason": finish}])
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
         """The last piece, if it was asked for."""

@@ -20,6 +20,8 @@ class Sampling:
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
         seed: Seed for reproducible texts.
         stop: Texts before which the output ends.
+        logprobs: Number of most likely tokens whose logarithmic probabilities, beside those of the chosen tokens, the
+            answer has; by default it has none.
     """
 
     max_tokens: int | None = None
@@ -27,6 +29,7 @@ class Sampling:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
 
 def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> list[int]:

@@ -9,8 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
@@ -32,6 +33,14 @@ class Stopped(Exception):
     """The server is shutting down."""
 
 
+class TokenLogprobs(NamedTuple):
+    """A token of an answer, with its logarithmic probability, and those of the most likely tokens in its place."""
+
+    token: int
+    logprob: float
+    likely: dict[int, float]
+
+
 class Answer:
     """The text of one request, written by the scheduler and read by one reader, which must always close it.
 
@@ -44,6 +53,7 @@ class Answer:
         self.prompt, self.sampling, self.most, self.deadline = prompt, sampling, most, deadline
         self.numbers = random.Random(sampling.seed)
         self.tokens = 0
+        self.logprobs: list[TokenLogprobs] = []
         self.finish: Literal["stop", "length", "error"] | None = None
         self.error: Exception | None = None
         self.wake: Callable[[], None] = lambda: None  # called by the scheduler's thread on new text and at the end
@@ -67,6 +77,15 @@ class Answer:
     def write(self, text: str) -> None:
         self._pieces.append(text)
         self.wake()
+
+    def note(self, token: int, logits: Tensor) -> None:
+        """Keep the probabilities of a token, if they were asked for: the model's own, whatever the sampling."""
+        if self.sampling.logprobs is None:
+            return
+        logprobs = logits.double().log_softmax(0)
+        best, places = logprobs.topk(min(self.sampling.logprobs, len(logprobs)))
+        likely = dict(zip(places.tolist(), best.tolist(), strict=True))
+        self.logprobs.append(TokenLogprobs(token, float(logprobs[token]), likely))
 
     def end(self, finish: Literal["stop", "length", "error"], error: Exception | None = None) -> None:
         self.error, self.finish = error, finish
@@ -144,11 +163,14 @@ class Scheduler:
             self._changed.notify()
         return answer
 
-    def require_capacity(self) -> None:
-        """Raise `Busy` or `Stopped` if a request would be refused now. Call this before preparing a request."""
+    def require_capacity(self, texts: int = 1) -> None:
+        """Raise `Busy` or `Stopped` if a request for so many texts would be refused now, and a ValueError if it always
+        is. Call this before preparing a request."""
         if self._stopped:
             raise Stopped("the server is shutting down")
-        if len(self._open) >= self.rows + self.queue:
+        if texts > self.rows + self.queue:
+            raise ValueError(f"the request asks for {texts} texts; this server takes at most {self.rows + self.queue}")
+        if len(self._open) + texts > self.rows + self.queue:
             raise Busy(f"the server has {len(self._open)} requests, its maximum; try again later")
 
     @property
@@ -252,6 +274,9 @@ class Scheduler:
             lost = (~(self.session.logits.amax(dim=1) > -math.inf)).tolist()  # with NaN, or without any possible token
             for answer in (answer for answer, bad in zip(answers, lost, strict=True) if bad):
                 answer.end("error", FloatingPointError("the model's logits are NaN, or all -inf"))
+            for answer, token, logits in zip(answers, tokens, self.session.logits, strict=True):
+                if token not in self._ends:
+                    answer.note(token, logits)
             self._drop([h for h, bad in zip(handles, lost, strict=True) if bad or self._take(h, chosen[h])])
             self.session.step({handle: chosen[handle] for handle in self.session.handles})
         except Exception as error:  # for example out of memory; the session is unchanged

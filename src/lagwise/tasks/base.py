@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data import RowSource, open_rows
 from lagwise.data.options import DataOptions
+from lagwise.data.tokenizers import without_template
 from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known
 
@@ -107,9 +108,9 @@ class Task:
         return {}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer as a run saves it, for other programs."""
+        """The tokenizer as a run saves it, for other programs: it encodes a text as in training."""
         assert self.tokenizer is not None
-        return self.tokenizer
+        return without_template(self.tokenizer)
 
     def save_preprocessing(self, folder: Path, limit: int | None) -> None:
         """Save the preprocessing for other programs: the tokenizer, with the model's length limit."""

@@ -26,6 +26,16 @@ def bfloat16_is_fast() -> bool:
     return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)  # casts take some of the gain
 
 
+def of_first_process(choice: bool) -> bool:
+    """The choice of the first process, for all of them, which must call this together. Processors may differ, but
+    processes that choose differently do not keep the same weights."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return choice
+    choices = [choice]
+    torch.distributed.broadcast_object_list(choices, src=0)
+    return choices[0]
+
+
 def _product_seconds(dtype: torch.dtype) -> float:
     """The shortest of several times of a matrix product."""
     matrix = torch.ones(512, 512, dtype=dtype)

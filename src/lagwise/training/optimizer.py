@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lagwise.training.hardware import bfloat16_is_fast
+from lagwise.training.hardware import bfloat16_is_fast, of_first_process
 from lagwise.training.recipe import TrainingOptions
 
 _MOMENTUM, _ITERATIONS = 0.95, 5
@@ -67,7 +67,8 @@ class Muon(torch.optim.AdamW):
     learning rate is for both.
 
     Products are in bfloat16 where they are faster in it, as published, otherwise in float32. `torch.optim.Muon` always
-    takes bfloat16, which takes twice the time on a CPU without instructions for it.
+    takes bfloat16, which takes twice the time on a CPU without instructions for it. With several processes, the first
+    decides for all when they make their optimizers.
 
     A step removes the gradients of the matrices.
 
@@ -78,6 +79,10 @@ class Muon(torch.optim.AdamW):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._step_supports_amp_scaling = False  # a GradScaler has to scale the gradients back itself
+        self._products = torch.bfloat16 if of_first_process(bfloat16_is_fast()) else torch.float32
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_products": self._products}  # for copies
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -103,16 +108,15 @@ class Muon(torch.optim.AdamW):
                 state["momentum_buffer"] = torch.zeros_like(matrix)
             state["step"] += 1
             mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-            update = orthogonal(gradient.lerp(mean, momentum))
+            update = orthogonal(gradient.lerp(mean, momentum), self._products)
             matrix.mul_(1 - rate * group["weight_decay"])
             matrix.add_(update, alpha=-rate * 0.2 * max(matrix.shape) ** 0.5)
             matrix.grad = None
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """A matrix with the singular vectors of ``matrix`` and singular values between about 0.7 and 1.2, by five steps
-    ``x <- a x + b (x x') x + c (x x')**2 x``. Singular values far below the norm may stay smaller."""
-    dtype = torch.bfloat16 if bfloat16_is_fast() else torch.float32
+    ``x <- a x + b (x x') x + c (x x')**2 x`` in this dtype. Singular values far below the norm may stay smaller."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix.to(dtype) if wide else matrix.to(dtype).T
     x = x / x.norm().clamp(min=1e-7)

@@ -27,7 +27,7 @@ from lagwise.tasks import TASKS, Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
-from lagwise.training.hardware import bfloat16_is_fast, describe
+from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
@@ -156,6 +156,7 @@ def check_recipe(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
     wrong."""
     _check_batch(recipe)
+    _check_sharing()
     task = make_task(recipe)
     check_model(recipe, task)
     return task
@@ -187,12 +188,20 @@ def _rooted(recipe: Recipe) -> Recipe:
 
 def _open(task: Task, progress: bool) -> None:
     """Read the data, the first process before the others, and print notes about them."""
-    state = PartialState()
+    state = _processes()
     with state.main_process_first():
         task.open(progress=progress and state.is_main_process)
     if progress and state.is_main_process:
         for note in task.notes():
             print(note, file=sys.stderr)
+
+
+def _processes() -> PartialState:
+    """This process among those that train together. On a CPU each would take itself for the only one, unless it is said
+    that it uses the CPU."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and default_device().type == "cpu":
+        return PartialState(cpu=True, backend="gloo")
+    return PartialState()
 
 
 def _resolved(recipe: Recipe, task: Task) -> Recipe:
@@ -220,11 +229,27 @@ def _check_batch(recipe: Recipe) -> int:
     return options.batch_size // (world * options.accumulate)
 
 
+def _check_sharing() -> None:
+    """ValueError if `accelerate launch` was told to split sequences or weights between processes."""
+    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
+        return
+    for short, split in (("tp", "weights (tensor"), ("cp", "sequences (context"), ("sp", "sequences (sequence")):
+        size = os.environ.get(f"PARALLELISM_CONFIG_{short.upper()}_SIZE", "1")
+        if size != "1":
+            raise ValueError(
+                f"processes share the batch, but are to share {split} parallelism), by {short}_size={size}; launch "
+                f"without --parallelism_config_{short}_size"
+            )
+
+
 def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     options, micro_batch = recipe.training, _check_batch(recipe)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     valid_batch = micro_batch * recipe.data.length // (recipe.data.evaluate_length or recipe.data.length)
-    bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
+    _processes()
+    bfloat16 = options.precision == "bfloat16"
+    if options.precision == "auto":
+        bfloat16 = of_first_process(bfloat16_is_fast())
     return TrainingArguments(
         output_dir=str(out),
         max_steps=options.steps,

@@ -19,7 +19,8 @@ def alibi_slopes(heads: int) -> Tensor:
     """Slopes m of ALiBi's penalty ``-m |i - j|``, one per head (Press et al. 2022; compare TNN eq. 6).
 
     Formula: ``2**(-8 k / heads)`` for k = 1..heads when heads is a power of two. Otherwise the slopes of the next lower
-    power of two, followed by every second slope of the next higher one. ValueError if heads < 1.
+    power of two, followed by every second slope of the next higher one. In float64, for scores of any precision.
+    ValueError if heads < 1.
     """
     if heads < 1:
         raise ValueError(f"heads must be at least 1, got {heads}")
@@ -28,7 +29,7 @@ def alibi_slopes(heads: int) -> Tensor:
         return [2.0 ** (-8.0 * k / n) for k in range(1, n + 1)]
 
     below = 2 ** math.floor(math.log2(heads))
-    return torch.tensor(of_power(below) + of_power(2 * below)[0::2][: heads - below])
+    return torch.tensor(of_power(below) + of_power(2 * below)[0::2][: heads - below], dtype=torch.float64)
 
 
 def attention(
@@ -129,9 +130,10 @@ def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | N
     """Additive bias (batch or 1, heads or 1, queries, keys): linear in the distance, -inf where not allowed."""
     i = torch.arange(first, first + query.shape[2], device=query.device)[:, None]
     j = torch.arange(seen, device=query.device)[None, :]
-    bias = torch.zeros((), dtype=torch.float32, device=query.device).expand(1, 1, query.shape[2], seen)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    bias = torch.zeros((), dtype=dtype, device=query.device).expand(1, 1, query.shape[2], seen)
     if slopes is not None:
-        bias = -slopes.to(query.device)[None, :, None, None] * (i - j).abs().float()
+        bias = -slopes.to(dtype).to(query.device)[None, :, None, None] * (i - j).abs().to(dtype)
     if causal and query.shape[2] > 1:  # one query is the last token: all keys are before it
         bias = bias.masked_fill((j > i)[None, None], float("-inf"))
     if mask is not None:
@@ -152,9 +154,9 @@ def _toeplitz_bias(query: Tensor, first: int, seen: int, causal: bool, slopes: T
     """`_bias` by lag ``(1, heads, queries, keys)``, for queries in reverse order: a view of one row of numbers, which
     the next query reads from one number further on."""
     assert slopes is not None
-    length = query.shape[2]
-    lag = torch.arange(first + length - 1, first - seen, -1, device=query.device, dtype=torch.float32)
-    row = -slopes.to(query.device)[:, None] * lag.abs()
+    length, dtype = query.shape[2], torch.promote_types(query.dtype, torch.float32)
+    lag = torch.arange(first + length - 1, first - seen, -1, device=query.device, dtype=dtype)
+    row = -slopes.to(dtype).to(query.device)[:, None] * lag.abs()
     if causal:
         row = row.masked_fill(lag < 0, float("-inf"))
     row = row.to(query.dtype)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from lagwise.ops.bilinear import traced
 from lagwise.ops.recurrence.ema import ema_prefill
 from lagwise.ops.symbolic import symbolic_product
 
@@ -27,10 +28,20 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
     Returns:
         All states, like x, and the last one, like state.
 
+    Gradients of poles are sums over tokens of ``conj(g_t) exp(log_decay + j angle) h_{t-1}`` with the gradient g of x.
+    In a graph that is compiled they come from the rotations, whose larger terms cancel: with more rounding.
+
     Source: LRU (Orvieto et al. 2023), §3; S5 (Smith et al. 2023), §2.2.
     """
     if state is None:
         state = x.new_zeros(x.shape[0], x.shape[2])
+    poles_learn = torch.is_grad_enabled() and (log_decay.requires_grad or angle.requires_grad)
+    scan = _Scan.apply if poles_learn and not traced() else _states
+    y = scan(x, log_decay, angle, state)
+    return y, y[:, -1].clone()
+
+
+def _states(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tensor:
     place = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=torch.float64)
     turn = (angle.double() * place[:, None]).remainder(2 * math.pi)
     cos, sin = turn.cos().to(log_decay.dtype), turn.sin().to(log_decay.dtype)
@@ -39,8 +50,26 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
     decays = torch.cat([log_decay, log_decay])[:, None]
     sums, _ = ema_prefill(turned, torch.ones_like(decays), decays, start.to(decays.dtype))
     real, imag = sums.chunk(2, 2)
-    y = torch.complex(real * cos - imag * sin, imag * cos + real * sin)
-    return y, y[:, -1].clone()
+    return torch.complex(real * cos - imag * sin, imag * cos + real * sin)
+
+
+class _Scan(torch.autograd.Function):
+    """`_states`, with a recurrence from the end as its gradient. It is differentiable again."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tensor:
+        y = _states(x, log_decay, angle, state)
+        ctx.save_for_backward(log_decay, angle, state, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        log_decay, angle, state, y = ctx.saved_tensors
+        dx = diagonal_scan(grad.flip(1), log_decay, -angle)[0].flip(1)
+        pole = torch.complex(log_decay.double(), angle.double()).exp().to(y.dtype)
+        moved = pole * torch.cat([state[:, None], y[:, :-1]], 1)
+        slope = (dx.conj() * moved).sum((0, 1), dtype=torch.complex128)
+        return dx, slope.real.to(log_decay), -slope.imag.to(angle), pole.conj() * dx[:, 0]
 
 
 def diagonal_graph_scan(

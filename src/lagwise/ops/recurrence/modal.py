@@ -24,7 +24,8 @@ class Modes(NamedTuple):
     """A diagonal state space for every channel: ``k_l = Re sum_i w_i p_i**l`` for l >= 1; ``k_0`` also includes direct.
 
     Shapes: poles p and weights w ``(channels, modes)`` complex, direct ``(channels,)`` real. A pair of conjugate poles
-    is one mode with twice the weight. A channel with fewer modes is filled up with poles and weights of 0.
+    is one mode with twice the weight. A channel with fewer modes is filled up with poles and weights of 0. Poles may be
+    in float64 where the others are in float32: the error of a rounded pole grows with the text.
     """
 
     poles: Tensor
@@ -111,7 +112,8 @@ def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor
 
     def powers(lags: Tensor) -> tuple[Tensor, Tensor]:
         size = (-decay[..., None] * lags).exp()
-        return (size * (turn[..., None] * lags).cos()).to(rate), (size * (turn[..., None] * lags).sin()).to(rate)
+        angles, dtype = turn[..., None] * lags, amplitude.dtype
+        return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
 
     far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (pieces(length, FINE), FINE))
     (c, s), (x, y) = powers(far * FINE), powers(near)
@@ -126,16 +128,25 @@ def modal_step(x: Tensor, state: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
     Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``.
 
     Shapes: x ``(batch, channels)``; state z ``(batch, channels, modes)`` complex, zero at the beginning. Returns y like
-    x and the new state. Arithmetic is float64 if x or modes are, otherwise float32.
+    x and the new state. Arithmetic is float64 if x or weights are, otherwise float32, also with poles in float64: what
+    a pole loses in float32 is multiplied separately.
 
     Source: S4D (Gu et al. 2022), for poles in discrete time.
     """
-    dtype = compute_dtype(x, modes.poles)
+    dtype = compute_dtype(x, modes.weights)
     poles, weights, direct = modes.to(dtype)
-    token = x.to(dtype)
-    state = poles * state.to(poles.dtype)
-    state = state + token[..., None] if torch.is_grad_enabled() else state.add_(token[..., None])
+    token, state = x.to(dtype), state.to(weights.dtype)
+    added = token[..., None]
+    if (lost := pole_residue(modes.poles, poles)) is not None:
+        added = added + lost * state
+    state = poles * state
+    state = state + added if torch.is_grad_enabled() else state.add_(added)
     return ((weights * state).sum(-1).real + direct * token).to(x.dtype), state
+
+
+def pole_residue(poles: Tensor, rounded: Tensor) -> Tensor | None:
+    """What poles lose when they are rounded, in the precision of the rounded ones; None if they are not."""
+    return None if poles.dtype == rounded.dtype else (poles - rounded).to(rounded.dtype)
 
 
 def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -151,10 +162,10 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
     """
     if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != len(modes.poles):
         raise ValueError(f"x must be (batch, length >= 1, channels={len(modes.poles)}), got {tuple(x.shape)}")
-    dtype = compute_dtype(x, modes.poles)
-    modes = modes.to(dtype)
+    dtype = compute_dtype(x, modes.weights)
+    modes = Modes(modes.poles, *modes.to(dtype)[1:])
     if state is None:
-        state = modes.poles.new_zeros(x.shape[0], *modes.poles.shape)
+        state = modes.weights.new_zeros(x.shape[0], *modes.poles.shape)
     if x.shape[1] == 1:
         y, state = modal_step(x[:, 0], state, modes)
         return y[:, None], state
@@ -162,7 +173,7 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
     blocks = _Blocks.of(modes, size)
     whole = x.shape[1] // size * size
     run = max(size, _SIGNAL_ELEMENTS // (x.shape[0] * x.shape[2]) // size * size)
-    state, parts = state.to(modes.poles.dtype).transpose(0, 1), []
+    state, parts = state.to(modes.weights.dtype).transpose(0, 1), []
     with torch.autocast(x.device.type, enabled=False):
         for part in x[:, :whole].split(run, 1):
             y, state = blocks.run(part, state)
@@ -174,16 +185,22 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
 
 
 def modal_graph_prefill(
-    x: Tensor, poles: Tensor, weights: Tensor, direct: Tensor, real: Tensor, imaginary: Tensor
+    x: Tensor,
+    poles: Tensor,
+    lost: Tensor | None,
+    weights: Tensor,
+    direct: Tensor,
+    real: Tensor,
+    imaginary: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`modal_prefill` for a length that an exported graph leaves open: in real arithmetic, by powers of the poles.
 
-    Shapes: x ``(batch, length, channels)``; poles and weights, real and imaginary parts, ``(2, modes, channels)``;
-    direct ``(channels,)``; the state ``(batch, modes, channels)`` in two parts. Returns y like x and the new state.
+    Shapes: x ``(batch, length, channels)``; poles, what they lost when they were rounded (or None), and weights, as real
+    and imaginary parts, ``(2, modes, channels)``; direct ``(channels,)``; the state ``(batch, modes, channels)`` in two parts. Returns y like x and the new state.
     Powers are computed from exponents and angles in float64.
     """
     n, signal, dtype = x.shape[1], x.to(direct.dtype), direct.dtype
-    a, b = poles.double()
+    a, b = poles.double() if lost is None else poles.double() + lost.double()
     log_radius, angle = torch.hypot(a, b).clamp(min=_LEAST_RADIUS).log(), torch.atan2(b, a)
     lags = torch.arange(n + 1, dtype=torch.float64, device=x.device)
     size, turn = (log_radius[..., None] * lags).exp(), angle[..., None] * lags
@@ -208,7 +225,7 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(cls, modes: Modes, size: int) -> _Blocks:
-        powers = _powers(modes.poles, size + 1, modes.poles.dtype)[0]
+        powers = _powers(modes.poles, size + 1, modes.weights.dtype)[0]
         outward = _pair(modes.weights[..., None] * powers[..., 1:], -1)
         first = modes.weights.real.sum(1, keepdim=True) + modes.direct[:, None]
         taps = torch.cat([first, outward[:, : modes.poles.shape[1], :-1].sum(1)], 1)
