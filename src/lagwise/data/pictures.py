@@ -27,14 +27,15 @@ _ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise,
 
 def decode(data: bytes, channels: int, where: str) -> Image:
     """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
-    white. ValueError if it is damaged, or grey with more than 8 bits."""
+    white; of several frames the first. ValueError if it is damaged, or has more than 8 bits a channel."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data)) as image:
+            deep = ";16" in str([tile[3] for tile in image.tile])  # of colours, PIL would keep the upper 8 bits
             image.load()
             turned = ImageOps.exif_transpose(image)
-        if not turned.mode.startswith(("I", "F")):
+        if not deep and not turned.mode.startswith(("I", "F")):
             if turned.has_transparency_data:  # below it, files have any colour, often the black of the drawing
                 turned = turned.convert("RGBA")
                 turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
@@ -44,6 +45,14 @@ def decode(data: bytes, channels: int, where: str) -> Image:
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
     raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
+
+
+def frames(data: bytes) -> int:
+    """The number of pictures in a file that can be decoded, as of an animation."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return getattr(image, "n_frames", 1)
 
 
 def encode_array(array: np.ndarray) -> bytes:

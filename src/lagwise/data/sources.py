@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lagwise.data.folders import check_file, files_below, split_word
+from lagwise.data.folders import SPLITS, check_file, files_below, split_word
 from lagwise.data.reading import (
     check_size,
     decoded,
@@ -23,7 +23,6 @@ from lagwise.data.reading import (
 )
 from lagwise.files import expanded, one_line
 
-SPLITS = ("train", "valid", "test")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _HELD_OUT = 0.05  # share of valid and of test when the data name no splits
