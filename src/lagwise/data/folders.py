@@ -178,7 +178,8 @@ def by_split(root: Path, splits: Mapping[Path, str | None]) -> dict[str, list[Pa
         named = next(path for path, split in splits.items() if split)
         raise ValueError(
             f"the names in {str(root)!r} say which files are train, valid and test, such as "
-            f"{str(named.relative_to(root))!r}, but {str(stray.relative_to(root))!r} does not; rename it or move it away"
+            f"{str(named.relative_to(root))!r}, but {str(stray.relative_to(root))!r} does not; rename it or move it "
+            "away"
         )
     files = {split: [path for path, own in splits.items() if own == split] for split in SPLITS}
     return {split: paths for split, paths in files.items() if paths}

@@ -109,7 +109,8 @@ def rows_to_score(
     for column in (*columns, label):
         if column not in rows.column_names:
             raise ValueError(
-                f"{source.name!r} has no column {column!r} (it has {_shown(rows.column_names)}){_first_line(source.has_headers)}"
+                f"{source.name!r} has no column {column!r} (it has {_shown(rows.column_names)})"
+                f"{_first_line(source.has_headers)}"
             )
     return rows, known_labels(label_cells(rows, label), names, lambda i: f"row {i + 1} of {source.name!r}")
 
@@ -129,8 +130,9 @@ def _one_folder(tables: dict[str, Dataset], label: str, headers: bool) -> str:
     rows = tables["train"]
     advice = f", or, if the files have a column of labels, name it with task.label=COLUMN (not {label!r})"
     return (
-        f"the {len(rows):,} file(s) to train on are a row each, all of the folder {rows[label][0]!r}, and classification "
-        f"needs two classes; put the files of each class into a folder of its own{advice if headers else ''}"
+        f"the {len(rows):,} file(s) to train on are a row each, all of the folder {rows[label][0]!r}, and "
+        "classification needs two classes; put the files of each class into a folder of its own"
+        f"{advice if headers else ''}"
     )
 
 

@@ -220,7 +220,8 @@ def _write(
     notes = [f"{' and '.join(made)} made from 10 % of the series of train{' each' if len(made) > 1 else ''}"]
     if len(made) == 2 and len(tables["train"]) < len(SPLITS):
         notes = ["valid and test are the last two tenths of each series, as there are too few to hold some out"]
-    shared = shared_rows({split: rows.select_columns(values) for split, rows in tables.items()}, tables)
+    inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
+    shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
     return {
         "features": features,

@@ -169,8 +169,8 @@ def _is_code(value: Any) -> bool:
 
 
 def class_name(value: Any) -> str:
-    """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true`` (also for
-    True and TRUE, as some programs write it)."""
+    """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true`` (also
+    for True and TRUE, as some programs write it)."""
     if isinstance(value, bool) or str(value).strip().lower() in ("true", "false"):
         return str(value).strip().lower()
     if isinstance(value, float) and value.is_integer():

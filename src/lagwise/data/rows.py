@@ -254,7 +254,7 @@ def split_rows(
             f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
             + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")
         )
-    for value, contents in sorted(members.items(), key=lambda item: len(item[1])):
+    for contents in sorted(members.values(), key=len):
         taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
         for split in missing:
             free = sorted((c for c in contents if c not in places), reverse=split == "valid")
@@ -269,22 +269,20 @@ def split_rows(
 
 
 def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
-    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label:
-    splits that the data name (``named``) are kept as they are, those that are made share none."""
-    notes = []
+    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
+    Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
+    notes, before = [], set()
     if len({*named} & {*SPLITS}) < 2:
         return notes
-    hashes = {split: list(_hashes(splits[split], 0, skip=label)) for split in SPLITS if split in splits}
-    for split, others in (("valid", ("train",)), ("test", ("train", "valid"))):
-        for other in others:
-            if split in named and {split, other} <= hashes.keys():
-                before = set(hashes[other])
-                count = sum(content in before for content in hashes[split])
-                if count:
-                    notes.append(
-                        f"{count:,} of {len(hashes[split]):,} rows of {split} are also in {other}, so that scores on "
-                        f"{split} are too good; remove them from one of the two"
-                    )
+    for i, split in enumerate(each for each in SPLITS if each in splits):
+        own = list(_hashes(splits[split], 0, skip=label))
+        count = sum(content in before for content in own)
+        if count and split in named:
+            notes.append(
+                f"{count:,} of {len(own):,} rows of {split} are also in {' or '.join(SPLITS[:i])}, which makes scores "
+                "on them too good; remove them from one of the two"
+            )
+        before.update(own)
     return notes
 
 

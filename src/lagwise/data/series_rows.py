@@ -145,7 +145,7 @@ class SeriesSource(RowSource):
 
     @cached_property
     def _row_numbers(self) -> list[str]:
-        """Columns of the first table that number its rows; of recordings, one without a name, as others may be times."""
+        """Columns of the first table that number its rows; of recordings, one without a name: others may be times."""
         columns = self._all_features(self._columns_of_tables[0])
         if not self._has_lines:
             return [name for name in columns if name == UNNAMED]
@@ -173,9 +173,9 @@ def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
     if per_sample:
         return f"{each}; write a file for each {group!r}, or name the columns of numbers with task.features"
     return (
-        f"{each}; put each series on a line of its own (in pandas, frame.pivot with index={group!r} and columns={name!r}) "
-        "or into a file of its own, in a folder for each class; for a class of every sample there is the recipe "
-        "signal-steps, with a file for each series; or name the columns of numbers with task.features"
+        f"{each}; put each series on a line of its own (in pandas, frame.pivot with index={group!r} and "
+        f"columns={name!r}) or into a file of its own, in a folder for each class; for a class of every sample there "
+        "is the recipe signal-steps, with a file for each series; or name the columns of numbers with task.features"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables in text files (.csv, .tsv): encodings, separators, headers, rows that are no rows, and the numbers in cells."""
+"""Tables in text files (.csv, .tsv): encodings, separators, headers, rows that are none, and the numbers in cells."""
 
 from __future__ import annotations
 
