@@ -85,9 +85,10 @@ class LabelledData:
         lengths = [length for rows in self.splits.values() for length in rows["length"][:]]
         least, most = min(lengths), max(lengths)
         samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
         return [
             f"{len(lengths):,} series of {samples} sample{'s' * (most > 1)} and {self.features:,} "
-            f"feature{'s' * (self.features > 1)}"
+            f"feature{'s' * (self.features > 1)}{layout}"
         ]
 
 

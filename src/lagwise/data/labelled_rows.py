@@ -143,7 +143,11 @@ def _shown(columns: Sequence[str]) -> str:
 
 
 def _first_line(headers: bool) -> str:
-    return "; the first line of the file is taken for a header, so if it is a row, put one above it" if headers else ""
+    if not headers:
+        return ""
+    return (
+        "; the first line of the file is taken for the header: if it is a row, put one above it; if a title, remove it"
+    )
 
 
 def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str, values: bool) -> tuple[str, ...]:

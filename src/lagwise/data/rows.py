@@ -187,7 +187,7 @@ def open_rows(name: str) -> RowSource:
     others = [file for file, kind in kinds.items() if kind != ".txt"]
     files = others or _texts(path, texts)
     if not files:
-        raise ValueError(f"no {suffixes} file in folder {name!r}")
+        raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, found, ()))))
     places = class_folders(path, [file for file in files if kinds[file] in ONE_ROW])
     check_classes(path, places, "sounds" if others else "texts")
     files = _labelled(files)

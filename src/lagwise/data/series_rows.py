@@ -173,9 +173,9 @@ def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
     if per_sample:
         return f"{each}; write a file for each {group!r}, or name the columns of numbers with task.features"
     return (
-        f"{each}; put each series on a line of its own (in pandas, frame.pivot with index={group!r} and "
-        f"columns={name!r}) or into a file of its own, in a folder for each class; for a class of every sample there "
-        "is the recipe signal-steps, with a file for each series; or name the columns of numbers with task.features"
+        f"{each}; put each series on a line of its own (pandas: frame.pivot, with the times as columns) or into a file "
+        "of its own, in a folder for each class; for a class of every sample there is the recipe signal-steps, with a "
+        "file for each series; or name the columns of numbers with task.features"
     )
 
 

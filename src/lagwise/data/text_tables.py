@@ -179,7 +179,7 @@ def _fields(
     i = wrong[0]
     advice = f"a field that contains {'a tab' if mark == chr(9) else repr(mark)} or a line break must be quoted"
     if len(wrong) == len(rows) - 1 and len(rows) > 2:
-        if {len(row) for row in rows[1:]} == {width + 1}:
+        if width > 1 and {len(row) for row in rows[1:]} == {width + 1}:
             advice += "; if the first field of each is a name of its row, as R writes them, give it one in the header"
         else:
             advice += f"; if line {lines[0]} is a title above the header, remove it"
