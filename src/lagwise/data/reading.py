@@ -15,6 +15,8 @@ from typing import IO, Any
 from lagwise.process import memory
 
 _PIECE = 1 << 24  # bytes read at a time
+_ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # first: that of UTF-16 begins like it
+_ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _PACKED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 #: How files begin that are no text, and what to do about them.
 _KINDS = {
@@ -77,9 +79,21 @@ def check_size(path: Path, size: int) -> None:
         )
 
 
+def marked_encoding(data: bytes) -> str | None:
+    """The encoding that a byte order mark says, if there is one."""
+    return next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), None)
+
+
 def decoded(data: bytes, path: Path) -> str:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError(f"{path} is UTF-16, not UTF-8; convert it: {_conversion('utf-16', path.name)}")
+    """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a byte order mark, which is left out. ValueError for
+    other files, with advice."""
+    if encoding := marked_encoding(data):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is not valid {encoding.upper()} ({error.reason} at byte {error.start})"
+            ) from error
     for start, what in _KINDS.items():
         if data.startswith(start):
             raise ValueError(f"{path} {what}")
@@ -93,6 +107,11 @@ def decoded(data: bytes, path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(not_utf8(error, str(path))) from error
+
+
+def not_utf8_mark(path: Path, encoding: str) -> str:
+    """What to do about a file that is read by lines, and has the mark of another encoding."""
+    return f"{path} is {encoding.upper()}, not UTF-8; convert it: {_conversion(encoding, path.name)}"
 
 
 def not_utf8(error: UnicodeDecodeError, name: str | None) -> str:

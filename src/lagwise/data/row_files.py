@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.folders import folder_name
-from lagwise.data.reading import decoded, inner_suffix, is_compressed, opened, read_whole
+from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
 from lagwise.data.text_tables import parse_text_table, read_head
 
@@ -47,6 +47,9 @@ def read_columns(path: Path) -> tuple[str, ...]:
         return tuple(read_head(path).names)
     if kind == ".jsonl":
         with opened(path) as f:
+            if marked_encoding(f.read(4)):
+                return tuple(_jsonl(read_whole(path), path, None).column_names)
+            f.seek(0)
             line = next((line for line in f if line.strip()), b"")
         return tuple(_jsonl(line, path, None).column_names)
     if kind == ".txt":
@@ -136,6 +139,7 @@ def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
     records, lines = [], []
+    data = decoded(data, path).encode() if marked_encoding(data) else data
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             try:

@@ -17,7 +17,9 @@ from lagwise.data.reading import (
     decoded,
     inner_suffix,
     is_compressed,
+    marked_encoding,
     most_text,
+    not_utf8_mark,
     opened,
     read_whole,
 )
@@ -140,6 +142,8 @@ def read_documents(path: Path) -> Iterator[str]:
         with opened(path) as f:
             for number, line in enumerate(iter(partial(f.readline, most_text() + 1), b""), 1):
                 check_size(path, len(line))
+                if number == 1 and (encoding := marked_encoding(line)):
+                    raise ValueError(not_utf8_mark(path, encoding))
                 if line.strip():
                     yield _record(line, path, number)
     else:

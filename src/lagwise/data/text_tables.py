@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.data.reading import decoded, inner_suffix, opened, read_whole
+from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened, read_whole
 
 _HEAD = 1 << 18  # bytes that show the first rows of a file
 _MARKS = ",;\t|"  # separators, the likelier first
 _SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*\r?\n')  # the first line for Excel
 _COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")  # numbers with commas between thousands
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")  # whole numbers with points between thousands
-_ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # first: UTF-16's mark begins like this one
-_ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
 #: What stands for a missing number, in lower case.
 MISSING = frozenset(("", ".", "-", "--", "na", "n/a", "#n/a", "nan", "null", "none", "?"))
 
@@ -72,7 +70,7 @@ def read_text_table(path: Path) -> TextTable:
 
 def parse_text_table(data: bytes, path: Path) -> TextTable:
     """As `read_text_table`, of the content of a file."""
-    return _table(_decoded(data, path), path)
+    return _table(decoded(data, path), path)
 
 
 def read_head(path: Path, rows: int = 0) -> TextTable:
@@ -81,11 +79,11 @@ def read_head(path: Path, rows: int = 0) -> TextTable:
         data = f.read(_HEAD)
         whole = not f.read(1)
     if not whole:
-        text = codecs.getincrementaldecoder(_encoding(data) or "utf-8")("replace").decode(data)
+        text = codecs.getincrementaldecoder(marked_encoding(data) or "utf-8")("replace").decode(data)
         with suppress(ValueError):  # a header longer than this, or a field in quotes that goes on behind the line break
             return _table(text[: text.rindex("\n") + 1], path, rows + 1)
         data = read_whole(path)
-    return _table(_decoded(data, path), path, rows + 1)
+    return _table(decoded(data, path), path, rows + 1)
 
 
 def _table(text: str, path: Path, most: int | None = None) -> TextTable:
@@ -122,7 +120,7 @@ def no_header(path: Path, header: Sequence[str]) -> str:
 
 def _rows(text: str, path: Path, most: int | None) -> tuple[list[list[str]], list[int], str]:
     """The header and rows of as many fields, at most ``most`` together, the line of each, and the separator."""
-    first, mark = 1, None
+    text, first, mark = text.removeprefix("\ufeff"), 1, None
     if found := _SEPARATOR.match(text):
         text, first, mark = text[found.end() :], 2, found[1]
     if inner_suffix(path) == ".tsv":
@@ -186,20 +184,6 @@ def _fields(
     elif i == len(rows) - 1:
         advice += "; if it is no row, such as a total, remove it"
     raise ValueError(f"{path}, line {lines[i]}: {len(rows[i])} fields, but the header has {width}; {advice}")
-
-
-def _encoding(data: bytes) -> str | None:
-    return next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), None)
-
-
-def _decoded(data: bytes, path: Path) -> str:
-    encoding = _encoding(data)
-    if encoding not in ("utf-16", "utf-32"):
-        return decoded(data, path).removeprefix("\ufeff")
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not valid {encoding.upper()} ({error.reason} at byte {error.start})") from error
 
 
 def _plain(cells: list[str], separator: str) -> list[str]:
