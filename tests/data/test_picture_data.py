@@ -238,6 +238,12 @@ class TestWrongData:
         eight = np.asarray(decode(png(np.full((4, 4, samples), 255), 8, kind), 3, "it"))
         assert (eight == 255).all()
 
+    def test_the_largest_value_of_a_ppm_file_is_white(self) -> None:
+        pixels = np.full((4, 4, 3), 1023, ">u2").tobytes()
+        assert (np.asarray(decode(b"P6 4 4 1023\n" + pixels, 3, "it")) == 255).all()
+        with pytest.raises(ValueError, match="it has more than 8 bits a channel"):
+            decode(b"P6 4 4 65535\n" + pixels, 3, "it")
+
     def test_a_folder_without_classes(self, tmp_path: Path) -> None:
         root = tmp_path / "data"
         root.mkdir()

@@ -32,7 +32,7 @@ def decode(data: bytes, channels: int, where: str) -> Image:
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            deep = ";16" in str([tile[3] for tile in image.tile])  # of colours, PIL would keep the upper 8 bits
+            deep = any(map(_is_deep, image.tile))  # of colours, PIL would keep the upper 8 bits
             image.load()
             turned = ImageOps.exif_transpose(image)
         if not deep and not turned.mode.startswith(("I", "F")):
@@ -45,6 +45,13 @@ def decode(data: bytes, channels: int, where: str) -> Image:
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
     raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
+
+
+def _is_deep(tile: Sequence[Any]) -> bool:
+    """Whether a part of a picture that PIL has opened has 16 bits a channel: of .png and .tif by the name of its layout
+    (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
+    layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+    return any(f";16{order}" in str(layout[0]) for order in "BLN") or layout[-1] == 65535
 
 
 def frames(data: bytes) -> int:

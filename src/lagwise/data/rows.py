@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -275,7 +275,7 @@ def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: st
     if len({*named} & {*SPLITS}) < 2:
         return notes
     for i, split in enumerate(each for each in SPLITS if each in splits):
-        own = list(_hashes(splits[split], 0, skip=label))
+        own = list(_hashes(splits[split], 0, skip=label, encode=_encoded))
         count = sum(content in before for content in own)
         if count and split in named:
             notes.append(
@@ -286,13 +286,15 @@ def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: st
     return notes
 
 
-def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:
-    """A hash of each row's content."""
+def _hashes(
+    rows: Dataset, seed: int, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
+) -> Iterator[bytes]:
+    """A hash of each row's content; ``encode`` gives that of a value other than a series."""
     columns = sorted(name for name in rows.column_names if name != skip)
     key = str(seed).encode()
     for batch in rows.with_format("arrow").iter(1000):
         table: Any = batch
-        for values in zip(*(_contents(table.column(name)) for name in columns), strict=True):
+        for values in zip(*(_contents(table.column(name), encode) for name in columns), strict=True):
             digest = hashlib.blake2b(key=key, digest_size=16)
             for value in values:
                 digest.update(len(value).to_bytes(8))
@@ -300,11 +302,16 @@ def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:
             yield digest.digest()
 
 
-def _contents(column: Any) -> list[bytes]:
+def _encoded(value: Any) -> bytes:
+    """As fast as a file of a picture allows. Made splits depend on the other encoding, so it stays as it is."""
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _contents(column: Any, encode: Callable[[Any], bytes]) -> list[bytes]:
     try:
         return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
     except TypeError:
-        return [repr(value).encode() for value in column.to_pylist()]
+        return [encode(value) for value in column.to_pylist()]
 
 
 def _hub_splits(name: str) -> dict[str, Any]:

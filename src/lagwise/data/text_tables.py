@@ -46,7 +46,11 @@ class TextTable:
         and fields are not separated by semicolons. A point is the decimal mark, unless the numbers have commas, or
         fields are separated by semicolons and the column shows that points separate thousands (987 beside 1.013).
         """
-        cells = _plain([cell.strip() for cell in self.columns[name]], self.separator)
+        cells = self.columns[name]
+        if self.separator != ";":
+            with suppress(ValueError):  # most files have plain numbers
+                return np.fromiter(map(_float, cells), np.float64, len(cells))
+        cells = _plain([cell.strip() for cell in cells], self.separator)
         values = np.empty(len(cells))
         for i, cell in enumerate(cells):
             try:
