@@ -76,11 +76,14 @@ def test_headers_that_do_not_know_their_sizes(unknown: int, chunks: bytes) -> No
         assert rate == RATE
         np.testing.assert_allclose(samples, whole / 32768, atol=1e-7)
     known = head + struct.pack("<4sI", b"data", whole.nbytes) + whole.tobytes()
+    with pytest.raises(ValueError, match=r"a\.wav is not a complete \.wav file"):
+        read_sound(known[:-8], Path("a.wav"))
     np.testing.assert_allclose(read_sound(known, Path("a.wav"))[1], whole / 32768, atol=1e-7)
     with pytest.raises(ValueError, match=r"a\.wav (has no samples|is not a complete)"):
         read_sound(head + struct.pack("<4sI", b"data", unknown), Path("a.wav"))
-    with pytest.raises(ValueError, match=r"a\.wav is not a complete \.wav file .*\(it has no format or no samples\)"):
+    with pytest.raises(ValueError, match=r"a\.wav is not a complete \.wav file") as error:
         read_sound(head[:12], Path("a.wav"))
+    assert "variable" not in str(error.value)
 
 
 def test_one_folder_per_class_is_a_table(tmp_path: Path) -> None:
@@ -345,6 +348,15 @@ def test_the_number_of_a_row_is_no_sample(tmp_path: Path, options: dict[str, Any
     assert list(source.notes) == (
         [f"column {left!r} numbers the rows and is left out (task.features can name it)"] if left else []
     )
+
+
+def test_numbers_of_shuffled_rows_are_no_samples(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 6)).round(3)).assign(label=np.arange(40) % 2)
+    frame["n"] = 7
+    frame.sample(frac=1, random_state=0).reset_index().to_csv(tmp_path / "a.csv", index=False)
+    source = open_series(str(tmp_path / "a.csv"), "label")
+    assert source.found()["features"] == [*map(str, range(6)), "n"]
+    assert source.notes == ("column 'index' numbers the rows and is left out (task.features can name it)",)
 
 
 def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, message: st
         (["1", "-0.5", "0.25"], True),
         (["-0.5", "0.25", "cat"], True),
         (["0.1234"], True),
+        (["0.1234 0.5 -1e3"], True),
         (["2", "3", "4"], True),
         (["0", "1", "2"], False),
         (["1", "2", "3", "class"], False),
@@ -125,6 +126,14 @@ def test_headers_that_look_like_rows(header: list[str], expected: bool) -> None:
 def test_numbers_as_people_write_them(cells: list[str], separator: str, expected: list[float]) -> None:
     table = TextTable(Path("a.csv"), {"x": cells}, list(range(2, 2 + len(cells))), separator)
     np.testing.assert_array_equal(table.numbers("x"), expected)
+
+
+def test_units_and_totals_are_named(tmp_path: Path) -> None:
+    table = read_text_table(write(tmp_path / "a.csv", "t,x,y\ns,1,2\n3,mV,4\n5,6,Sum\n"))
+    for name, line, advised in (("t", 2, True), ("x", 3, False), ("y", 4, True)):
+        with pytest.raises(ValueError, match=f"line {line}: {name!r} is '.*', not a number") as error:
+            table.numbers(name)
+        assert ("no row, such as units or a total, remove it" in str(error.value)) == advised
 
 
 @pytest.mark.parametrize("cell", ["1_000", "five", "1.2.3", "2024-01-01", "12:30"])

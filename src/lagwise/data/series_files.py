@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ FOLDER_LABEL = "label"  # the column of the names of folders
 UNNAMED = "Unnamed: 0"  # a first column without a name
 _UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
 _COUNTED = 5  # rows that show whether a column counts them
+_INDEX = re.compile(r"index|idx|level_0|(\w+[ _])?id|row([ _]\w+)?", re.IGNORECASE)  # names of numbers of rows
 _KEYS = 4  # columns, the first ones, that may say which series a line is of, and when
 
 
@@ -60,29 +62,31 @@ def _with_sizes(data: bytes) -> bytes:
     """A .wav file whose header has the sizes of the whole and of the samples where it had 0 or the largest number."""
     if not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         return data
-    fixed, place, block = bytearray(data), 12, 1
-    unknown = _is_unknown(data, 4)
+    chunks = _chunks(data, 12)
+    samples = next(((place, size) for kind, place, size in chunks if kind == b"data"), None)
+    if samples is None:
+        return data
+    place, size = samples
+    (whole,), rest, fixed = struct.unpack_from("<I", data, 4), len(data) - place, bytearray(data)
+    others = _chunks(data, place)
+    if size >= _UNKNOWN_SIZE or (size == 0 and not (others and sum(others[-1][1:]) == len(data))):
+        start = next((place for kind, place, _ in chunks if kind == b"fmt "), None)
+        block = 1 if start is None else max(1, *struct.unpack_from("<H", data, start + 12))
+        size = rest // block * block
+        struct.pack_into("<I", fixed, place - 4, size)
+        del fixed[place + size :]
+    if not place + size <= whole + 8 <= max(place + size, len(fixed)):
+        struct.pack_into("<I", fixed, 4, max(place + size, len(fixed)) - 8)
+    return bytes(fixed)
+
+
+def _chunks(data: bytes, place: int) -> list[tuple[bytes, int, int]]:
+    """The name, place and size of the content of each chunk of a .wav file, from a place on, as the file says them."""
+    found = []
     while place + 8 <= len(data):
-        kind, (size,) = data[place : place + 4], struct.unpack_from("<I", data, place + 4)
-        if kind == b"fmt " and place + 22 <= len(data):
-            block = max(1, *struct.unpack_from("<H", data, place + 20))
-        if kind == b"data":
-            if (size == 0 and unknown) or size >= _UNKNOWN_SIZE:
-                size = (len(data) - place - 8) // block * block
-                struct.pack_into("<I", fixed, place + 4, size)
-                del fixed[place + 8 + size :]
-                unknown = True
-            break
-        place += 8 + size + size % 2
-    if unknown:
-        struct.pack_into("<I", fixed, 4, len(fixed) - 8)
-    return bytes(fixed) if unknown else data
-
-
-def _is_unknown(data: bytes, place: int) -> bool:
-    """Whether a size is 0, or as large as programs write that do not know it."""
-    (size,) = struct.unpack_from("<I", data, place)
-    return size == 0 or size >= _UNKNOWN_SIZE
+        found.append((data[place : place + 4], place + 8, *struct.unpack_from("<I", data, place + 4)))
+        place += 8 + found[-1][2] + found[-1][2] % 2
+    return found
 
 
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -180,17 +184,22 @@ def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
     return all(values[i] > values[i - 1] for i in inside) and all(values[i] <= values[i - 1] for i in starts[1:])
 
 
-def row_numbers(table: TextTable, names: Sequence[str]) -> list[str]:
-    """Those of the columns ``names`` that number the rows: a first one without a name, as pandas and R write, and any
-    that counts from one row to the next."""
-    return [name for name in names if name == UNNAMED or _counts(table.columns[name])]
+def row_numbers(table: TextTable, names: Sequence[str], *, samples: bool) -> list[str]:
+    """Those of the columns ``names`` that number the rows: a first one without a name, as pandas and R write, one
+    called as an index with a different whole number for each row, and any that counts from one row to the next.
+
+    samples: the rows are samples, of which other columns than an index may count, such as times.
+    """
+    return [name for name in names if name == UNNAMED or _numbers_rows(name, table.columns[name], samples)]
 
 
-def _counts(cells: Sequence[str]) -> bool:
-    if len(cells) < _COUNTED or not all(cell.isdecimal() for cell in cells):
+def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
+    called = _INDEX.fullmatch(name.strip()) is not None
+    if len(cells) < _COUNTED or not all(cell.isdecimal() for cell in cells) or (samples and not called):
         return False
-    first = int(cells[0])
-    return first < 2 and [int(cell) for cell in cells] == [*range(first, first + len(cells))]
+    values = [int(cell) for cell in cells]
+    counts = values[0] < 2 and values == [*range(values[0], values[0] + len(values))]
+    return counts or (called and not samples and len(set(values)) == len(values))
 
 
 def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:

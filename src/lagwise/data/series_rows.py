@@ -15,7 +15,6 @@ from lagwise.data.reading import read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.series_files import (
-    UNNAMED,
     check_sounds,
     lines_table,
     long_columns,
@@ -145,11 +144,9 @@ class SeriesSource(RowSource):
 
     @cached_property
     def _row_numbers(self) -> list[str]:
-        """Columns of the first table that number its rows; of recordings, one without a name: others may be times."""
-        columns = self._all_features(self._columns_of_tables[0])
-        if not self._has_lines:
-            return [name for name in columns if name == UNNAMED]
-        return row_numbers(read_head(self._tables[0], _COUNTED), columns)
+        """Columns of the first table that number its rows."""
+        table = read_head(self._tables[0], _COUNTED)
+        return row_numbers(table, self._all_features(table.names), samples=not self._has_lines)
 
     @property
     def _first(self) -> list[str]:

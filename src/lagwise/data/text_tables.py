@@ -19,7 +19,7 @@ from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened,
 
 _HEAD = 1 << 18  # bytes that show the first rows of a file
 _MARKS = ",;\t|"  # separators, the likelier first
-_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*\r?\n')  # the first line for Excel
+_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*\r?\n', re.IGNORECASE)  # the first line for Excel
 _COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")  # numbers with commas between thousands
 _POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")  # whole numbers with points between thousands
 #: What stands for a missing number, in lower case.
@@ -56,8 +56,10 @@ class TextTable:
             try:
                 values[i] = np.nan if cell.lower() in MISSING else _float(cell)
             except ValueError as error:
+                advice = "; if the line is no row, such as units or a total, remove it"
                 raise ValueError(
                     f"{self.path}, line {self.lines[i]}: {name!r} is {self.columns[name][i]!r}, not a number"
+                    f"{advice if i in (0, len(cells) - 1) else ''}"
                 ) from error
         return values
 
@@ -106,7 +108,7 @@ def is_data(header: Sequence[str]) -> bool:
     """Whether the names of columns look like a row: all or all but one are numbers, other than 0, 1, 2, ... or 1, 2, 3,
     ..., as which tables without names are numbered."""
     names = [name for name in header if not name.startswith("Unnamed: ")]
-    numbers = [name for name in names if _is_number(name)]
+    numbers = [name for name in names if all(map(_is_number, name.split()))]  # also with spaces between them
     if not numbers or len(numbers) < len(names) - 1:
         return False
     counted = [int(name) for name in numbers if name.isdecimal()]
