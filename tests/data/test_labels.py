@@ -20,6 +20,7 @@ class TestLabels:
             ([1.0, 0.0], "classification", ("0", "1"), "2 different whole numbers"),
             ([True, False], "classification", ("false", "true"), "text"),
             (["True", "FALSE", "true"], "classification", ("false", "true"), "text"),
+            ([True, "False", "TRUE"], "classification", ("false", "true"), "text"),
             (["007", "12"], "classification", ("007", "12"), "codes with zeros in front"),
             ([f"{i:05}" for i in range(60)], "classification", tuple(f"{i:05}" for i in range(60)), "codes"),
             ([1.5, 1], "regression", None, "fractions"),

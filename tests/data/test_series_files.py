@@ -346,7 +346,7 @@ def test_the_number_of_a_row_is_no_sample(tmp_path: Path, options: dict[str, Any
     np.testing.assert_allclose(source.read()["train"]["input_values"][:], expected, atol=1e-6)
     assert source.found() == {"lines": True, "features": [str(i) for i in range(6)]}
     assert list(source.notes) == (
-        [f"column {left!r} numbers the rows and is left out (task.features can name it)"] if left else []
+        [f"column {left!r} is an index of the rows and is left out (task.features can name it)"] if left else []
     )
 
 
@@ -356,7 +356,7 @@ def test_numbers_of_shuffled_rows_are_no_samples(tmp_path: Path) -> None:
     frame.sample(frac=1, random_state=0).reset_index().to_csv(tmp_path / "a.csv", index=False)
     source = open_series(str(tmp_path / "a.csv"), "label")
     assert source.found()["features"] == [*map(str, range(6)), "n"]
-    assert source.notes == ("column 'index' numbers the rows and is left out (task.features can name it)",)
+    assert source.notes == ("column 'index' is an index of the rows and is left out (task.features can name it)",)
 
 
 def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
     assert source.read()["train"]["label"][:] == ["a", "b"]
     assert source.notes == (
         "the folders 'a', 'b' are the classes; the 2 folders in them, such as 'a/s1', are not",
-        "column 'Unnamed: 0' numbers the rows and is left out (task.features can name it)",
+        "column 'Unnamed: 0' is an index of the rows and is left out (task.features can name it)",
     )
 
 

@@ -118,6 +118,7 @@ def _missing(value: Any) -> bool:
 def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list[float | None]] | None:
     """The labels as numbers, or None if they are text."""
     seen: dict[str, tuple[str, int]] = {}  # the first label of each type
+    logical = any(isinstance(value, bool) for column in cells.values() for value in column)
     for split, column in cells.items():
         for i, value in enumerate(column):
             if value is None:
@@ -125,7 +126,9 @@ def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list
             if not isinstance(value, str | int | float):
                 raise ValueError(f"the label of {where(split, i)} is {type(value).__name__}, not text or a number")
             number = _number(value)
-            if isinstance(value, str):
+            if logical and class_name(value) in ("true", "false"):  # other files have them as text
+                sort = "true or false"
+            elif isinstance(value, str):
                 sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
             else:
                 sort = "number" if number is not None else "true or false"

@@ -29,6 +29,7 @@ from lagwise.files import expanded
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_MOST_NAMED = 10  # classes in a message
 _HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
 
 
@@ -249,7 +250,8 @@ def split_rows(
     few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
     if few:
         each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
-        shown = each if stratified else [f"the table has {len(members[None])} different row(s)"]
+        shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
+        shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
         raise ValueError(
             f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
             + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")

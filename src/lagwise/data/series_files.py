@@ -39,13 +39,11 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     """
     from scipy.io import wavfile
 
-    data = _with_sizes(data)
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", wavfile.WavFileWarning)
             warnings.filterwarnings("ignore", message="Chunk .* not understood", category=wavfile.WavFileWarning)
-            rate, samples = wavfile.read(io.BytesIO(data))
+            rate, samples = wavfile.read(io.BytesIO(_with_sizes(data)))
     except Exception as error:  # scipy raises many types of exceptions for damaged files
         why = "it has no format or no samples" if isinstance(error, UnboundLocalError) else error
         raise ValueError(f"{path} is not a complete .wav file of PCM or floating-point samples ({why})") from error

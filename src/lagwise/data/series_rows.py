@@ -66,7 +66,9 @@ class SeriesSource(RowSource):
     @property
     def notes(self) -> tuple[str, ...]:
         left = [] if self.features or not self._tables else self._row_numbers
-        numbers = [f"column {name!r} numbers the rows and is left out (task.features can name it)" for name in left]
+        numbers = [
+            f"column {name!r} is an index of the rows and is left out (task.features can name it)" for name in left
+        ]
         return (*self.file_notes, *self._nested, *numbers)
 
     @property
