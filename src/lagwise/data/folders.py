@@ -81,24 +81,31 @@ def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, Place]:
     Folders that are all named as splits are those of splits, and a folder that has all others is none of a class. The
     folders below are the classes, as in torchvision and Keras; those in them are none, but may be splits.
     """
-    rest = {path: path.relative_to(root).parts[:-1] for path in files}
-    splits: dict[Path, str | None] = dict.fromkeys(files)
+    above = [path.parent for path in files]
+    places = _places(root, dict.fromkeys(above))
+    return {path: places[folder] for path, folder in zip(files, above, strict=True)}
+
+
+def _places(root: Path, folders: Iterable[Path]) -> dict[Path, Place]:
+    """As `class_folders`, of the folders that have files."""
+    rest = {folder: folder.relative_to(root).parts for folder in folders}
+    splits: dict[Path, str | None] = dict.fromkeys(rest)
     while any(len(parts) > 1 for parts in rest.values()):
-        inside = {path: parts for path, parts in rest.items() if parts}
-        words = {path: _split_of(parts[0]) for path, parts in inside.items()}
-        if all(words.values()) and all(splits[path] in (None, word) for path, word in words.items()):
+        inside = {folder: parts for folder, parts in rest.items() if parts}
+        words = {folder: _split_of(parts[0]) for folder, parts in inside.items()}
+        if all(words.values()) and all(splits[folder] in (None, word) for folder, word in words.items()):
             splits |= words
         elif len(inside) < len(rest) or any(len(parts) == 1 for parts in inside.values()) or _branches(rest, splits):
             break
-        rest |= {path: parts[1:] for path, parts in inside.items()}
+        rest |= {folder: parts[1:] for folder, parts in inside.items()}
     places = {
-        path: Place(splits[path], next(iter(parts), None), path.parents[len(parts)], parts[1:])
-        for path, parts in rest.items()
+        folder: Place(splits[folder], next(iter(parts), None), (folder, *folder.parents)[len(parts)], parts[1:])
+        for folder, parts in rest.items()
     }
-    inner = {path: _first_word(place.inner) for path, place in places.items()}
+    inner = {folder: _first_word(place.inner) for folder, place in places.items()}
     if any(splits.values()) or "train" not in inner.values() or len({*inner.values()} - {None}) < 2:
         return places
-    return {path: replace(place, split=inner[path], inner=()) for path, place in places.items()}
+    return {folder: replace(place, split=inner[folder], inner=()) for folder, place in places.items()}
 
 
 def _first_word(names: Iterable[str]) -> str | None:
@@ -109,8 +116,8 @@ def _first_word(names: Iterable[str]) -> str | None:
 def _branches(rest: Mapping[Path, tuple[str, ...]], splits: Mapping[Path, str | None]) -> bool:
     """Whether a split, or the whole, has more than one folder at this level."""
     names: defaultdict[str | None, set[str]] = defaultdict(set)
-    for path, parts in rest.items():
-        names[splits[path]].add(parts[0])
+    for folder, parts in rest.items():
+        names[splits[folder]].add(parts[0])
     return any(len(each) > 1 for each in names.values())
 
 
@@ -126,7 +133,8 @@ def check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
         )
     if splits == {None}:
         _check_words(root, places, what)
-    filled = {folder for path in places for folder in path.parents}
+    with_files = {path.parent for path in places}
+    filled = with_files.union(*(folder.parents for folder in with_files))
     for parent in {place.parent for place in places.values() if place.label is not None}:
         for folder in sorted(parent.iterdir()):
             if folder.is_dir() and not is_hidden(folder, root) and folder not in filled:
