@@ -128,6 +128,18 @@ def test_numbers_as_people_write_them(cells: list[str], separator: str, expected
     np.testing.assert_array_equal(table.numbers("x"), expected)
 
 
+def test_a_comma_that_can_mean_two_things_is_refused() -> None:
+    for cells, value in ((["1,013", "2"], None), (["1,013", "2,5"], 1.013), (["1,013", "1,000,000"], 1013)):
+        table = TextTable(Path("a.tsv"), {"x": cells}, [2, 3], "\t")
+        if value is not None:
+            assert table.numbers("x")[0] == value
+            continue
+        with pytest.raises(
+            ValueError, match=r"a\.tsv: '1,013' can be 1\.013 or 1013 in column 'x'; write numbers with dec"
+        ):
+            table.numbers("x")
+
+
 def test_units_and_totals_are_named(tmp_path: Path) -> None:
     table = read_text_table(write(tmp_path / "a.csv", "t,x,y\ns,1,2\n3,mV,4\n5,6,Sum\n"))
     for name, line, advised in (("t", 2, True), ("x", 3, False), ("y", 4, True)):

@@ -67,7 +67,7 @@ def _with_sizes(data: bytes) -> bytes:
     place, size = samples
     (whole,), rest, fixed = struct.unpack_from("<I", data, 4), len(data) - place, bytearray(data)
     others = _chunks(data, place)
-    if size >= _UNKNOWN_SIZE or (size == 0 and not (others and sum(others[-1][1:]) == len(data))):
+    if size >= _UNKNOWN_SIZE or (size == 0 and not (others and others[-1][1] + others[-1][2] == len(data))):
         start = next((place for kind, place, _ in chunks if kind == b"fmt "), None)
         block = 1 if start is None else max(1, *struct.unpack_from("<H", data, start + 12))
         size = rest // block * block
@@ -80,10 +80,11 @@ def _with_sizes(data: bytes) -> bytes:
 
 def _chunks(data: bytes, place: int) -> list[tuple[bytes, int, int]]:
     """The name, place and size of the content of each chunk of a .wav file, from a place on, as the file says them."""
-    found = []
+    found: list[tuple[bytes, int, int]] = []
     while place + 8 <= len(data):
-        found.append((data[place : place + 4], place + 8, *struct.unpack_from("<I", data, place + 4)))
-        place += 8 + found[-1][2] + found[-1][2] % 2
+        (size,) = struct.unpack_from("<I", data, place + 4)
+        found.append((data[place : place + 4], place + 8, size))
+        place += 8 + size + size % 2
     return found
 
 

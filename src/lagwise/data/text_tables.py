@@ -43,14 +43,18 @@ class TextTable:
         """A column as float64, NaN where a cell has one of `MISSING`. ValueError names the line of other text.
 
         A comma is the decimal mark, unless all numbers of the column that have one have groups of three digits (1,013)
-        and fields are not separated by semicolons. A point is the decimal mark, unless the numbers have commas, or
+        and fields are not separated by semicolons; between other marks than commas 1,013 is a ValueError if nothing
+        shows which it is. A point is the decimal mark, unless the numbers have commas, or
         fields are separated by semicolons and the column shows that points separate thousands (987 beside 1.013).
         """
         cells = self.columns[name]
         if self.separator != ";":
             with suppress(ValueError):  # most files have plain numbers
                 return np.fromiter(map(_float, cells), np.float64, len(cells))
-        cells = _plain([cell.strip() for cell in cells], self.separator)
+        try:
+            cells = _plain([cell.strip() for cell in cells], self.separator)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error} in column {name!r}; write numbers with decimal points") from error
         values = np.empty(len(cells))
         for i, cell in enumerate(cells):
             try:
@@ -196,6 +200,8 @@ def _plain(cells: list[str], separator: str) -> list[str]:
     """Numbers with points as decimal marks, and nothing between thousands."""
     commas = [cell for cell in cells if "," in cell]
     if commas and separator != ";" and all(map(_COMMAS.fullmatch, commas)):
+        if separator != "," and not any("." in cell or cell.count(",") > 1 for cell in commas):
+            raise ValueError(f"{commas[0]!r} can be {commas[0].replace(',', '.')} or {commas[0].replace(',', '')}")
         return [cell.replace(",", "") for cell in cells]
     if commas:
         return [cell.replace(".", "").replace(",", ".") if "," in cell or _grouped(cell) else cell for cell in cells]
