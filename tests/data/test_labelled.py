@@ -318,3 +318,39 @@ def test_a_test_file_without_labels_is_named(tmp_path: Path) -> None:
     write(tmp_path / "data" / "test.jsonl", [{"text": "no label here"}])
     with pytest.raises(ValueError, match=r"test of .* has no column 'label', .* use lagwise predict for it"):
         prepare(str(tmp_path / "data"))
+
+
+def test_a_missing_column_tells_that_the_first_line_is_the_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("".join(f"I liked it {i},{'ab'[i % 2]}\n" for i in range(20)))
+    with pytest.raises(ValueError, match=r"no column 'text'.*the first line of the file is taken for the header"):
+        prepare(str(tmp_path / "a.csv"))
+    with pytest.raises(ValueError, match=r"no column 'text'.*columns: a\)$"):
+        prepare(write(tmp_path / "b.jsonl", [{"a": 1}]))
+
+
+def test_rows_of_train_that_are_in_test_are_noted(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "train.jsonl", reviews())
+    write(tmp_path / "data" / "valid.jsonl", reviews(32)[30:])
+    write(tmp_path / "data" / "test.jsonl", [*reviews(4), {"text": "another", "label": "bad"}])
+    data = prepare(str(tmp_path / "data"))
+    assert next(note for note in data.notes if "also" in note).startswith("4 of 5 rows of test are also in train")
+
+
+def test_files_that_are_rows_of_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for i in range(4):
+        (tmp_path / "cat" / f"{i}.txt").write_text(f"text {i}")
+    with pytest.raises(ValueError, match=r"the 4 file\(s\) to train on are a row each, all of the folder 'cat'"):
+        prepare(str(tmp_path))
+
+
+def test_only_test_rows_are_not_trained_on(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "test.jsonl", reviews())
+    with pytest.raises(ValueError, match="no rows to train on, only test by the names in it"):
+        prepare(str(tmp_path / "data"))
+
+
+def test_the_shape_of_series_is_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(40, 3, 20)), label=np.arange(40) % 2)
+    data = prepare(str(tmp_path / "a.npz"), inputs="values", text="x")
+    assert "40 series of 3 samples and 20 features; arrays are read as (rows, samples, features)" in data.describe()

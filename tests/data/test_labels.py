@@ -19,6 +19,10 @@ class TestLabels:
             (["1", "2", "3+"], "classification", ("1", "2", "3+"), "text"),
             ([1.0, 0.0], "classification", ("0", "1"), "2 different whole numbers"),
             ([True, False], "classification", ("false", "true"), "text"),
+            (["True", "FALSE", "true"], "classification", ("false", "true"), "text"),
+            ([True, "False", "TRUE"], "classification", ("false", "true"), "text"),
+            (["007", "12"], "classification", ("007", "12"), "codes with zeros in front"),
+            ([f"{i:05}" for i in range(60)], "classification", tuple(f"{i:05}" for i in range(60)), "codes"),
             ([1.5, 1], "regression", None, "fractions"),
             (["1.5", "-1e3"], "regression", None, "fractions"),
             (list(range(51)), "regression", None, "51 different whole numbers, more than 50"),
@@ -31,7 +35,7 @@ class TestLabels:
         if names is None:
             assert labels.values["train"] == [float(v) for v in values]
         else:
-            assert sorted(labels.values["train"]) == list(range(len(names)))
+            assert sorted(set(labels.values["train"])) == list(range(len(names)))
 
     def test_the_kind_of_labels_can_be_set(self) -> None:
         where = lambda split, i: f"row {i}"  # noqa: E731
@@ -65,3 +69,15 @@ def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
     assert found.names == ("-2", "0", "1")
     assert found.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
     assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # of an earlier version
+
+
+def test_labels_of_other_programs_are_those_of_the_model() -> None:
+    assert known_labels(["True", False, "TRUE"], ("false", "true"), str) == [1, 0, 1]
+    assert known_labels(["true", "False"], ("False", "True"), str) == [1, 0]  # of an earlier version
+    assert known_labels(["007", "07"], ("07", "007"), str) == [1, 0]
+    with pytest.raises(ValueError, match="is 7, which the model does not know"):
+        known_labels([7], ("07", "007"), str)
+
+
+def test_codes_may_be_numbers_if_the_kind_says_so() -> None:
+    assert read_labels({"train": ["007", "12"]}, "regression", lambda split, i: f"{i}").values == {"train": [7.0, 12.0]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +36,15 @@ def pixels_of(data, split: str) -> dict[int, list[bytes]]:
     for row in data.splits[split]:
         found.setdefault(row["label"], []).append(decode(row["image"], 3, "it").tobytes())
     return {label: sorted(images) for label, images in found.items()}
+
+
+def png(pixels: np.ndarray, bits: int, kind: int) -> bytes:
+    """A PNG file of a colour type of its specification, which PIL does not write with 16 bits."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.astype(f">u{bits // 8}").tobytes() for row in pixels)
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows)))
+    chunk = lambda name, data: struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))  # noqa: E731
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in (*parts, (b"IEND", b"")))
 
 
 def test_one_folder_per_class(tmp_path: Path) -> None:
@@ -219,6 +230,20 @@ class TestWrongData:
         Image.fromarray(np.full((6, 8), 40_000, dtype=np.uint16)).save(root / "cat" / "04.png")
         self.check(root, tmp_path, "more than 8 bits a channel")
 
+    @pytest.mark.parametrize(("kind", "samples"), [(2, 3), (4, 2), (6, 4)])
+    def test_colours_of_sixteen_bits_are_refused(self, kind: int, samples: int) -> None:
+        """Of which PIL keeps the upper 8: 1000 of a camera's 1023 would become 3."""
+        with pytest.raises(ValueError, match="it has more than 8 bits a channel"):
+            decode(png(np.full((4, 4, samples), 1000), 16, kind), 3, "it")
+        eight = np.asarray(decode(png(np.full((4, 4, samples), 255), 8, kind), 3, "it"))
+        assert (eight == 255).all()
+
+    def test_the_largest_value_of_a_ppm_file_is_white(self) -> None:
+        pixels = np.full((4, 4, 3), 1023, ">u2").tobytes()
+        assert (np.asarray(decode(b"P6 4 4 1023\n" + pixels, 3, "it")) == 255).all()
+        with pytest.raises(ValueError, match="it has more than 8 bits a channel"):
+            decode(b"P6 4 4 65535\n" + pixels, 3, "it")
+
     def test_a_folder_without_classes(self, tmp_path: Path) -> None:
         root = tmp_path / "data"
         root.mkdir()
@@ -255,6 +280,22 @@ class TestWrongData:
     def test_unknown_augmentations(self) -> None:
         with pytest.raises(ValueError, match=r"unknown task\.augment"):
             check_changes(["rotate"])
+
+
+def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
+    images, labels = arrays()
+    root = folder_of(tmp_path / "data" / "Training", images, labels).parent
+    folder_of(root / "Testing", images[:4:2], labels[:4:2])  # two cats, which are in train too
+    for name in ("a.gif", "b.png", "c.tif", "d.webp"):
+        first, *more = (Image.fromarray(image) for image in images[4:7])
+        first.save(root / "Training" / "cat" / name, save_all=True, append_images=more)
+    (root / "about.md").write_text("x")
+    notes = prepared(root, tmp_path).notes
+    assert notes[0] == "1 file is not read: 1 .md (first 'about.md')"
+    assert notes[1] == "valid made from 10 % of train"
+    assert notes[2].startswith("4 of 18 pictures have several frames, of which the first is read: ")
+    assert notes[3].startswith("2 of 2 rows of test are also in train or valid")
+    assert notes[4] == "test has no picture of 'dog'"
 
 
 def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.data import load_tokenizer, reading
+from lagwise.data import load_tokenizer, open_rows, read_documents, reading
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import save_tokenizer
 
@@ -19,12 +19,25 @@ from lagwise.models.loading import save_tokenizer
     [
         ("größe".encode("latin1"), "iconv -f latin1 -t utf-8 a.txt > utf8-a.txt"),
         ("“größe”".encode("cp1252"), "iconv -f cp1252"),
-        ("größe".encode("utf-16"), "is UTF-16, not UTF-8; convert it: 'iconv -f utf-16"),
+        ("a plain text".encode("utf-16le"), "seems UTF-16, not UTF-8; convert it: 'iconv -f utf-16le"),
     ],
 )
 def test_an_encoding_is_converted_by_the_command_that_the_error_gives(data: bytes, advice: str) -> None:
     with pytest.raises(ValueError, match=re.escape(advice)):
         reading.decoded(data, Path("a.txt"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_byte_order_mark_tells_the_encoding(encoding: str, tmp_path: Path) -> None:
+    assert reading.decoded("größe".encode(encoding), Path("a.txt")) == "größe"
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "größe"}\n{"text": "b"}\n'.encode(encoding))
+    source = open_rows(str(path))
+    assert (source.columns, source.read()["train"]["text"][:]) == (("text",), ["größe", "b"])
+    with pytest.raises(ValueError, match=f"is {encoding.upper()}, not UTF-8; convert it"):
+        list(read_documents(path))
+    with pytest.raises(ValueError, match="is not valid UTF"):
+        reading.decoded("größe".encode(encoding)[:-1], Path("a.txt"))
 
 
 @pytest.mark.parametrize("command", ["generate", "predict"])

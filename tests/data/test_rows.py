@@ -15,6 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from lagwise.data import RowSource, open_rows, split_rows
+from lagwise.data.rows import shared_rows
 
 TABLE = {"text": ["plain", 'a "quoted" word', "two\nlines, and a comma", "größe → 日本"], "label": ["b", "a", "b", "a"]}
 
@@ -242,6 +243,24 @@ class TestSplits:
         splits = split_rows({"train": rows})
         seen = [{row[0][0] for row in part["input_values"]} for part in splits.values()]
         assert list(map(len, seen)) == [16, 2, 2]
+
+    def test_all_classes_that_are_too_small_are_named(self) -> None:
+        rows = table(self.texts[:12], ["a"] * 9 + ["b", "b", "c"])
+        with pytest.raises(
+            ValueError, match=r"class 'b' has 2 different row\(s\); class 'c' has 1 .*3 are needed of each"
+        ):
+            split_rows({"train": rows}, "label")
+
+    def test_rows_that_named_splits_share_are_counted(self) -> None:
+        train, test = table(self.texts[:90], ["a"] * 90), table([*self.texts[80:100], self.texts[80]], ["b"] * 21)
+        made = split_rows({"train": train, "test": test}, "label")
+        (note,) = shared_rows(made, ("train", "test"), "label")
+        assert note.startswith("11 of 21 rows of test are also in train or valid")
+        valid = table(self.texts[:5], ["a"] * 5)
+        notes = shared_rows({"train": train, "valid": valid, "test": valid}, ("train", "valid", "test"), "label")
+        assert [note[:44] for note in notes] == [f"5 of 5 rows of {s} are also in train{o}"[:44] for s, o in (
+            ("valid", ", which makes"), ("test", " or valid, which"))]  # fmt: skip
+        assert shared_rows(split_rows({"train": train}, "label"), ("train",), "label") == []
 
     def test_a_class_too_small_is_named(self) -> None:
         rows = table([*self.texts[:9], "twice", "twice", "twice"], ["a"] * 9 + ["odd"] * 3)

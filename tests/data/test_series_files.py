@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.io import wavfile
 
@@ -61,6 +62,28 @@ def test_samples_of_24_bits_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(head + data)
     _, samples = read_sound(head + data, tmp_path / "a.wav")
     np.testing.assert_allclose(samples, wave(), atol=1e-6)
+
+
+@pytest.mark.parametrize("unknown", [0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF024])
+@pytest.mark.parametrize("chunks", [b"", b"LIST" + struct.pack("<I", 5) + b"INFOx\0"])
+def test_headers_that_do_not_know_their_sizes(unknown: int, chunks: bytes) -> None:
+    """As of a pipe, or of a recorder that was switched off. The last sample may be incomplete."""
+    whole = (wave(channels=2) * 32767).astype("<i2")
+    head = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", unknown, b"WAVE", b"fmt ", 16, 1, 2, RATE, RATE * 4, 4, 16) + chunks
+    for tail in (b"", b"\1", b"\1\2\3"):
+        data = head + struct.pack("<4sI", b"data", unknown) + whole.tobytes() + tail
+        rate, samples = read_sound(data, Path("a.wav"))
+        assert rate == RATE
+        np.testing.assert_allclose(samples, whole / 32768, atol=1e-7)
+    known = head + struct.pack("<4sI", b"data", whole.nbytes) + whole.tobytes()
+    with pytest.raises(ValueError, match=r"a\.wav is not a complete \.wav file"):
+        read_sound(known[:-8], Path("a.wav"))
+    np.testing.assert_allclose(read_sound(known, Path("a.wav"))[1], whole / 32768, atol=1e-7)
+    with pytest.raises(ValueError, match=r"a\.wav (has no samples|is not a complete)"):
+        read_sound(head + struct.pack("<4sI", b"data", unknown), Path("a.wav"))
+    with pytest.raises(ValueError, match=r"a\.wav is not a complete \.wav file") as error:
+        read_sound(head[:12], Path("a.wav"))
+    assert "variable" not in str(error.value)
 
 
 def test_one_folder_per_class_is_a_table(tmp_path: Path) -> None:
@@ -299,3 +322,90 @@ def test_the_label_is_no_feature(tmp_path: Path, features: list[str]) -> None:
 def test_labels_may_be_in_a_column_called_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,file\n1,p\n2,q\n")
     assert open_series(str(tmp_path), "file", per_sample=True).read()["train"]["file"][:] == [["p", "q"]]
+
+
+def wide(path: Path, **options: Any) -> Path:
+    """Series on lines, as pandas writes them."""
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 6)).round(3))
+    frame.assign(label=np.arange(40) % 2).to_csv(path, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({}, "Unnamed: 0"),
+        ({"index_label": "id"}, "id"),
+        ({"index": False}, None),
+        ({"sep": ";", "decimal": ","}, "Unnamed: 0"),
+    ],
+)
+def test_the_number_of_a_row_is_no_sample(tmp_path: Path, options: dict[str, Any], left: str | None) -> None:
+    source = open_series(str(wide(tmp_path / "a.csv", **options)), "label")
+    expected = np.random.default_rng(0).normal(size=(40, 6)).round(3)
+    np.testing.assert_allclose(source.read()["train"]["input_values"][:], expected, atol=1e-6)
+    assert source.found() == {"lines": True, "features": [str(i) for i in range(6)]}
+    assert list(source.notes) == (
+        [f"column {left!r} is an index of the rows and is left out (task.features can name it)"] if left else []
+    )
+
+
+def test_numbers_of_shuffled_rows_are_no_samples(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 6)).round(3)).assign(label=np.arange(40) % 2)
+    frame["n"] = 7
+    frame.sample(frac=1, random_state=0).reset_index().to_csv(tmp_path / "a.csv", index=False)
+    source = open_series(str(tmp_path / "a.csv"), "label")
+    assert source.found()["features"] == [*map(str, range(6)), "n"]
+    assert source.notes == ("column 'index' is an index of the rows and is left out (task.features can name it)",)
+
+
+def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:
+    path = str(wide(tmp_path / "a.csv"))
+    source = open_series(path, "label", features=["Unnamed: 0", "3"])
+    assert [row[0] for row in source.read()["train"]["input_values"]] == [*range(40)]
+    assert (source.notes, source.fingerprint() == open_series(path, "label").fingerprint()) == ((), False)
+
+
+def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "s1").mkdir(parents=True)
+        pd.DataFrame({"t": range(9), "x": np.arange(9) / 2}).to_csv(tmp_path / name / "s1" / "1.csv")
+    source = open_series(str(tmp_path), "label")
+    assert source.found()["features"] == ["t", "x"]
+    assert source.read()["train"]["label"][:] == ["a", "b"]
+    assert source.notes == (
+        "the folders 'a', 'b' are the classes; the 2 folders in them, such as 'a/s1', are not",
+        "column 'Unnamed: 0' is an index of the rows and is left out (task.features can name it)",
+    )
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("columns", [["id", "time", "value"], ["time", "id", "value"], ["id", "value", "date"]])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_long_tables_are_refused(tmp_path: Path, per_sample: bool, columns: list[str], labelled: bool) -> None:
+    frame = pd.DataFrame({"id": np.repeat(["s1", "s2", "s3", "s4"], 8), "time": np.tile(np.arange(8), 4)})
+    frame["date"] = pd.Timestamp("2024-01-30") + pd.to_timedelta(frame["time"], unit="D")
+    frame["value"], frame["label"] = np.sin(np.arange(32) ** 2), np.repeat([0, 1, 0, 1], 8)
+    frame[[*columns, *(["label"] * labelled)]].sort_values(columns[0], kind="stable").to_csv(
+        tmp_path / "a.csv", index=False
+    )
+    source = open_series(str(tmp_path / "a.csv"), "label", per_sample=per_sample)
+    with pytest.raises(ValueError, match=r"a\.csv has several lines for each series.*file.*task\.features"):
+        source.read()
+    chosen = open_series(str(tmp_path / "a.csv"), "label", per_sample=per_sample, features=["value"])
+    assert len(chosen.read()["train"]) == (32 if labelled and not per_sample else 1)
+
+
+@pytest.mark.parametrize("text", ["1\t0.5\t0.25\n2\t0.1\t0.3\n", "0.5\n0.25\n", "0.5\t0.25\tcat\n0.1\t1\tdog\n"])
+def test_series_without_a_header_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.tsv").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"the first line of .*a\.tsv is taken for the names of columns, but it has num"
+    ):
+        open_series(str(tmp_path / "a.tsv"), "label").read()
+
+
+def test_signs_of_missing_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y,label\n1,.,a\n-,NA,b\n")
+    values = np.asarray(open_series(str(tmp_path / "a.csv"), "label").read()["train"]["input_values"][:])
+    np.testing.assert_array_equal(values, [[1, np.nan], [np.nan, np.nan]])

@@ -269,3 +269,32 @@ def test_a_run_of_series_in_lines_predicts_lines_without_labels(tmp_path: Path) 
     assert predicted[0]["predicted"] == "low"
     with pytest.raises(ValueError, match="has no column 'label'"):
         evaluate_run(run, source=str(tmp_path / "new.csv"), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "message"),
+    [
+        (
+            (3, 200),
+            16,
+            r"3 samples of 200 features, less than 16 samples, .*transpose them .*signal-steps.*stride=1 \(to 3",
+        ),
+        ((1, 200), 1, "1 sample of 200 features, less than 2 samples, which a series has at least; .*transpose"),
+        ((1, 1), 1, "1 sample of 1 feature, less than 2 samples.*signal-steps$"),
+        ((4, 1), 8, "4 samples of 1 feature, less than 8 samples.*signal-steps; if the series are so short"),
+    ],
+)
+def test_series_shorter_than_a_step_are_refused(
+    tmp_path: Path, shape: tuple[int, int], stride: int, message: str
+) -> None:
+    np.savez(
+        tmp_path / "a.npz", input_values=np.random.default_rng(0).normal(size=(40, *shape)), label=np.arange(40) % 2
+    )
+    task = make_task(load_recipe("signal", [f"data.source={tmp_path / 'a.npz'}", f"task.stride={stride}"]))
+    with pytest.raises(ValueError, match=message) as error:
+        task.open(progress=False)
+    assert ("transpose" in str(error.value)) == (shape[1] > shape[0])
+    if shape[0] > 1:
+        task = make_task(load_recipe("signal", [f"data.source={tmp_path / 'a.npz'}", "task.stride=1"]))
+        task.open(progress=False)
+        assert any(f"40 series of {shape[0]} samples and {shape[1]} feature" in note for note in task.notes())

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-_SPLIT_WORDS = {
-    "train": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "dev": "valid",
-    "test": "test",
+SPLITS = ("train", "valid", "test")
+_SPLIT_WORDS = {  # as `datasets` reads them
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # between the words of trainImages
+_WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(_SPLIT_WORDS)})(?:sets?|data)?(?![^\W\d_])")
+_MOST_NAMED = 4  # of kinds of files in a message
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the folders above a file say. split: its split, None if they name none. label: its class, the name of a
+    folder, None for a file in no class folder. parent: the folder that has the class folders. inner: the folders
+    between the class folder and the file."""
+
+    split: str | None
+    label: str | None
+    parent: Path
+    inner: tuple[str, ...]
 
 
 def files_below(root: Path) -> list[Path]:
@@ -58,28 +75,131 @@ def check_names(classes: Iterable[str], what: str) -> None:
         )
 
 
-def check_classes(root: Path, files: Sequence[Path], what: str) -> None:
-    """ValueError if one of the class folders has no files, or a file is in none of them although others are in those of
-    a split train."""
-    splits = {path: split_word(Path(*path.relative_to(root).parts[:-2])) for path in files}
-    outside = next((path for path, split in splits.items() if split is None), None)
-    if "train" in splits.values() and outside is not None:
+def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, Place]:
+    """The split and the class of files whose folders are their classes, as in ``train/cat/1.png``.
+
+    Folders that are all named as splits are those of splits, and a folder that has all others is none of a class. The
+    folders below are the classes, as in torchvision and Keras; those in them are none, but may be splits.
+    """
+    above = [path.parent for path in files]
+    places = _places(root, dict.fromkeys(above))
+    return {path: places[folder] for path, folder in zip(files, above, strict=True)}
+
+
+def _places(root: Path, folders: Iterable[Path]) -> dict[Path, Place]:
+    """As `class_folders`, of the folders that have files."""
+    rest = {folder: folder.relative_to(root).parts for folder in folders}
+    splits: dict[Path, str | None] = dict.fromkeys(rest)
+    while any(len(parts) > 1 for parts in rest.values()):
+        inside = {folder: parts for folder, parts in rest.items() if parts}
+        words = {folder: _split_of(parts[0]) for folder, parts in inside.items()}
+        if all(words.values()) and all(splits[folder] in (None, word) for folder, word in words.items()):
+            splits |= words
+        elif len(inside) < len(rest) or any(len(parts) == 1 for parts in inside.values()) or _branches(rest, splits):
+            break
+        rest |= {folder: parts[1:] for folder, parts in inside.items()}
+    places = {
+        folder: Place(splits[folder], next(iter(parts), None), (folder, *folder.parents)[len(parts)], parts[1:])
+        for folder, parts in rest.items()
+    }
+    inner = {folder: _first_word(place.inner) for folder, place in places.items()}
+    if any(splits.values()) or "train" not in inner.values() or len({*inner.values()} - {None}) < 2:
+        return places
+    return {folder: replace(place, split=inner[folder], inner=()) for folder, place in places.items()}
+
+
+def _first_word(names: Iterable[str]) -> str | None:
+    """The split that the first of some folders names that names one."""
+    return next(filter(None, map(_split_of, names)), None)
+
+
+def _branches(rest: Mapping[Path, tuple[str, ...]], splits: Mapping[Path, str | None]) -> bool:
+    """Whether a split, or the whole, has more than one folder at this level."""
+    names: defaultdict[str | None, set[str]] = defaultdict(set)
+    for folder, parts in rest.items():
+        names[splits[folder]].add(parts[0])
+    return any(len(each) > 1 for each in names.values())
+
+
+def check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
+    """ValueError if one of the class folders has no files, if a file is in none of them although others are in those of
+    a split train, or if some folders beside each other are named as splits and others are not."""
+    splits = {place.split for place in places.values()}
+    outside = [path for path, place in places.items() if place.split is None or place.label is None]
+    if splits - {None} and outside:
         raise ValueError(
-            f"folders of {str(root)!r} say which {what} are train, valid and test, but {str(outside)!r} is in none of "
-            "their class folders; move it away"
+            f"folders of {str(root)!r} say which {what} are train, valid and test, but {str(outside[0])!r} is in none "
+            "of their class folders; move it away"
         )
-    filled = {folder for path in files for folder in path.parents}
-    for parent in {path.parent.parent for path in files if path.parent != root}:
+    if splits == {None}:
+        _check_words(root, places, what)
+    with_files = {path.parent for path in places}
+    filled = with_files.union(*(folder.parents for folder in with_files))
+    for parent in {place.parent for place in places.values() if place.label is not None}:
         for folder in sorted(parent.iterdir()):
             if folder.is_dir() and not is_hidden(folder, root) and folder not in filled:
                 raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
 
 
+def _check_words(root: Path, places: Mapping[Path, Place], what: str) -> None:
+    """ValueError if some class folders, or some folders in them, are named as splits and others are not."""
+    for levels in ([(place.label or "",) for place in places.values()], [place.inner for place in places.values()]):
+        words = list(map(_first_word, levels))
+        if all(words) or not any(words):
+            continue
+        named = next(name for names in levels for name in names if _split_of(name))
+        other = next(path for path, word in zip(places, words, strict=True) if word is None)
+        if places[other].label is not None:
+            raise ValueError(
+                f"folders of {str(root)!r} such as {named!r} are named as splits of the {what}, but {str(other)!r} is "
+                f"in none of their class folders; move it away, or rename {named!r} if it is not meant as a split"
+            )
+
+
+def nested_note(places: Mapping[Path, Place]) -> list[str]:
+    """A note if class folders have folders."""
+    nested = sorted({"/".join((place.label or "", *place.inner)) for place in places.values() if place.inner})
+    if not nested:
+        return []
+    classes = sorted({place.label for place in places.values() if place.label is not None})
+    shown = ", ".join(map(repr, classes[:_MOST_NAMED])) + (", ..." if len(classes) > _MOST_NAMED else "")
+    return [f"the folders {shown} are the classes; the {len(nested):,} folders in them, such as {nested[0]!r}, are not"]
+
+
+def unread_note(root: Path, found: Iterable[Path], read: Iterable[Path]) -> list[str]:
+    """A note of the files in a folder that are not read, counted by kind."""
+    left = sorted({*found} - {*read})
+    if not left:
+        return []
+    kinds = Counter(path.suffix.lower() or "without a suffix" for path in left).most_common()
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:_MOST_NAMED])
+    more = f", {len(kinds) - _MOST_NAMED} other kinds" if len(kinds) > _MOST_NAMED else ""
+    first = f"first {str(left[0].relative_to(root))!r}"
+    return [f"{len(left):,} file{'s are' if len(left) > 1 else ' is'} not read: {shown}{more} ({first})"]
+
+
+def by_split(root: Path, splits: Mapping[Path, str | None]) -> dict[str, list[Path]]:
+    """The files of each split that is named; of none, all are train. ValueError if only some are in a split."""
+    if not any(splits.values()):
+        return {"train": list(splits)}
+    if stray := next((path for path, split in splits.items() if split is None), None):
+        named = next(path for path, split in splits.items() if split)
+        raise ValueError(
+            f"the names in {str(root)!r} say which files are train, valid and test, such as "
+            f"{str(named.relative_to(root))!r}, but {str(stray.relative_to(root))!r} does not; rename it or move it "
+            "away"
+        )
+    files = {split: [path for path, own in splits.items() if own == split] for split in SPLITS}
+    return {split: paths for split, paths in files.items() if paths}
+
+
 def split_word(path: Path) -> str | None:
-    """The split named by a file's name, or else by the folders above it."""
-    for part in reversed(path.parts):
-        words = part.lower().replace("-", ".").replace("_", ".").split(".")
-        for word in words:
-            if word in _SPLIT_WORDS:
-                return _SPLIT_WORDS[word]
-    return None
+    """The split named by a file's name, or else by the folders above it: train or training; valid, validation, val or
+    dev; test, testing, eval or evaluation; at any separator, in any case, also as in testset and traindata."""
+    return next(filter(None, map(_split_of, reversed(path.parts))), None)
+
+
+@lru_cache(maxsize=1 << 16)
+def _split_of(name: str) -> str | None:
+    found = _WORD.search(_HUMP.sub(" ", name).lower())
+    return _SPLIT_WORDS[found[1]] if found else None

@@ -70,13 +70,26 @@ class LabelledData:
         """Kind, classes and sizes in one line, then a line for everything unusual."""
         classes = f" of {len(self.label_names)} classes" if self.label_names else ""
         sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
-        lines = [f"{self.kind}{classes} ({self.reason}); rows: {sizes}", *self.notes]
+        lines = [f"{self.kind}{classes} ({self.reason}); rows: {sizes}", *self._shapes(), *self.notes]
         for split, count in self.cut.items():
             if count:
                 share = count / len(self.splits[split])
                 each = f"{self.encoder.length // 2} for each text" if self.encoder.separate else self.encoder.length
                 lines.append(f"{count:,} rows of {split} ({share:.1%}) are cut to length {each}")
         return "\n".join(lines)
+
+    def _shapes(self) -> list[str]:
+        """The samples and features of series, in one line."""
+        if self.features is None:
+            return []
+        lengths = [length for rows in self.splits.values() for length in rows["length"][:]]
+        least, most = min(lengths), max(lengths)
+        samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
+        return [
+            f"{len(lengths):,} series of {samples} sample{'s' * (most > 1)} and {self.features:,} "
+            f"feature{'s' * (self.features > 1)}{layout}"
+        ]
 
 
 def prepare_labelled(
@@ -120,7 +133,7 @@ def prepare_labelled(
     if tuple(meta["columns"]) != columns:  # a run keeps the column that was found, and opens its rows by that
         found: dict[str, Any] = {**reading, "text": meta["columns"][0]}
         keep_also(folder, folder.with_name(labelled_key(source, **found, **encoding, separate=separate)), meta)
-    return _load(folder, meta)
+    return _load(folder, meta, source.notes)
 
 
 def labelled_key(
@@ -207,7 +220,7 @@ def _write(
     }
 
 
-def _load(folder: Path, meta: dict[str, Any]) -> LabelledData:
+def _load(folder: Path, meta: dict[str, Any], notes: Sequence[str]) -> LabelledData:
     from datasets import Dataset
 
     tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
@@ -228,5 +241,5 @@ def _load(folder: Path, meta: dict[str, Any]) -> LabelledData:
         label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
         cut=meta["cut"],
         counts=meta["counts"],
-        notes=tuple(meta["notes"]),
+        notes=(*notes, *meta["notes"]),  # those on files that are not read do not change with the rows
     )

@@ -16,8 +16,8 @@ from lagwise.cache import cached_folder, default_cache, keep_also
 from lagwise.data.folders import check_names
 from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
-from lagwise.data.pictures import PictureReader, decode
-from lagwise.data.rows import split_rows
+from lagwise.data.pictures import PictureReader, decode, frames
+from lagwise.data.rows import shared_rows, split_rows
 from lagwise.data.sources import SPLITS
 from lagwise.progress import progress_bar
 
@@ -91,7 +91,7 @@ def prepare_pictures(
         mean=tuple(meta["mean"]),
         std=tuple(meta["std"]),
         counts=meta["counts"],
-        notes=tuple(meta["notes"]),
+        notes=(*source.notes, *meta["notes"]),
     )
 
 
@@ -104,7 +104,7 @@ def _write(
     work.mkdir()
     tables = source.read(work)
     if "train" not in tables:
-        raise ValueError(f"{source.name!r} has no pictures to train on, only {' and '.join(tables)}")
+        raise ValueError(f"{source.name!r} has no pictures to train on, only {' and '.join(tables)} by their names")
     for split, rows in tables.items():
         if "label" not in rows.column_names:
             raise ValueError(
@@ -128,12 +128,14 @@ def _write(
         chosen: Any = rows.select(places).remove_columns("label")
         kept[split] = chosen.add_column("label", [own[i] for i in places])
     without = [split for split in tables if split not in kept]
-    named, sizes = set(kept), Counter()
+    named, sizes, moving = set(kept), Counter(), []
     total = sum(map(len, kept.values()))
     with progress_bar(desc="checking pictures", total=total, unit="picture", show=progress) as bar:
         for rows in kept.values():
             for row in rows:
                 sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
+                if frames(row["image"]) > 1:
+                    moving.append(row["file"])
                 bar.update()
     size = size or next(iter(sizes))
     without_files = {split: rows.remove_columns("file") for split, rows in kept.items()}
@@ -153,7 +155,15 @@ def _write(
     other = total - sizes[size]
     if other:
         notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")
+    if moving:
+        notes.append(
+            f"{len(moving):,} of {total:,} pictures have several frames, of which the first is read: {moving[0]}"
+        )
+    notes += shared_rows(splits, named, "label")
     counts = {split: Counter(rows["label"][:]) for split, rows in splits.items()}
+    for split, found in counts.items():
+        if absent := [name for i, name in enumerate(labels.names) if not found[i]]:
+            notes.append(f"{split} has no picture of {', '.join(map(repr, absent))}")
     return {
         "label_names": labels.names,
         "size": size,

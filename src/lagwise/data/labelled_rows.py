@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, known_labels, read_labels
-from lagwise.data.rows import RowSource, rows_to_evaluate, split_rows
+from lagwise.data.rows import RowSource, rows_to_evaluate, shared_rows, split_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
+_LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
 _SAMPLE = 100  # rows that distinguish a column of text from one of numbers
 
 
@@ -48,6 +49,8 @@ def read_labelled(
     wanted = (*columns, label)
     tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
     named = tuple(tables)
+    if "train" not in tables:
+        raise ValueError(f"{source.name!r} has no rows to train on, only {' and '.join(named)} by the names in it")
     for split, rows in tables.items():
         if not len(rows):
             raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
@@ -61,7 +64,7 @@ def read_labelled(
                         f"{place} has no column {label!r}, without which it cannot be scored; add it, or move the file "
                         "away and use lagwise predict for it"
                     )
-                raise ValueError(_no_column(column, what, rows.column_names, place))
+                raise ValueError(_no_column(column, what, rows.column_names, place, source.has_headers))
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
@@ -70,12 +73,18 @@ def read_labelled(
         in_folders = source.has_classes_of_folders(label)
         if in_folders:
             check_names((name for rows in tables.values() for name in rows[label][:]), "files")
-        if kind == "auto" and (any(_declared(tables, label)) or in_folders):
-            kind = "classification"  # even if the names of the classes are numbers
-        labels = _labels(tables, label, kind, where)
+        if in_folders and len({name for rows in tables.values() for name in rows[label][:]}) == 1:
+            raise ValueError(_one_folder(tables, label, source.has_headers))
+        declared = any(_declared(tables, label))
+        if kind == "auto" and (declared or in_folders):  # even if the names of the classes are numbers
+            reason = "the data declare the classes" if declared else "the folders are the classes"
+            labels = replace(_labels(tables, label, "classification", where), reason=reason)
+        else:
+            labels = _labels(tables, label, kind, where)
         features = _check_inputs(tables, columns, values, where)
         kept, notes = _with_labels(tables, columns, labels)
         splits = split_rows(kept, LABEL, classes=labels.names is not None, names=labels.names)
+        notes += shared_rows(splits, kept, LABEL)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     made = [split for split in splits if split not in kept]
@@ -99,7 +108,10 @@ def rows_to_score(
     rows = rows_to_evaluate(source.read(), source.name)
     for column in (*columns, label):
         if column not in rows.column_names:
-            raise ValueError(f"{source.name!r} has no column {column!r} (it has {', '.join(rows.column_names)})")
+            raise ValueError(
+                f"{source.name!r} has no column {column!r} (it has {_shown(rows.column_names)})"
+                f"{_first_line(source.has_headers)}"
+            )
     return rows, known_labels(label_cells(rows, label), names, lambda i: f"row {i + 1} of {source.name!r}")
 
 
@@ -107,10 +119,35 @@ def _of(split: str, named: Sequence[str]) -> str:
     return "" if tuple(named) == ("train",) else f"{split} of "
 
 
-def _no_column(name: str, what: str, columns: Sequence[str], where: str) -> str:
+def _no_column(name: str, what: str, columns: Sequence[str], where: str, headers: bool) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
     hint = f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN"
-    return f"{where} has no column {name!r}; {hint} (columns: {', '.join(columns)})"
+    return f"{where} has no column {name!r}; {hint} (columns: {_shown(columns)}){_first_line(headers)}"
+
+
+def _one_folder(tables: dict[str, Dataset], label: str, headers: bool) -> str:
+    """The message about files that are a row each, all in one folder."""
+    rows = tables["train"]
+    advice = f", or, if the files have a column of labels, name it with task.label=COLUMN (not {label!r})"
+    return (
+        f"the {len(rows):,} file(s) to train on are a row each, all of the folder {rows[label][0]!r}, and "
+        "classification needs two classes; put the files of each class into a folder of its own"
+        f"{advice if headers else ''}"
+    )
+
+
+def _shown(columns: Sequence[str]) -> str:
+    """Names of columns, which in files without a header may be whole texts."""
+    names = [f"{name:.{_LONG}}..." if len(name) > _LONG else name for name in columns]
+    return ", ".join(names[:_MANY]) + (f" and {len(names) - _MANY:,} more" if len(names) > _MANY else "")
+
+
+def _first_line(headers: bool) -> str:
+    if not headers:
+        return ""
+    return (
+        "; the first line of the file is taken for the header: if it is a row, put one above it; if a title, remove it"
+    )
 
 
 def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str, values: bool) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from lagwise.data.encoding import feature_scale, list_column, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
 from lagwise.data.row_files import is_list
-from lagwise.data.rows import RowSource, split_rows
+from lagwise.data.rows import RowSource, shared_rows, split_rows
 from lagwise.data.sources import SPLITS
 from lagwise.progress import progress_bar
 
@@ -93,7 +93,7 @@ def prepare_series(
         mean=meta["mean"],
         std=meta["std"],
         counts=meta["counts"],
-        notes=tuple(meta["notes"]),
+        notes=(*source.notes, *meta["notes"]),
     )
 
 
@@ -173,6 +173,8 @@ def _write(
     source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
 ) -> dict[str, Any]:
     tables = source.read([values, label, *([] if events is None else [events])])
+    if "train" not in tables:
+        raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
     first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
     features = None
     for split, rows in tables.items():
@@ -218,6 +220,8 @@ def _write(
     notes = [f"{' and '.join(made)} made from 10 % of the series of train{' each' if len(made) > 1 else ''}"]
     if len(made) == 2 and len(tables["train"]) < len(SPLITS):
         notes = ["valid and test are the last two tenths of each series, as there are too few to hold some out"]
+    inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
+    shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
     return {
         "features": features,
@@ -225,7 +229,7 @@ def _write(
         "mean": scale[0],
         "std": scale[1],
         "counts": counts,
-        "notes": [*(notes if made else []), *(f"{split} has no {name!r}" for split, name in absent)],
+        "notes": [*(notes if made else []), *shared, *(f"{split} has no {name!r}" for split, name in absent)],
     }
 
 

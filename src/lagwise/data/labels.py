@@ -31,8 +31,9 @@ class Labels:
 def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, order: Sequence[str] = ()) -> Labels:
     """Labels from the values of the label column in every split; ``train`` must be one of them.
 
-    Strings that are all numbers count as numbers. kind ``auto``: text and at most 50 different whole numbers are
-    classes; fractions and more whole numbers are amounts. Class names are sorted, numbers in them by value, unless
+    Strings that are all numbers count as numbers, but if one of them begins with a zero, as 007 does, they are codes.
+    kind ``auto``: text, codes and at most 50 different whole numbers are classes; fractions and more whole numbers are
+    amounts. Class names are sorted, numbers in them by value, unless
     ``order`` names them.
 
     ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, fewer than two
@@ -48,7 +49,8 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             f"({value!r}); fill them in or remove them"
         )
     numbers = _numbers(cells, where)
-    found, reason = _kind(numbers)
+    codes = any(_is_code(value) for column in cells.values() for value in column)
+    found, reason = ("classification", "the labels are codes with zeros in front") if codes else _kind(numbers)
     if kind == "auto":
         kind = found
     else:
@@ -97,8 +99,8 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
             found.append(number)
             continue
         name = class_name(value)
-        if name not in names and number is not None:  # an earlier version kept the zeros of 1.0
-            name = next((each for each in names if _number(each) == number), name)
+        if name not in names:  # earlier versions kept the zeros of 1.0 and the capital of True
+            name = next((each for each in names if class_name(each) == name), name)
         if name not in names:
             raise ValueError(
                 f"the label of {where(i)} is {value!r}, which the model does not know ({', '.join(names)})"
@@ -116,6 +118,7 @@ def _missing(value: Any) -> bool:
 def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list[float | None]] | None:
     """The labels as numbers, or None if they are text."""
     seen: dict[str, tuple[str, int]] = {}  # the first label of each type
+    logical = any(isinstance(value, bool) for column in cells.values() for value in column)
     for split, column in cells.items():
         for i, value in enumerate(column):
             if value is None:
@@ -123,7 +126,9 @@ def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list
             if not isinstance(value, str | int | float):
                 raise ValueError(f"the label of {where(split, i)} is {type(value).__name__}, not text or a number")
             number = _number(value)
-            if isinstance(value, str):
+            if logical and class_name(value) in ("true", "false"):  # other files have them as text
+                sort = "true or false"
+            elif isinstance(value, str):
                 sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
             else:
                 sort = "number" if number is not None else "true or false"
@@ -161,10 +166,16 @@ def _number(value: Any) -> float | None:
     return None if isinstance(value, str) and not math.isfinite(number) else number
 
 
+def _is_code(value: Any) -> bool:
+    """Whether a label is digits that begin with a zero, which numbers do not keep."""
+    return isinstance(value, str) and re.fullmatch(r"0\d+", value.strip()) is not None
+
+
 def class_name(value: Any) -> str:
-    """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true``."""
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true`` (also
+    for True and TRUE, as some programs write it)."""
+    if isinstance(value, bool) or str(value).strip().lower() in ("true", "false"):
+        return str(value).strip().lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return re.sub(r"^(-?\d+)\.0+$", r"\1", str(value).strip())

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.folders import check_classes, check_file, files_below, split_word
+from lagwise.data.folders import (
+    by_split,
+    check_classes,
+    check_file,
+    class_folders,
+    files_below,
+    nested_note,
+    split_word,
+    unread_note,
+)
 from lagwise.data.generated import generated_source
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.pathfinder import split_sizes
@@ -35,17 +44,18 @@ _TOGETHER = 500  # picture files that are copied at a time
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Pictures with labels, and what identifies them. One of: files of each split, whose folders are their classes if
-    there are no labels; arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's
-    digits."""
+    """Pictures with labels, and what identifies them. One of: files of each split, and their classes, None for a file
+    in no class folder; arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's
+    digits. notes: what else a reader should know about the files."""
 
     name: str
     image: str
     label: str
     files: dict[str, list[Path]] = field(default_factory=dict)
-    labels: dict[Path, str] | None = None
+    labels: Mapping[Path, str | None] = field(default_factory=dict)
     arrays: Path | None = None
     rows: RowSource | None = None
+    notes: tuple[str, ...] = ()
 
     def fingerprint(self) -> str:
         """Hash of the content, of the classes and of the splits."""
@@ -53,7 +63,7 @@ class PictureSource:
             return self.rows.fingerprint()
         if self.arrays is not None:
             return hash_files({"train": [self.arrays]}, hashlib.sha256(b"pictures"))
-        classes = "\n".join(f"{split}:{self._class(path)}" for split, paths in self.files.items() for path in paths)
+        classes = "\n".join(f"{split}:{self.labels[path]}" for split, paths in self.files.items() for path in paths)
         return hash_files(self.files, hashlib.sha256(b"pictures" + classes.encode()))
 
     def read(self, work: Path | None = None) -> dict[str, Dataset]:
@@ -73,15 +83,9 @@ class PictureSource:
             found: Any = load_digits()
             return self._of_arrays({"image": (found.images * 15.9375).astype(np.uint8), "label": found.target}, DIGITS)
         return {
-            split: _of_files(paths, self._class, work and work / f"{split}.arrow")
+            split: _of_files(paths, self.labels.__getitem__, work and work / f"{split}.arrow")
             for split, paths in self.files.items()
         }
-
-    def _class(self, path: Path) -> str | None:
-        """The class of a file: its folder, or none for a file directly in the source's own folder."""
-        if self.labels is not None:
-            return self.labels[path]
-        return None if path.parent == expanded(self.name) else path.parent.name
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
         """Arrays of one table, or of several with the split in their names, such as train_images and y_test."""
@@ -161,8 +165,8 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: P
 def open_pictures(name: str, *, image: str = "image", label: str = "label") -> PictureSource:
     """Find labelled pictures by name.
 
-    A folder of picture files: their folders are the classes, which may be in folders of splits (train; valid, val or
-    dev; test). A folder of Long Range Arena's Pathfinder, with ``imgs`` and ``metadata`` in it: the first 80 % are
+    A folder of picture files: their folders are the classes, which may be in folders of splits (`class_folders`). A
+    folder of Long Range Arena's Pathfinder, with ``imgs`` and ``metadata`` in it: the first 80 % are
     train, the last 10 % test. Of the three difficulties of the published folder ``curv_contour_length_14`` is read, as
     in the benchmark. ``lra-pathfinder`` and ``lra-path-x`` generate such folders. An .npz file of uint8
     arrays, of one table or of several with a split in their names. A table as in `lagwise.data.open_rows`, also
@@ -180,25 +184,34 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
         check_file(path)
         return PictureSource(name, image, label, arrays=path)
     if name.startswith("hub:") or not path.is_dir():
-        return PictureSource(name, image, label, rows=open_rows(name))
+        return _of_rows(name, image, label)
     found = files_below(path)
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
     if tables := [file for file in found if file.parent.name == "metadata" and file.suffix == ".npy"]:
         return _pathfinder(PictureSource(name, image, label), tables, files)
     if not files:
-        return PictureSource(name, image, label, rows=open_rows(name))
+        return _of_rows(name, image, label)
     if any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files):
         raise ValueError(
             f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
         )
-    check_classes(path, files, "pictures")
-    named: defaultdict[str | None, list[Path]] = defaultdict(list)
+    places = class_folders(path, files)
+    check_classes(path, places, "pictures")
     for file in files:
         check_file(file)
-        named[split_word(Path(*file.relative_to(path).parts[:-2]))].append(file)
-    if "train" not in named or not named.keys() & {"valid", "test"}:
-        return PictureSource(name, image, label, {"train": files})
-    return PictureSource(name, image, label, {split: named[split] for split in SPLITS if split in named})
+    return PictureSource(
+        name,
+        image,
+        label,
+        by_split(path, {file: place.split for file, place in places.items()}),
+        {file: place.label for file, place in places.items()},
+        notes=(*nested_note(places), *unread_note(path, found, files)),
+    )
+
+
+def _of_rows(name: str, image: str, label: str) -> PictureSource:
+    rows = open_rows(name)
+    return PictureSource(name, image, label, rows=rows, notes=rows.notes)
 
 
 def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) -> PictureSource:
@@ -217,7 +230,7 @@ def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) ->
         warnings.warn(f"of several sets of Pathfinder pictures ({names}) only {_HARD} is read", stacklevel=3)
         folder = hard[0]
         tables = [table for table in tables if table.parent.parent == folder]
-    labels: dict[Path, str] = {}
+    labels: dict[Path, str | None] = {}
     for table in sorted(tables, key=lambda path: (path.parent, int(path.stem) if path.stem.isdecimal() else 0)):
         check_file(table)
         for number, line in enumerate(decoded(read_whole(table), table).splitlines(), 1):

@@ -27,14 +27,15 @@ _ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise,
 
 def decode(data: bytes, channels: int, where: str) -> Image:
     """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
-    white. ValueError if it is damaged, or grey with more than 8 bits."""
+    white; of several frames the first. ValueError if it is damaged, or has more than 8 bits a channel."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data)) as image:
+            deep = any(map(_is_deep, image.tile))  # of colours, PIL would keep the upper 8 bits
             image.load()
             turned = ImageOps.exif_transpose(image)
-        if not turned.mode.startswith(("I", "F")):
+        if not deep and not turned.mode.startswith(("I", "F")):
             if turned.has_transparency_data:  # below it, files have any colour, often the black of the drawing
                 turned = turned.convert("RGBA")
                 turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
@@ -44,6 +45,21 @@ def decode(data: bytes, channels: int, where: str) -> Image:
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
     raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
+
+
+def _is_deep(tile: Sequence[Any]) -> bool:
+    """Whether a part of a picture that PIL has opened has 16 bits a channel: of .png and .tif by the name of its layout
+    (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
+    layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+    return any(f";16{order}" in str(layout[0]) for order in "BLN") or layout[-1] == 65535
+
+
+def frames(data: bytes) -> int:
+    """The number of pictures in a file that can be decoded, as of an animation."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return getattr(image, "n_frames", 1)
 
 
 def encode_array(array: np.ndarray) -> bytes:

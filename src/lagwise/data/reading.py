@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
 import lzma
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lagwise.process import memory
 
 _PIECE = 1 << 24  # bytes read at a time
+_ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # first: that of UTF-16 begins like it
+_ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_PACKED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+#: How files begin that are no text, and what to do about them.
+_KINDS = {
+    b"PK\x03\x04": "is a spreadsheet (.xlsx, .ods) or another .zip archive, not text; save the sheet as .csv in UTF-8",
+    b"\xd0\xcf\x11\xe0": "is a spreadsheet (.xls), not text; save the sheet as .csv in UTF-8",
+    b"\x1f\x8b": "is compressed; its name must end in .gz",
+}
 
 
 def is_compressed(path: Path) -> bool:
     """Whether a file is packed, by its name."""
-    return path.suffix.lower() == ".xz"
+    return path.suffix.lower() in _PACKED
 
 
 def inner_suffix(path: Path) -> str:
-    """The suffix of a file under any .xz, in lower case."""
+    """The suffix of a file under any .xz, .gz or .bz2, in lower case."""
     return Path(path.stem if is_compressed(path) else path).suffix.lower()
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """An open file to read from, unpacked if it is an .xz file. ValueError if it is damaged."""
-    try:
-        with lzma.open(path, "rb") if is_compressed(path) else open(path, "rb") as f:
+    """An open file to read from, unpacked if its name ends in .xz, .gz or .bz2. ValueError if it is damaged."""
+    suffix = path.suffix.lower()
+    if suffix not in _PACKED:
+        with open(path, "rb") as f:
             yield f
-    except (lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path} is truncated or not an .xz file ({error}); download it again") from error
+        return
+    try:
+        with _PACKED[suffix](path, "rb") as f:
+            yield f
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the content
+            raise
+        kind = f"{'an' if suffix == '.xz' else 'a'} {suffix} file"
+        raise ValueError(f"{path} is truncated or not {kind} ({error}); download it again") from error
 
 
 def read_whole(path: Path) -> bytes:
-    """The whole file, unpacked if it is an .xz file. ValueError if it is damaged, or too large for memory."""
+    """The whole file, unpacked as by `opened`. ValueError if it is damaged, or too large for memory."""
     pieces, size = [], 0
     with opened(path) as f:
         while piece := f.read(_PIECE):
@@ -59,15 +79,39 @@ def check_size(path: Path, size: int) -> None:
         )
 
 
+def marked_encoding(data: bytes) -> str | None:
+    """The encoding that a byte order mark says, if there is one."""
+    return next((name for mark, name in _ENCODINGS.items() if data.startswith(mark)), None)
+
+
 def decoded(data: bytes, path: Path) -> str:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError(f"{path} is UTF-16, not UTF-8; convert it: {_conversion('utf-16', path.name)}")
+    """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a byte order mark, which is left out. ValueError for
+    other files, with advice."""
+    if encoding := marked_encoding(data):
+        try:
+            return data.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is not valid {encoding.upper()} ({error.reason} at byte {error.start})"
+            ) from error
+    for start, what in _KINDS.items():
+        if data.startswith(start):
+            raise ValueError(f"{path} {what}")
     if b"\0" in data:
+        odd, even = data[1:1000:2].count(0), data[:1000:2].count(0)
+        if max(odd, even) > 4 * min(odd, even) + 10:  # the letters of Latin text have a zero byte each
+            encoding = "utf-16le" if odd > even else "utf-16be"
+            raise ValueError(f"{path} seems UTF-16, not UTF-8; convert it: {_conversion(encoding, path.name)}")
         raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(not_utf8(error, str(path))) from error
+
+
+def not_utf8_mark(path: Path, encoding: str) -> str:
+    """What to do about a file that is read by lines, and has the mark of another encoding."""
+    return f"{path} is {encoding.upper()}, not UTF-8; convert it: {_conversion(encoding, path.name)}"
 
 
 def not_utf8(error: UnicodeDecodeError, name: str | None) -> str:

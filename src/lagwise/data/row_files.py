@@ -1,13 +1,12 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .wav and .txt, each also compressed as .xz."""
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .wav and .txt, each also compressed as .xz, .gz or
+.bz2."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.folders import folder_name
-from lagwise.data.reading import decoded, inner_suffix, is_compressed, opened, read_whole
+from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
+from lagwise.data.text_tables import parse_text_table, read_head
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
-ONE_ROW = (".wav", ".txt")  # files that are a row each; the name of the folder is its class
+ONE_ROW = (".wav", ".txt")  # files that are a row each; the name of a folder is its class
+TEXT_TABLES = (".csv", ".tsv")
 
 
 def file_kind(path: Path) -> str | None:
-    """The suffix of a file of rows, under any .xz; None for another file."""
+    """The suffix of a file of rows, under that of a compression; None for another file."""
     suffix = inner_suffix(path)
     return suffix if suffix in READERS else None
 
@@ -42,11 +43,15 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def read_columns(path: Path) -> tuple[str, ...]:
     """The columns of one file: of .csv and .tsv the header, of .jsonl the fields of the first record."""
     kind = file_kind(path)
-    if kind in (".csv", ".tsv", ".jsonl"):
+    if kind in TEXT_TABLES:
+        return tuple(read_head(path).names)
+    if kind == ".jsonl":
         with opened(path) as f:
+            if marked_encoding(f.read(4)):
+                return tuple(_jsonl(read_whole(path), path, None).column_names)
+            f.seek(0)
             line = next((line for line in f if line.strip()), b"")
-        assert kind is not None
-        return tuple(READERS[kind](line, path, None).column_names)
+        return tuple(_jsonl(line, path, None).column_names)
     if kind == ".txt":
         return _TEXT_COLUMNS
     if kind == ".parquet" and not is_compressed(path):
@@ -122,70 +127,19 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return t.is_fixed_size_list(kind)
 
 
-def _csv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    text = decoded(data, path).removeprefix("\ufeff")
-    first = text[: text.find("\n") + 1 or len(text)]
-    delimiter = next((mark for mark in ",;\t" if mark in first), ",")
-    return _fields_table(_fields(text, path, delimiter, csv.QUOTE_MINIMAL), path, columns)
-
-
-def _tsv(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Fields between tabs. Tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary
-    character. Lines that are valid rows as written are rows, with any quotes."""
-    text = decoded(data, path).removeprefix("\ufeff")
-    try:
-        quoted = list(_fields(text, path, "\t", csv.QUOTE_MINIMAL))
-    except ValueError:
-        quoted = []
-    if '"' in text:
-        try:
-            plain = list(_fields(text, path, "\t", csv.QUOTE_NONE))
-            quoted = quoted if len(quoted) == len(plain) else plain
-        except ValueError:
-            if not quoted:
-                raise
-    return _fields_table(iter(quoted or _fields(text, path, "\t", csv.QUOTE_NONE)), path, columns)
-
-
-def _fields(text: str, path: Path, delimiter: str, quoting: Any) -> Iterator[list[str]]:
-    """The header, then rows of as many fields. ValueError names the line of a row that has more or fewer."""
-    limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
-    rows, line, width = [], 1, None
-    try:
-        for row in reader:
-            if row:
-                width = width or len(row)
-                if len(row) != width:
-                    raise ValueError(
-                        f"{path}, line {line}: {len(row)} fields, but the header has {width}; a field that contains "
-                        f"{'a tab' if delimiter == chr(9) else repr(delimiter)} or a line break must be quoted"
-                    )
-                rows.append(row)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {line}: {error}; check the quotes") from error
-    finally:
-        csv.field_size_limit(limit)
-    return iter(rows)
-
-
-def _fields_table(rows: Iterator[list[str]], path: Path, columns: Sequence[str] | None) -> pa.Table:
+def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """Cells as they are written."""
     import pyarrow as pa
 
-    header = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(next(rows, []))]
-    twice = [name for name, count in Counter(header).items() if count > 1]
-    if twice:
-        raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
-    values = list(zip(*rows, strict=True)) or [()] * len(header)
-    kept = {name: pa.array(v, pa.string()) for name, v in zip(header, values, strict=True) if _wanted(name, columns)}
-    return pa.table(kept)
+    table = parse_text_table(data, path)
+    return pa.table({name: pa.array(v, pa.string()) for name, v in table.columns.items() if _wanted(name, columns)})
 
 
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
     records, lines = [], []
+    data = decoded(data, path).encode() if marked_encoding(data) else data
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             try:
@@ -285,8 +239,8 @@ def _wanted(name: str, columns: Sequence[str] | None) -> bool:
 
 
 READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
-    ".csv": _csv,
-    ".tsv": _tsv,
+    ".csv": _text_table,
+    ".tsv": _text_table,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
     ".npz": _npz,

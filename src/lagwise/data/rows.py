@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.data.folders import check_classes, check_file, files_below, folder_name, split_word
-from lagwise.data.row_files import ONE_ROW, READERS, file_kind, read_columns, read_table, row_arrays
+from lagwise.data.folders import (
+    by_split,
+    check_classes,
+    check_file,
+    class_folders,
+    files_below,
+    folder_name,
+    nested_note,
+    split_word,
+    unread_note,
+)
+from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sources import SPLITS, hash_files, load_hub
 from lagwise.files import expanded
@@ -20,6 +29,7 @@ from lagwise.files import expanded
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_MOST_NAMED = 10  # classes in a message
 _HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
 
 
@@ -28,12 +38,20 @@ class RowSource:
     """The source of rows, and what identifies them.
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
-    hub data set instead of files.
+    hub data set instead of files. classes: of files that are a row each, by their folders. file_notes: what else a
+    reader should know about the files.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
     dataset: Any = None
+    classes: dict[Path, str | None] = field(default_factory=dict)
+    file_notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about the files beside their rows."""
+        return self.file_notes
 
     @property
     def split_names(self) -> tuple[str, ...]:
@@ -50,6 +68,11 @@ class RowSource:
             tables = list(map(self._columns_of, paths))
         return tuple(name for name in tables[0] if all(name in table for table in tables))
 
+    @property
+    def has_headers(self) -> bool:
+        """Whether the columns are named by the first lines of files."""
+        return any(file_kind(path) in TEXT_TABLES for path in chain(*self.files.values()))
+
     def fingerprint(self) -> str:
         """Hash of the content and of the splits."""
         digest = hashlib.sha256(b"rows")
@@ -57,13 +80,18 @@ class RowSource:
             digest.update("".join(f"{s}:{self.dataset[s]._fingerprint}" for s in self.split_names).encode())
         for path in (path for split in self.split_names for path in self.files.get(split, ())):
             if self._folder_column(path) is not None:
-                digest.update(f"{folder_name(path)}/{path.name}:".encode())
+                digest.update(f"{self._class(path)}/{path.name}:".encode())
         return hash_files(self.files, digest)
 
     def has_classes_of_folders(self, label: str) -> bool:
         """Whether every label in this column is the name of a folder."""
         paths = list(chain(*self.files.values()))
         return bool(paths) and all(self._folder_column(path) == label for path in paths)
+
+    def _class(self, path: Path) -> str | None:
+        """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's
+        name."""
+        return self.classes[path] if any(self.classes.values()) else folder_name(path)
 
     def _folder_column(self, path: Path) -> str | None:
         """The column that has the name of the file's folder, its class."""
@@ -106,7 +134,13 @@ class RowSource:
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        return read_table(path, columns)
+        import pyarrow as pa
+
+        table = read_table(path, columns)
+        if file_kind(path) not in ONE_ROW or FOLDER_LABEL not in table.column_names:
+            return table
+        own = pa.array([self._class(path)], pa.string())
+        return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
@@ -120,23 +154,25 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz or .wav, each also .xz). A folder of such files: in splits by the words
-    train, valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or
-    ``hub:NAME:CONFIG``: a Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have
-    semicolons instead of commas. Every array of an .npz file is a column, its first axis the rows. A .wav file is a
-    row, whose label is its folder's name: sounds are in a folder for each class, and these may be in a folder for each
-    split. So are .txt files, in the column ``text``, in a folder without other rows; texts beside the class folders
-    and in IMDb's folder of reviews without a label, unsup, are left out.
+    A file (.csv, .tsv, .jsonl, .parquet, .npz or .wav, each also .xz, .gz or .bz2). A folder of such files: in splits
+    by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or ``hub:NAME:CONFIG``: a
+    Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is a column, its first
+    axis the rows. A .wav file is a row, whose label is the name of a folder: sounds are in a folder for each class, and
+    these may be in a folder for each split (`class_folders`). So are .txt files, in the column ``text``, in a folder
+    without other rows; texts beside the class folders and in IMDb's folder of reviews without a label, unsup, are left
+    out. Files of other kinds are counted in the notes.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name.startswith("hub:"):
         return RowSource(name, dataset=_hub_splits(name))
     path = expanded(name)
-    suffixes = f"{', '.join(READERS)} (each also .xz)"
+    suffixes = f"{', '.join(READERS)} (each also .xz, .gz or .bz2)"
     if path.is_file():
         if file_kind(path) is None:
-            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
+            sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
+            advice = "; save the sheet of this spreadsheet as .csv in UTF-8" if sheet else ""
+            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}{advice}")
         if file_kind(path) == ".txt":
             raise ValueError(
                 f"{name!r} is one text, not a table of rows such as .csv or .jsonl; texts can be in a folder for each "
@@ -146,32 +182,23 @@ def open_rows(name: str) -> RowSource:
         return RowSource(name, {"train": [path]})
     if not path.is_dir():
         raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
-    kinds = {file: kind for file in files_below(path) if (kind := file_kind(file))}
+    found = files_below(path)
+    kinds = {file: kind for file in found if (kind := file_kind(file))}
     texts = [file for file, kind in kinds.items() if kind == ".txt"]
     others = [file for file, kind in kinds.items() if kind != ".txt"]
     files = others or _texts(path, texts)
     if not files:
-        raise ValueError(f"no {suffixes} file in folder {name!r}")
-    table = next((file for file in others if kinds[file] not in ONE_ROW), None)
-    if table is not None and len({text.parent for text in texts} - {path}) > 1:
-        shown = f"{len(texts):,} texts in folders of {name!r} are not read"
-        warnings.warn(f"{shown}, because there are tables such as {str(table)!r}", stacklevel=2)
-    check_classes(path, [file for file in files if kinds[file] in ONE_ROW], "sounds" if others else "texts")
+        raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, found, ()))))
+    places = class_folders(path, [file for file in files if kinds[file] in ONE_ROW])
+    check_classes(path, places, "sounds" if others else "texts")
     files = _labelled(files)
     for file in files:
         check_file(file)
-    named: defaultdict[str | None, list[Path]] = defaultdict(list)
-    for file in files:
-        place = file.relative_to(path)
-        named[split_word(Path(*place.parts[:-2]) if kinds[file] in ONE_ROW else place)].append(file)
-    if "train" not in named or not named.keys() & {"valid", "test"}:
-        return RowSource(name, {"train": files})
-    if None in named:
-        raise ValueError(
-            f"the names in {name!r} say which files are train, valid and test, but {named[None][0].name!r} does not; "
-            "rename it or move it away"
-        )
-    return RowSource(name, {split: named[split] for split in SPLITS if split in named})
+    splits = {file: places[file].split if file in places else split_word(file.relative_to(path)) for file in files}
+    tables = class_folders(path, [file for file in files if file not in places])
+    classes = {file: place.label for file, place in {**places, **tables}.items()}
+    notes = (*nested_note(places), *unread_note(path, found, files))
+    return RowSource(name, by_split(path, splits), classes=classes, file_notes=notes)
 
 
 def _texts(root: Path, texts: list[Path]) -> list[Path]:
@@ -220,13 +247,16 @@ def split_rows(
     for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
         members[value].add(content)
     places: dict[bytes, str] = {}
-    for value, contents in sorted(members.items(), key=lambda item: len(item[1])):
-        if len(contents) <= len(missing):
-            what = f"class {names[value] if names else value!r}" if stratified else "the table"
-            raise ValueError(
-                f"{what} has {len(contents)} different row(s), too few for {', '.join(reversed(missing))} and train; "
-                f"{len(missing) + 1} are needed"
-            )
+    few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
+    if few:
+        each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
+        shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
+        shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
+        raise ValueError(
+            f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
+            + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")
+        )
+    for contents in sorted(members.values(), key=len):
         taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
         for split in missing:
             free = sorted((c for c in contents if c not in places), reverse=split == "valid")
@@ -240,13 +270,33 @@ def split_rows(
     return {split: whole[split] for split in SPLITS}
 
 
-def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:
-    """A hash of each row's content."""
+def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
+    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
+    Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
+    notes, before = [], set()
+    if len({*named} & {*SPLITS}) < 2:
+        return notes
+    for i, split in enumerate(each for each in SPLITS if each in splits):
+        own = list(_hashes(splits[split], 0, skip=label, encode=_encoded))
+        count = sum(content in before for content in own)
+        if count and split in named:
+            notes.append(
+                f"{count:,} of {len(own):,} rows of {split} are also in {' or '.join(SPLITS[:i])}, which makes scores "
+                "on them too good; remove them from one of the two"
+            )
+        before.update(own)
+    return notes
+
+
+def _hashes(
+    rows: Dataset, seed: int, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
+) -> Iterator[bytes]:
+    """A hash of each row's content; ``encode`` gives that of a value other than a series."""
     columns = sorted(name for name in rows.column_names if name != skip)
     key = str(seed).encode()
     for batch in rows.with_format("arrow").iter(1000):
         table: Any = batch
-        for values in zip(*(_contents(table.column(name)) for name in columns), strict=True):
+        for values in zip(*(_contents(table.column(name), encode) for name in columns), strict=True):
             digest = hashlib.blake2b(key=key, digest_size=16)
             for value in values:
                 digest.update(len(value).to_bytes(8))
@@ -254,11 +304,16 @@ def _hashes(rows: Dataset, seed: int, skip: str | None) -> Iterator[bytes]:
             yield digest.digest()
 
 
-def _contents(column: Any) -> list[bytes]:
+def _encoded(value: Any) -> bytes:
+    """As fast as a file of a picture allows. Made splits depend on the other encoding, so it stays as it is."""
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _contents(column: Any, encode: Callable[[Any], bytes]) -> list[bytes]:
     try:
         return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
     except TypeError:
-        return [repr(value).encode() for value in column.to_pylist()]
+        return [encode(value) for value in column.to_pylist()]
 
 
 def _hub_splits(name: str) -> dict[str, Any]:
@@ -272,5 +327,5 @@ def _hub_splits(name: str) -> dict[str, Any]:
     if "train" not in named:
         if len(loaded) != 1:
             raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
-        named = {"train": next(iter(loaded.values()))}
+        named = named or {"train": next(iter(loaded.values()))}
     return named

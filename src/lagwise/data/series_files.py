@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
+import struct
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import numpy as np
 
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.text_tables import TextTable
 from lagwise.tables import known
 
 if TYPE_CHECKING:
@@ -19,13 +23,19 @@ if TYPE_CHECKING:
 
 SERIES = "input_values"
 FOLDER_LABEL = "label"  # the column of the names of folders
+UNNAMED = "Unnamed: 0"  # a first column without a name
+_UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
+_COUNTED = 5  # rows that show whether a column counts them
+_INDEX = re.compile(r"index|idx|level_0|(\w+[ _])?id|row([ _]\w+)?", re.IGNORECASE)  # names of numbers of rows
+_KEYS = 4  # columns, the first ones, that may say which series a line is of, and when
 
 
 def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav file.
 
     Whole numbers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
-    ValueError for a file that is truncated, empty, damaged, or compressed.
+    Where the header does not know the sizes, as that of a pipe or of a recorder that lost its power, the samples go on
+    to the end of the file. ValueError for a file that is truncated, empty, damaged, or compressed.
     """
     from scipy.io import wavfile
 
@@ -33,9 +43,10 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", wavfile.WavFileWarning)
             warnings.filterwarnings("ignore", message="Chunk .* not understood", category=wavfile.WavFileWarning)
-            rate, samples = wavfile.read(io.BytesIO(data))
+            rate, samples = wavfile.read(io.BytesIO(_with_sizes(data)))
     except Exception as error:  # scipy raises many types of exceptions for damaged files
-        raise ValueError(f"{path} is not a complete .wav file of PCM or floating-point samples ({error})") from error
+        why = "it has no format or no samples" if isinstance(error, UnboundLocalError) else error
+        raise ValueError(f"{path} is not a complete .wav file of PCM or floating-point samples ({why})") from error
     if not samples.size:
         raise ValueError(f"{path} has no samples")
     if samples.dtype == np.uint8:
@@ -45,32 +56,63 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     return rate, samples.astype(np.float32).reshape(len(samples), -1)
 
 
+def _with_sizes(data: bytes) -> bytes:
+    """A .wav file whose header has the sizes of the whole and of the samples where it had 0 or the largest number."""
+    if not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
+        return data
+    chunks = _chunks(data, 12)
+    samples = next(((place, size) for kind, place, size in chunks if kind == b"data"), None)
+    if samples is None:
+        return data
+    place, size = samples
+    (whole,), rest, fixed = struct.unpack_from("<I", data, 4), len(data) - place, bytearray(data)
+    others = _chunks(data, place)
+    if size >= _UNKNOWN_SIZE or (size == 0 and not (others and others[-1][1] + others[-1][2] == len(data))):
+        start = next((place for kind, place, _ in chunks if kind == b"fmt "), None)
+        block = 1 if start is None else max(1, *struct.unpack_from("<H", data, start + 12))
+        size = rest // block * block
+        struct.pack_into("<I", fixed, place - 4, size)
+        del fixed[place + size :]
+    if not place + size <= whole + 8 <= max(place + size, len(fixed)):
+        struct.pack_into("<I", fixed, 4, max(place + size, len(fixed)) - 8)
+    return bytes(fixed)
+
+
+def _chunks(data: bytes, place: int) -> list[tuple[bytes, int, int]]:
+    """The name, place and size of the content of each chunk of a .wav file, from a place on, as the file says them."""
+    found: list[tuple[bytes, int, int]] = []
+    while place + 8 <= len(data):
+        (size,) = struct.unpack_from("<I", data, place + 4)
+        found.append((data[place : place + 4], place + 8, size))
+        place += 8 + size + size % 2
+    return found
+
+
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """One row: the samples, the sampling rate, the name of the file, and as label the name of its folder."""
     rate, samples = read_sound(data, path)
     return _row({SERIES: samples, FOLDER_LABEL: folder_name(path), "sampling_rate": rate, "file": path.name}, columns)
 
 
-def lines_table(
-    table: pa.Table, path: Path, label: str, features: Sequence[str], wanted: Sequence[str] | None
-) -> pa.Table:
+def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: Sequence[str] | None) -> pa.Table:
     """The lines of a .csv or .tsv file as series of one feature: their numbers in the columns ``features``, in this
     order. Other columns stay as they are; only those ``wanted`` are returned, or all. Errors as `recording_table`."""
     import pyarrow as pa
 
-    values = _samples(table, path, label, features)
+    values = _samples(table, label, features)
     offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * len(features))
-    kept = {name: table.column(name) for name in table.column_names if name not in (*features, SERIES)}
+    others = [name for name in table.names if name not in (*features, SERIES)]
+    kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
     kept[SERIES] = pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
     return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
 
 
 def recording_table(
-    table: pa.Table,
-    path: Path,
+    table: TextTable,
     label: str,
     features: Sequence[str],
     wanted: Sequence[str] | None,
+    folder: str | None,
     *,
     per_sample: bool,
     labelled: bool,
@@ -79,35 +121,84 @@ def recording_table(
 
     features: their columns, in order. wanted: the columns that are returned, None for all. per_sample: the column
     ``label`` has a label for each sample; otherwise it has one label, that of the recording. Without that column, the
-    name of the folder is the recording's label, unless other recordings have the column (``labelled``).
+    name of its ``folder`` is the recording's label, unless other recordings have the column (``labelled``).
 
-    An empty field is NaN. ValueError names the line and column of any other field that is not a number, a feature
-    without a column, a recording with several labels, and one without the column if it is wanted and others have it.
+    A missing number (`MISSING`) is NaN. ValueError names the line and column of any other field that is not a number, a
+    feature without a column, a recording with several labels, and one without the column if it is wanted and others
+    have it.
     """
-    values = _samples(table, path, label, features)
-    found: Any = folder_name(path)
-    if label in table.column_names:
-        found = table.column(label).to_pylist()
+    path, found = table.path, folder
+    values: Any = _samples(table, label, features)
+    own: Any = found
+    if label in table.columns:
+        own = table.columns[label]
         if not per_sample:
-            if len(set(found)) > 1:
+            if len(set(own)) > 1:
                 raise ValueError(
-                    f"{path} has samples with different labels ({', '.join(map(repr, sorted(set(found))[:2]))}, ...); "
+                    f"{path} has samples with different labels ({', '.join(map(repr, sorted(set(own))[:2]))}, ...); "
                     "a recording has one, but the task sequence_labelling learns those of samples"
                 )
-            found = found[0]
+            own = own[0]
     elif labelled:
         if wanted is not None and label in wanted:
             raise ValueError(f"{path} has no column {label!r}, which other recordings have (task.label)")
-        found = [""] * len(values) if per_sample else None
-    return _row({SERIES: values, "file": path.name, label: found}, wanted)
+        own = [""] * len(values) if per_sample else None
+    return _row({SERIES: values, "file": path.name, label: own}, wanted)
 
 
-def _samples(table: pa.Table, path: Path, label: str, features: Sequence[str]) -> np.ndarray:
-    if not features or not table.num_rows:
-        raise ValueError(f"{path} has no samples")
+def _samples(table: TextTable, label: str, features: Sequence[str]) -> np.ndarray:
+    if not features or not table.lines:
+        raise ValueError(f"{table.path} has no samples")
     for name in features:
-        known(name, table.column_names, f"column of {path}")
-    return np.stack([_numbers(table.column(name).to_pylist(), name, path, label) for name in features], axis=1)
+        known(name, table.names, f"column of {table.path}")
+    try:
+        return np.stack([table.numbers(name).astype(np.float32) for name in features], axis=1)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; all columns but that of the labels, task.label={label!r}, are read as numbers unless "
+            "task.features names some"
+        ) from error
+
+
+def long_columns(table: TextTable, names: Sequence[str]) -> tuple[str, str] | None:
+    """Two of the columns ``names``, if a series is on several lines: one that is the same on lines one after the other,
+    and one that rises on these, and begins anew on those that follow. None for other tables."""
+    for group in names[:_KEYS]:
+        cells = table.columns[group]
+        starts = [i for i, cell in enumerate(cells) if not i or cell != cells[i - 1]]
+        if not 2 <= len(starts) <= len(cells) // 3 or len(starts) > len(set(cells)):
+            continue
+        for name in names[:_KEYS]:
+            if name != group and _restarts(table.columns[name], starts):
+                return group, name
+    return None
+
+
+def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
+    """Whether cells rise, as numbers or dates, from each start to the next, and no other rises from end to start."""
+    values: list[Any] = list(cells)
+    with suppress(ValueError):
+        values = [float(cell) for cell in cells]
+    inside = set(range(len(values))) - set(starts)
+    return all(values[i] > values[i - 1] for i in inside) and all(values[i] <= values[i - 1] for i in starts[1:])
+
+
+def row_numbers(table: TextTable, names: Sequence[str], *, samples: bool) -> list[str]:
+    """Those of the columns ``names`` that number the rows: a first one without a name, as pandas and R write, one
+    called as an index with a different whole number for each row, and any that counts from one row to the next.
+
+    samples: the rows are samples, of which other columns than an index may count, such as times.
+    """
+    return [name for name in names if name == UNNAMED or _numbers_rows(name, table.columns[name], samples)]
+
+
+def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
+    called = _INDEX.fullmatch(name.strip()) is not None
+    if len(cells) < _COUNTED or not all(cell.isdecimal() for cell in cells) or (samples and not called):
+        return False
+    values = [int(cell) for cell in cells]
+    counts = values[0] < 2 and values == [*range(values[0], values[0] + len(values))]
+    return counts or (called and not samples and len(set(values)) == len(values))
 
 
 def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:
@@ -136,16 +227,3 @@ def _row(values: Mapping[str, Any], columns: Sequence[str] | None) -> pa.Table:
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(samples.reshape(-1)), samples.shape[1])
     row[SERIES] = pa.ListArray.from_arrays(pa.array([0, len(samples)], pa.int32()), vectors)
     return pa.table({name: column for name, column in row.items() if columns is None or name in columns})
-
-
-def _numbers(cells: Sequence[str], name: str, path: Path, label: str) -> np.ndarray:
-    values = np.empty(len(cells), dtype=np.float32)
-    for i, cell in enumerate(cells):
-        try:
-            values[i] = cell if cell.strip() else np.nan
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {i + 2}: {name!r} is {cell!r}, not a number; all columns but that of the labels, "
-                f"task.label={label!r}, are read as numbers unless task.features names some"
-            ) from error
-    return values

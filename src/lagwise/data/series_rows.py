@@ -10,10 +10,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lagwise.data.folders import class_folders, nested_note
 from lagwise.data.reading import read_whole
-from lagwise.data.row_files import file_kind, read_columns, read_table
+from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.series_files import check_sounds, lines_table, read_sound, recording_table
+from lagwise.data.series_files import (
+    check_sounds,
+    lines_table,
+    long_columns,
+    read_sound,
+    recording_table,
+    row_numbers,
+)
+from lagwise.data.text_tables import is_data, no_header, read_head, read_text_table
+from lagwise.files import expanded
+
+_COUNTED = 100  # rows that show whether a column numbers them
 
 
 @dataclass(frozen=True)
@@ -51,11 +63,25 @@ class SeriesSource(RowSource):
             options["features"] = list(self.features or self._first)
         return options
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        left = [] if self.features or not self._tables else self._row_numbers
+        numbers = [
+            f"column {name!r} is an index of the rows and is left out (task.features can name it)" for name in left
+        ]
+        return (*self.file_notes, *self._nested, *numbers)
+
+    @property
+    def _nested(self) -> list[str]:
+        """A note if the class folders of recordings have folders."""
+        tables = [path for path in self._tables if self._folder_column(path) is not None]
+        return nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
+
     def fingerprint(self) -> str:
         whole = super().fingerprint()
         if not self._tables:
             return whole
-        usual = self._first, self._has_labels and not self.per_sample
+        usual = self._all_features(self._columns_of_tables[0]), self._has_labels and not self.per_sample
         chosen = list(self.features or self._first), self._has_lines
         return whole if chosen == usual else hashlib.sha256(f"{chosen}:{whole}".encode()).hexdigest()
 
@@ -73,12 +99,14 @@ class SeriesSource(RowSource):
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if not self._is_table(path):
             return super()._table(path, columns)
-        table = read_table(path)
-        features = self.features or self._default_features(path, table.column_names)
+        table = read_text_table(path)
+        features = self.features or self._default_features(path, table.names)
+        if not self.features and (keys := long_columns(table, self._all_features(table.names))):
+            raise ValueError(_long(path, *keys, self.per_sample))
         if self._has_lines:
-            return lines_table(table, path, self.label, features, columns)
+            return lines_table(table, self.label, features, columns)
         kind = {"per_sample": self.per_sample, "labelled": self._has_labels}
-        return recording_table(table, path, self.label, features, columns, **kind)
+        return recording_table(table, self.label, features, columns, self._class(path), **kind)
 
     def _default_features(self, path: Path, columns: Sequence[str]) -> list[str]:
         """Those of the first table, in its order; of lines, which may be series of different lengths, their own."""
@@ -92,11 +120,14 @@ class SeriesSource(RowSource):
             "those that all recordings have with task.features=[NAME,NAME]"
         )
 
-    def _features_of(self, columns: Sequence[str]) -> list[str]:
+    def _all_features(self, columns: Sequence[str]) -> list[str]:
         return [name for name in columns if name != self.label]
 
+    def _features_of(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in self._all_features(columns) if name not in self._row_numbers]
+
     def _is_table(self, path: Path) -> bool:
-        return file_kind(path) in (".csv", ".tsv")
+        return file_kind(path) in TEXT_TABLES
 
     @cached_property
     def _tables(self) -> list[Path]:
@@ -104,7 +135,20 @@ class SeriesSource(RowSource):
 
     @cached_property
     def _columns_of_tables(self) -> list[tuple[str, ...]]:
-        return list(map(read_columns, self._tables))
+        """ValueError for a table whose first line is a row."""
+        found = []
+        for path in self._tables:
+            columns = read_columns(path)
+            if self.label not in columns and not self.features and is_data(columns):
+                raise ValueError(no_header(path, columns))
+            found.append(columns)
+        return found
+
+    @cached_property
+    def _row_numbers(self) -> list[str]:
+        """Columns of the first table that number its rows."""
+        table = read_head(self._tables[0], _COUNTED)
+        return row_numbers(table, self._all_features(table.names), samples=not self._has_lines)
 
     @property
     def _first(self) -> list[str]:
@@ -120,6 +164,18 @@ class SeriesSource(RowSource):
     def _has_lines(self) -> bool:
         """Whether every line of a table is a series."""
         return not self.per_sample and (self._has_labels if self.lines is None else self.lines)
+
+
+def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
+    """The message about a table whose series are on several lines each."""
+    each = f"{path} has several lines for each series: {name!r} begins anew for each {group!r}"
+    if per_sample:
+        return f"{each}; write a file for each {group!r}, or name the columns of numbers with task.features"
+    return (
+        f"{each}; put each series on a line of its own (pandas: frame.pivot, with the times as columns) or into a file "
+        "of its own, in a folder for each class; for a class of every sample there is the recipe signal-steps, with a "
+        "file for each series; or name the columns of numbers with task.features"
+    )
 
 
 def open_series(
@@ -146,6 +202,8 @@ def open_series(
         found.name,
         found.files,
         found.dataset,
+        found.classes,
+        found.file_notes,
         label=label,
         per_sample=per_sample,
         features=features,

@@ -5,25 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lagwise.data.folders import check_file, files_below, split_word
+from lagwise.data.folders import SPLITS, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
     check_size,
     decoded,
     inner_suffix,
     is_compressed,
+    marked_encoding,
     most_text,
+    not_utf8_mark,
     opened,
     read_whole,
 )
 from lagwise.files import expanded, one_line
 
-SPLITS = ("train", "valid", "test")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _HELD_OUT = 0.05  # share of valid and of test when the data name no splits
@@ -44,13 +45,15 @@ class Source:
     """Documents by split, and what identifies them.
 
     files: the files of each split, for hashing. ranges: of a single text file, the share (from, to) of each split;
-    empty when whole files or documents are assigned. dataset: a hub data set instead of files.
+    empty when whole files or documents are assigned. dataset: a hub data set instead of files. notes: on files that are
+    not read.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     dataset: Any = None
+    notes: Sequence[str] = ()
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in a fixed order. ValueError for a file that does not match its suffix."""
@@ -74,8 +77,8 @@ def open_source(name: str) -> Source:
     """Find data by name.
 
     ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
-    each also .xz): split by position or by document. A folder of such files: split by the words train, valid (val,
-    dev) and test in their names, else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
+    each also .xz, .gz or .bz2): split by position or by document. A folder of such files: split by the words in their
+    names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
     ``text`` column.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
@@ -94,9 +97,11 @@ def open_source(name: str) -> Source:
         raise FileNotFoundError(
             f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
         )
-    files = [file for file in files_below(path) if _is_data(file)]
+    found = files_below(path)
+    files = [file for file in found if _is_data(file)]
+    notes = unread_note(path, found, files)
     if not files:
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz) in folder {name!r}")
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz, .gz or .bz2) in folder {name!r}")
     for file in files:
         check_file(file)
     named = {s: [f for f in files if split_word(f.relative_to(path)) == s] for s in SPLITS}
@@ -109,10 +114,10 @@ def open_source(name: str) -> Source:
             )
         for s, other in (("valid", "test"), ("test", "valid")):
             named[s] = named[s] or named[other]
-        return Source(name, named)
+        return Source(name, named, notes=notes)
     if len(files) < len(SPLITS):
-        return Source(name, dict.fromkeys(SPLITS, files), _ranges())
-    return _by_file(name, files)
+        return Source(name, dict.fromkeys(SPLITS, files), _ranges(), notes=notes)
+    return replace(_by_file(name, files), notes=notes)
 
 
 def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
@@ -137,6 +142,8 @@ def read_documents(path: Path) -> Iterator[str]:
         with opened(path) as f:
             for number, line in enumerate(iter(partial(f.readline, most_text() + 1), b""), 1):
                 check_size(path, len(line))
+                if number == 1 and (encoding := marked_encoding(line)):
+                    raise ValueError(not_utf8_mark(path, encoding))
                 if line.strip():
                     yield _record(line, path, number)
     else:
@@ -216,7 +223,7 @@ def _ranges() -> dict[str, tuple[float, float]]:
 
 
 def _kind(path: Path) -> str:
-    """How to read a file: by its suffix before any .xz; files other than tables of records are text."""
+    """How to read a file: by its suffix before that of a compression; files other than tables of records are text."""
     suffix = inner_suffix(path)
     return suffix if suffix in SUFFIXES else ".txt"
 

@@ -10,6 +10,7 @@ from lagwise.data import TokenData, content_key, load_tokenizer, open_source, pr
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
 from lagwise.data.sources import SPLITS
+from lagwise.files import expanded
 from lagwise.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class RunningText(Task):
         notes = [f"text: {source}; tokens: {tokens}"]
         if inner_suffix(Path(self._source)) in (".csv", ".tsv"):
             notes.append("a table is read as plain text here; recipes for its columns are classify and forecast-tnn")
+        if expanded(self._source).is_dir():
+            notes += open_source(self._source).notes
         return notes
 
     def steps_per_epoch(self, batch_size: int) -> int:

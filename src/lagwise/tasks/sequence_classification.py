@@ -194,9 +194,28 @@ class SequenceClassification(Task):
         if self.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
         splits = self.rows.splits
+        if run is None and self.inputs == "values":
+            self._check_samples(max(splits["train"]["length"][:]))
         self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
         self._longest = self._steps(max(splits["train"]["length"][:]))
         self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+
+    def _check_samples(self, most: int) -> None:
+        """ValueError if no series of train fills a step of the model, as with arrays of another layout."""
+        if most >= max(2, self.stride):
+            return
+        features = self.rows.features or 1
+        samples = f"{most} sample{'s' * (most > 1)} of {features:,} feature{'s' * (features > 1)}"
+        hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
+        if features > most:
+            hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")
+        if most > 1:
+            hints.append(f"if the series are so short, give task.stride=1 (to {most})")
+        raise ValueError(
+            f"the longest series of {self.data.source!r} has {samples}, less than {max(2, self.stride)} samples, which "
+            f"{'a step of the model takes (task.stride)' if self.stride > 1 else 'a series has at least'}; "
+            f"{'; '.join(hints)}"
+        )
 
     def _open_other(self, run: Path, source: str) -> None:
         """Rows of another table (its test split, or all), with the labels of a run."""

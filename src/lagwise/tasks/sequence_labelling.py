@@ -185,11 +185,13 @@ class SequenceLabelling(Task):
 
     def notes(self) -> Sequence[str]:
         what = "samples" if self.events is None else "events"
+        features = f"{self.rows.features:,} feature{'s' * (self.rows.features > 1)}"
         lines = []
         for split, rows in self.rows.splits.items():
             counts = {name: count for name, count in self.rows.counts[split].items() if name != NO_EVENT}
             shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-            lines.append(f"{split}: {len(rows):,} series of {sum(rows['length'][:]):,} samples; {what}: {shown}")
+            samples = f"{sum(rows['length'][:]):,} samples of {features}"
+            lines.append(f"{split}: {len(rows):,} series of {samples}; {what}: {shown}")
         return [*lines, *self.rows.notes]
 
     def steps_per_epoch(self, batch_size: int) -> int:

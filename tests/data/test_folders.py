@@ -1,0 +1,100 @@
+"""The splits and classes that the names of folders and files tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lagwise.data import open_rows, open_source
+from lagwise.data.folders import split_word
+from lagwise.data.picture_files import open_pictures
+
+
+def texts(root: Path, *folders: str, count: int = 2) -> str:
+    for folder in folders:
+        for i in range(count):
+            path = root / folder / f"{i}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"text {i} of {folder}")
+    return str(root)
+
+
+def labels(name: str) -> dict[str, list[str]]:
+    return {split: sorted(set(rows["label"])) for split, rows in open_rows(name).read().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        *((word, "train") for word in ("train", "Training", "TRAIN_set", "trainset", "training data", "x_train.npz")),
+        *((word, "valid") for word in ("val", "Val.2", "dev-split", "validation", "validset", "valImages")),
+        *((word, "test") for word in ("test", "TEST-1", "testing", "test data", "testsets", "eval", "evaluation2")),
+        *((word, None) for word in ("trainer", "latest", "contest", "trained", "value", "device", "evaluate", "data")),
+    ],
+)
+def test_words_of_splits(name: str, split: str | None) -> None:
+    assert split_word(Path(name)) == split
+
+
+@pytest.mark.parametrize("words", [("Training", "Testing"), ("train data", "test data"), ("a/trainset", "a/testset")])
+def test_split_folders_by_other_words(tmp_path: Path, words: tuple[str, str]) -> None:
+    name = texts(tmp_path, *(f"{word}/{c}" for word in words for c in ("cat", "dog")))
+    assert labels(name) == {"train": ["cat", "dog"], "test": ["cat", "dog"]}
+
+
+def test_a_folder_of_a_split_may_have_one_of_its_own_name(tmp_path: Path) -> None:
+    name = texts(tmp_path, *(f"{w}/{w}/{c}" for w in ("training_set", "test_set") for c in ("cats", "dogs")))
+    assert labels(name) == {"train": ["cats", "dogs"], "test": ["cats", "dogs"]}
+
+
+def test_folders_in_class_folders_are_no_classes(tmp_path: Path) -> None:
+    name = texts(tmp_path / "1", "cat/s1", "cat/s2", "dog/s1/day 1", "dog")
+    assert labels(name) == {"train": ["cat", "dog"]}
+    assert open_rows(name).notes == (
+        "the folders 'cat', 'dog' are the classes; the 3 folders in them, such as 'cat/s1', are not",
+    )
+    name = texts(tmp_path / "2", *(f"all/{s}/images/{c}/s{i}" for s in ("train", "val") for c in "ab" for i in "12"))
+    assert labels(name) == {"train": ["a", "b"], "valid": ["a", "b"]}
+
+
+def test_splits_in_class_folders(tmp_path: Path) -> None:
+    source = open_rows(texts(tmp_path, "cat/train", "cat/test", "dog/train", "dog/test"))
+    assert {split: len(rows) for split, rows in source.read().items()} == {"train": 4, "test": 4}
+    assert labels(str(tmp_path)) == {"train": ["cat", "dog"], "test": ["cat", "dog"]}
+    assert source.notes == ()
+
+
+@pytest.mark.parametrize(
+    "folders", [("cat", "dog", "test"), ("cat/a", "cat/testing", "dog/a"), ("a/1", "b/1", "Val/c")]
+)
+def test_a_split_beside_other_folders_is_refused(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"such as '.*' are named as splits of the texts, but '.*' is in none of"):
+        open_rows(texts(tmp_path, *folders))
+
+
+def test_test_files_alone_are_not_trained_on(tmp_path: Path) -> None:
+    assert list(labels(texts(tmp_path / "1", "test/cat", "test/dog"))) == ["test"]
+    (tmp_path / "test.csv").write_text("text,label\nx,a\n")
+    assert open_rows(str(tmp_path / "test.csv")).split_names == ("train",)
+    (tmp_path / "reviews.csv").write_text("text,label\nx,a\n")
+    with pytest.raises(ValueError, match=r"such as 'test\.csv', but 'reviews\.csv' does not"):
+        open_rows(str(tmp_path))
+
+
+def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
+    texts(tmp_path, "cat", "dog")
+    assert open_rows(str(tmp_path)).notes == ()
+    for name in ("cat/a.mp3", "cat/b.MP3", "dog/c.doc", "README", ".hidden"):
+        (tmp_path / name).write_text("x")
+    expected = ("4 files are not read: 2 .mp3, 1 without a suffix, 1 .doc (first 'README')",)
+    assert open_rows(str(tmp_path)).notes == expected
+    assert tuple(open_source(str(tmp_path)).notes) == expected
+    for name in ("cat", "dog"):
+        (tmp_path / name / "0.png").write_text("x")
+    notes = open_pictures(str(tmp_path)).notes
+    assert notes[0].startswith("8 files are not read: 4 .txt, 2 .mp3")
+    (tmp_path / "sheets").mkdir()
+    (tmp_path / "sheets" / "a.xlsx").write_text("x")
+    with pytest.raises(ValueError, match=r"file in folder '.*'; 1 file is not read: 1 \.xlsx"):
+        open_rows(str(tmp_path / "sheets"))

@@ -1,0 +1,165 @@
+"""Tables in text files: encodings, separators, lines that are no rows, and numbers."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lagwise.data.text_tables import TextTable, is_data, read_head, read_text_table
+
+ROWS = "text,label\ngröße,a\nnaïve,b\n"
+COLUMNS = {"text": ["größe", "naïve"], "label": ["a", "b"]}
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_encodings_with_a_mark_and_separators_are_found(tmp_path: Path, encoding: str, mark: str) -> None:
+    path = write(tmp_path / "a.csv", ROWS.replace(",", mark).encode(encoding))
+    table = read_text_table(path)
+    assert (table.columns, table.separator, table.lines) == (COLUMNS, mark, [2, 3])
+    assert read_head(path).names == ["text", "label"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ROWS.encode("latin1"), "is not UTF-8.*iconv -f latin1"),
+        ("text,label\nplain,a\n".encode("utf-16le"), "seems UTF-16.*iconv -f utf-16le"),
+        ("text,label\nplain,a\n".encode("utf-16be"), "seems UTF-16.*iconv -f utf-16be"),
+        (ROWS.encode("utf-16")[:-1], "not valid UTF-16"),
+        (b"PK\x03\x04" + bytes(99), r"is a spreadsheet \(\.xlsx, \.ods\).*save the sheet as \.csv"),
+        (b"\xd0\xcf\x11\xe0" + bytes(99), r"is a spreadsheet \(\.xls\)"),
+        (gzip.compress(ROWS.encode()), r"is compressed; its name must end in \.gz"),
+    ],
+)
+def test_other_files_are_named_with_advice(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_text_table(write(tmp_path / "a.csv", data))
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def test_compressed_files(tmp_path: Path, suffix: str, pack) -> None:
+    assert read_text_table(write(tmp_path / f"a.csv{suffix}", pack(ROWS.encode()))).columns == COLUMNS
+    for damaged in (pack(ROWS.encode() * 99)[:-9], b"something else"):
+        with pytest.raises(ValueError, match=f"is truncated or not a {suffix} file"):
+            read_text_table(write(tmp_path / f"b.csv{suffix}", damaged))
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", '"sep=;"\r\n', "sep=;;\n"])
+def test_a_line_for_excel_names_the_separator(tmp_path: Path, first: str) -> None:
+    path = write(tmp_path / "a.csv", first + "a, b;y\n1;2\nx;\n")
+    assert read_text_table(path).columns == {"a, b": ["1", "x"], "y": ["2", ""]}
+    with pytest.raises(ValueError, match=r"line 4: 'a, b' is 'x', not a number"):
+        read_text_table(path).numbers("a, b")
+
+
+def test_separators_in_quotes_do_not_count(tmp_path: Path) -> None:
+    assert read_text_table(write(tmp_path / "a.csv", '"a, b, c";y\n1;2\n')).names == ["a, b, c", "y"]
+
+
+def test_lines_of_separators_at_the_end_are_no_rows(tmp_path: Path) -> None:
+    table = read_text_table(write(tmp_path / "a.csv", "x,y\n1,2\n,\n3,4\n,\n , \n"))
+    assert table.columns == {"x": ["1", "", "3"], "y": ["2", "", "4"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Sales of 2024\nx,y\n1,2\n3,4\n", "line 2: 2 fields, but the header has 1.*if line 1 is a title"),
+        ("sep=,\nSales\nx,y\n1,2\n3,4\n", "line 3: 2 fields, but the header has 1.*if line 2 is a title"),
+        ("x,y\na,1,2\nb,3,4\n", "line 2: 3 fields.*the first field of each is a name of its row, as R writes"),
+        ("x,y\n1,2\n3,4\nTotal\n", "line 4: 1 fields.*if it is no row, such as a total, remove it"),
+        ("1.5,1.5,2\n1,2,3\n", r"the first line of .*a\.csv is taken for the names of columns, but it has numbers"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_text_table(write(tmp_path / "a.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (["1", "-0.5", "0.25"], True),
+        (["-0.5", "0.25", "cat"], True),
+        (["0.1234"], True),
+        (["0.1234 0.5 -1e3"], True),
+        (["2", "3", "4"], True),
+        (["0", "1", "2"], False),
+        (["1", "2", "3", "class"], False),
+        (["Unnamed: 0", "0", "1"], False),
+        (["x", "y", "1"], False),
+        (["x"], False),
+        ([], False),
+    ],
+)
+def test_headers_that_look_like_rows(header: list[str], expected: bool) -> None:
+    assert is_data(header) is expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "separator", "expected"),
+    [
+        (["1.5", "-2", "1e3"], ",", [1.5, -2, 1000]),
+        (["1,5", "2"], ";", [1.5, 2]),
+        (["1.234,5", "1.000", "7"], ";", [1234.5, 1000, 7]),
+        (["987", "1.000", "1.013"], ";", [987, 1000, 1013]),
+        (["1.5", "1.013", "2"], ";", [1.5, 1.013, 2]),
+        (["0.125", "1.013", "2"], ";", [0.125, 1.013, 2]),
+        (["1.013", "987"], ",", [1.013, 987]),
+        (["1,234", "987", "1,234,567.5"], ",", [1234, 987, 1234567.5]),
+        (["1,5", "2,25"], "\t", [1.5, 2.25]),
+        (["1,234"], ";", [1.234]),
+        (["", ".", "-", "NA", "n/a", "NaN", "null", "?", "5"], ",", [np.nan] * 8 + [5]),
+        ([".", "1.000", "987"], ";", [np.nan, 1000, 987]),
+    ],
+)
+def test_numbers_as_people_write_them(cells: list[str], separator: str, expected: list[float]) -> None:
+    table = TextTable(Path("a.csv"), {"x": cells}, list(range(2, 2 + len(cells))), separator)
+    np.testing.assert_array_equal(table.numbers("x"), expected)
+
+
+def test_a_comma_that_can_mean_two_things_is_refused() -> None:
+    for cells, value in ((["1,013", "2"], None), (["1,013", "2,5"], 1.013), (["1,013", "1,000,000"], 1013)):
+        table = TextTable(Path("a.tsv"), {"x": cells}, [2, 3], "\t")
+        if value is not None:
+            assert table.numbers("x")[0] == value
+            continue
+        with pytest.raises(
+            ValueError, match=r"a\.tsv: '1,013' can be 1\.013 or 1013 in column 'x'; write numbers with dec"
+        ):
+            table.numbers("x")
+
+
+def test_units_and_totals_are_named(tmp_path: Path) -> None:
+    table = read_text_table(write(tmp_path / "a.csv", "t,x,y\ns,1,2\n3,mV,4\n5,6,Sum\n"))
+    for name, line, advised in (("t", 2, True), ("x", 3, False), ("y", 4, True)):
+        with pytest.raises(ValueError, match=f"line {line}: {name!r} is '.*', not a number") as error:
+            table.numbers(name)
+        assert ("no row, such as units or a total, remove it" in str(error.value)) == advised
+
+
+@pytest.mark.parametrize("cell", ["1_000", "five", "1.2.3", "2024-01-01", "12:30"])
+def test_text_is_no_number(cell: str) -> None:
+    with pytest.raises(ValueError, match=r"a\.csv, line 3: 'x' is '.*', not a number"):
+        TextTable(Path("a.csv"), {"x": ["1", cell]}, [2, 3], ",").numbers("x")
+
+
+def test_the_head_of_a_long_file(tmp_path: Path) -> None:
+    text = "x,y\n" + "1,2\n" * 200_000
+    path = write(tmp_path / "a.csv", text + "3\n")
+    assert read_head(path).columns == {"x": [], "y": []}
+    assert read_head(path, 3).columns == {"x": ["1"] * 3, "y": ["2"] * 3}
+    path = write(tmp_path / "b.csv", ",".join(f"column {i}" for i in range(50_000)) + "\n")
+    assert len(read_head(path).names) == 50_000
+    path = write(tmp_path / "c.tsv", text.replace(",", "\t").encode("utf-16"))
+    assert read_head(path, 1).columns == {"x": ["1"], "y": ["2"]}
