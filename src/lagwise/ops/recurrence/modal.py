@@ -195,8 +195,9 @@ def modal_graph_prefill(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`modal_prefill` for a length that an exported graph leaves open: in real arithmetic, by powers of the poles.
 
-    Shapes: x ``(batch, length, channels)``; poles, what they lost when they were rounded (or None), and weights, as real
-    and imaginary parts, ``(2, modes, channels)``; direct ``(channels,)``; the state ``(batch, modes, channels)`` in two parts. Returns y like x and the new state.
+    Shapes: x ``(batch, length, channels)``; poles, what they lost when they were rounded (or None), and weights, real
+    and imaginary parts, ``(2, modes, channels)``; direct ``(channels,)``; the state ``(batch, modes, channels)`` in two
+    parts. Returns y like x and the new state.
     Powers are computed from exponents and angles in float64.
     """
     n, signal, dtype = x.shape[1], x.to(direct.dtype), direct.dtype
