@@ -12,7 +12,7 @@ from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
 from lagwise.analysis.settings import different_settings, training_command
 from lagwise.tasks import Table
 from lagwise.training import load_recipe
-from lagwise.training.run import RECIPE_FILE
+from lagwise.training.folder import RECIPE_FILE
 
 
 def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:

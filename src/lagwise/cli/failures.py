@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import typer
 
 from lagwise.cli.terminal import plain
+from lagwise.extras import explained
 
 # typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
@@ -52,6 +53,8 @@ def _report(error: BaseException) -> int:
 def _message(error: BaseException) -> str:
     if isinstance(error, _ClickError):
         return _usage_message(error)
+    if isinstance(error, ModuleNotFoundError):
+        error = explained(error)
     text = str(error)
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
         return f"not enough memory{text and ': '}{text}"

@@ -22,6 +22,7 @@ from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, write
+from lagwise.extras import require
 from lagwise.process import keep_freed_memory, share_cores
 
 app = typer.Typer(
@@ -79,6 +80,7 @@ def train(
 
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
+    require("train", "training")
     from lagwise import training
     from lagwise.training.recipe import DEFAULT_RECIPE
 
@@ -218,6 +220,8 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
     """Train, evaluate, sample and plot a model of Python's own source, in five to ten minutes on two idle cores."""
+    require("train", "the demo")
+    require("plot", "the demo")
     from lagwise.cli.demo import run_demo
 
     run_demo(out, overrides or [], write=write)

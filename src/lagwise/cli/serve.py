@@ -11,6 +11,7 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import plain
+from lagwise.extras import require
 
 
 def serve(
@@ -53,11 +54,9 @@ def serve(
 
     lagwise serve runs/best-lm --compile
     """
-    try:
-        import uvicorn
-        from fastapi import FastAPI  # noqa: F401 (both, before the model is loaded)
-    except ImportError as error:
-        raise ImportError(f"serving needs FastAPI and uvicorn ({error}): pip install 'lagwise[serve]'") from error
+    require("serve", "serving", "fastapi", "uvicorn", "jinja2")  # before the model is loaded
+    import uvicorn
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family):  # raises OSError if taken, before the model is loaded
         pass

@@ -1,4 +1,4 @@
-"""`LagForecaster` as a forecaster of sktime. Needs ``pip install 'lagwise[sktime]'``."""
+"""`LagForecaster` as a forecaster of sktime. Needs the extra ``sktime``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from lagwise.extras import install
 from lagwise.forecasting.estimator import LagForecaster
 
 try:
     from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
 except ImportError as error:
-    raise ImportError("lagwise.forecasting.sktime needs sktime: pip install 'lagwise[sktime]'") from error
+    raise ImportError(f"lagwise.forecasting.sktime needs sktime: {install('sktime')}") from error
 
 
 class SktimeLagForecaster(BaseForecaster):

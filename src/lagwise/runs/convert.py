@@ -20,7 +20,7 @@ from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.tables import whole_number
 from lagwise.training import load_run, make_task
-from lagwise.training.run import RECIPE_FILE, RUN_FILE, TOKENIZER
+from lagwise.training.folder import RECIPE_FILE, RUN_FILE, TOKENIZER
 
 DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64  # timed turns of a stream after a first one, and their tokens
