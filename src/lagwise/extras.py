@@ -10,7 +10,7 @@ EXTRAS = {
     "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "tensorboardX"),
     "plot": ("matplotlib", "jinja2"),
     "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow"),
-    "sktime": ("sktime",),
+    "sktime": ("sktime", "sklearn", "scipy", "pandas"),
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
@@ -33,7 +33,8 @@ def require(extra: str, what: str, *modules: str) -> None:
     """
     wanted = modules or [name for name in EXTRAS[extra] if name not in _OPTIONAL]
     if missing := [PACKAGES.get(name, name) for name in wanted if importlib.util.find_spec(name) is None]:
-        raise ImportError(f"{what} needs {' and '.join(missing)}: {install(extra)}")
+        listed = " and ".join([*([", ".join(missing[:-1])] if missing[1:] else []), missing[-1]])
+        raise ImportError(f"{what} needs {listed}: {install(extra)}")
 
 
 def explained(error: ModuleNotFoundError, extra: str | None = None) -> ImportError:

@@ -26,8 +26,8 @@ from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import METRICS
 from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, load_run, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
-from lagwise.training.model import with_start, without_start
 from lagwise.training.folder import RECIPE_FILE, RUN_FILE
+from lagwise.training.model import with_start, without_start
 
 RESULT_FILE = "result.json"  # of a finished fine-tuning
 _START_FILE = "start.json"

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 
-from lagwise.extras import install
-from lagwise.forecasting.estimator import LagForecaster
+from lagwise.extras import explained
 
 try:
+    import pandas as pd
     from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
-except ImportError as error:
-    raise ImportError(f"lagwise.forecasting.sktime needs sktime: {install('sktime')}") from error
+
+    from lagwise.forecasting.estimator import LagForecaster
+except ModuleNotFoundError as error:
+    raise explained(error, "sktime") from error
 
 
 class SktimeLagForecaster(BaseForecaster):
