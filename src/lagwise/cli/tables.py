@@ -19,6 +19,8 @@ def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
         typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):
         print_table(*table)
+    if left_out := evaluation.get("left_out"):
+        typer.echo(f"Left out, as they are over the model's limit of tokens: {', '.join(map(str, left_out))}")
 
 
 def print_conversion(result: Mapping[str, Any]) -> None:
