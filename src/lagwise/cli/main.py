@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,10 +99,24 @@ def train(
         folder = out or Path("runs") / Path(recipe).stem
         with _resumable(folder):
             training.train(settings, folder)
-    name, task = plain(str(folder)), training.make_task(training.load_recipe(str(folder / "recipe.yaml")))
+    if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process reports
+        _report_training(folder, done)
+
+
+def _report_training(folder: Path, done: bool) -> None:
+    from lagwise import training
+
+    recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(str(folder))
+    task, metrics = training.make_task(recipe), training.read_metrics(folder)
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
-    typer.echo(f"\nTrained: {name}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
+    trained = f"\nTrained: {name}"
+    if kept := training.kept_model(recipe, task, metrics):
+        step, score = kept
+        label, last = task.logged_headline(metrics)[1], max(int(line["step"]) for line in metrics)
+        which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
+        trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
+    typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
 
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
+_SAMPLE = 300  # tokens in a report
+
 
 class LanguageModelling(RunningText):
     """Causal language modelling: the next token of running text, in bits per byte of that text.
@@ -103,6 +105,12 @@ class LanguageModelling(RunningText):
                 same, "bits_per_byte", "bits per byte", trained_at=self.data.length
             )
         return figures
+
+    def sample(self, model: Any, tokenizer: Any) -> str:
+        from lagwise.models import generate_text
+
+        count = min(_SAMPLE, (model.length_limit or _SAMPLE + 1) - 1)  # after the start of a document
+        return generate_text(model, tokenizer, "", max_new_tokens=count, seed=0) if count > 0 else ""
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """bits_per_byte of each text, read as a separate document."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
-    from lagwise.training.folder import data_unchanged, load_run, make_task, read_metrics
+    from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
     from lagwise.training.run import check_recipe, resume, train
@@ -14,6 +14,7 @@ __all__ = [
     "Recipe",
     "check_recipe",
     "data_unchanged",
+    "kept_model",
     "load_recipe",
     "load_run",
     "make_task",
@@ -32,6 +33,7 @@ __getattr__, __dir__ = lazy(
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
         "check_recipe": "lagwise.training.run",
+        "kept_model": "lagwise.training.folder",
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",
         "own_fields": "lagwise.training.model",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,16 @@ def make_task(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
     data = replace(recipe.data)  # the task fills in its default source
     return build(TASKS, recipe.task, data, what="task")
+
+
+def kept_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
+    """The step of the model that a run ends with, and its headline metric on validation data; None if the log has no
+    validation."""
+    name = f"eval_{task.logged_headline(metrics)[0]}"
+    scores = [(int(line["step"]), line[name]) for line in metrics if name in line]
+    if not scores or recipe.training.select == "last":
+        return scores[-1] if scores else None
+    return (max if task.greater_is_better else min)(scores, key=lambda score: score[1])  # the first of equal ones
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:

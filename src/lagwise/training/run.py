@@ -184,12 +184,12 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
     steps."""
     options = recipe.training
     if options.epochs is not None:
-        steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)))
+        steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)), options.least_steps)
         if steps > MOST_STEPS:
             raise ValueError(f"training.epochs {options.epochs:g} are {steps:.1e} steps, of at most {MOST_STEPS:,}")
-        options = replace(options, steps=steps, warmup_steps=min(options.warmup_steps, steps // 10))
-    elif options.warmup_steps >= options.steps:
-        options = replace(options, warmup_steps=options.steps // 10)
+        evaluate_every = min(options.evaluate_every, -(-steps // 6))  # so that there are some to choose the best from
+        options = replace(options, steps=steps, evaluate_every=evaluate_every)
+    options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
     return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
 
 
