@@ -11,6 +11,8 @@ import typer
 
 from lagwise.cli.terminal import plain
 from lagwise.extras import explained
+from lagwise.tables import nearest
+from lagwise.training.recipe import setting
 
 # typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
@@ -68,4 +70,22 @@ def _usage_message(error: Any) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if not message or context is None:  # without any arguments, the help has been printed
         return message
+    if option := getattr(error, "option_name", None):
+        message = f"no such option: {option}{_meant(option, context)}"
     return f"{message} (see '{context.command_path} --help')"
+
+
+def _meant(option: str, context: Any) -> str:
+    """What the user of an option that a command does not have may have meant. click suggests any option that has some
+    letters in common."""
+    name = option.lstrip("-")
+    if name in ("device", "cuda", "gpu", "cpu"):
+        return (
+            "; the current CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
+        )
+    if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
+        return f"; did you mean --{near}?"
+    takes_settings = any(part.name == "overrides" for part in context.command.params)
+    if takes_settings and (key := setting(name.replace("-", "_"))):
+        return f"; settings are written without dashes: {key}=..."
+    return ""

@@ -212,20 +212,29 @@ def convert(
         ),
     ] = None,
     lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
-    tokens: Annotated[int, typer.Option(callback=at_least(2), help="Tokens of the test text to compare on.")] = 65537,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            callback=at_least(2),
+            help="Also compare both models on so many tokens of the test text, which takes minutes.",
+            show_default="no comparison",
+        ),
+    ] = None,
 ) -> None:
     """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints the cost: states and certified error of each layer, and bits per byte before and after.
+    Prints the states and the certified error of each layer and tokens per second before and after, with `--tokens` also
+    bits per byte. It pays for kernels that reach far or have no end.
 
-    lagwise convert runs/best-lm --tolerance 1e-3
+    lagwise convert runs/best-lm --tolerance 1e-3 --tokens 65537
 
     lagwise generate runs/best-lm-recurrent --prompt "def "
     """
     from lagwise.cli.tables import print_conversion
     from lagwise.runs import convert_run
 
-    print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
+    options = {"lags": lags, "max_order": max_order, "max_tokens": tokens}
+    print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
 
 
 def demo(

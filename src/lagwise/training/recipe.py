@@ -195,8 +195,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if separator and len(parts) > 1:
         known(parts[0], sections, "section of a recipe")
     else:
-        leaves = [f"{s}.{f.name}" for s, cls in _SECTIONS.items() for f in dataclasses.fields(cls)]
-        near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
+        near = setting(key)
         hint = f"; did you mean {near}=...?" if near else f" (see 'lagwise recipes {DEFAULT_RECIPE}' for the keys)"
         raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
     _refuse_part_of_a_chain(values, parts)
@@ -213,6 +212,12 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if value is None and text.strip().lower() not in ("null", "~"):
         raise ValueError(f"override {shown(override)} has no value; write {key}=null for none")
     values[last] = value
+
+
+def setting(name: str) -> str | None:
+    """The key of a recipe with this last part: ``training.steps`` for ``steps``."""
+    keys = ["model", *(f"{section}.{f.name}" for section, cls in _SECTIONS.items() for f in dataclasses.fields(cls))]
+    return next((key for key in keys if name == key.rpartition(".")[2]), None)
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
