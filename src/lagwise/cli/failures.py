@@ -12,7 +12,6 @@ import typer
 from lagwise.cli.terminal import plain
 from lagwise.extras import explained
 from lagwise.tables import nearest
-from lagwise.training.recipe import setting
 
 # typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
@@ -71,7 +70,7 @@ def _usage_message(error: Any) -> str:
     if not message or context is None:  # without any arguments, the help has been printed
         return message
     if option := getattr(error, "option_name", None):
-        message = f"no such option: {option}{_meant(option, context)}"
+        message = f"No such option: {option}{_meant(option, context)}"
     return f"{message} (see '{context.command_path} --help')"
 
 
@@ -80,12 +79,12 @@ def _meant(option: str, context: Any) -> str:
     letters in common."""
     name = option.lstrip("-")
     if name in ("device", "cuda", "gpu", "cpu"):
-        return (
-            "; the current CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
-        )
+        return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
-    takes_settings = any(part.name == "overrides" for part in context.command.params)
-    if takes_settings and (key := setting(name.replace("-", "_"))):
-        return f"; settings are written without dashes: {key}=..."
+    if context.command.name in ("train", "demo"):
+        from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
+
+        if key := setting(name.replace("-", "_")):
+            return f"; settings are written without dashes: {key}=..."
     return ""

@@ -24,7 +24,7 @@ from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, write
 from lagwise.extras import require
-from lagwise.process import keep_freed_memory, share_cores
+from lagwise.process import keep_freed_memory, quick_imports, share_cores
 
 app = typer.Typer(
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
@@ -82,8 +82,10 @@ def train(
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
-    from lagwise import training
-    from lagwise.training.recipe import DEFAULT_RECIPE
+    with quick_imports():
+        from lagwise import training
+        from lagwise.training import train as train_recipe
+        from lagwise.training.recipe import DEFAULT_RECIPE
 
     done = resume is not None and (resume / "config.json").is_file()
     if resume is not None:
@@ -98,7 +100,7 @@ def train(
             settings.data.source = data
         folder = out or Path("runs") / Path(recipe).stem
         with _resumable(folder):
-            training.train(settings, folder)
+            train_recipe(settings, folder)
     if os.environ.get("RANK", "0") == "0":  # under torchrun, the first process reports
         _report_training(folder, done)
 
@@ -186,8 +188,9 @@ def evaluate(
 
     lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
-    from lagwise.cli.tables import print_evaluation
-    from lagwise.runs import evaluate_run
+    with quick_imports():
+        from lagwise.cli.tables import print_evaluation
+        from lagwise.runs import evaluate_run
 
     wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
     print_evaluation(run, evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
@@ -230,8 +233,9 @@ def convert(
 
     lagwise generate runs/best-lm-recurrent --prompt "def "
     """
-    from lagwise.cli.tables import print_conversion
-    from lagwise.runs import convert_run
+    with quick_imports():
+        from lagwise.cli.tables import print_conversion
+        from lagwise.runs import convert_run
 
     options = {"lags": lags, "max_order": max_order, "max_tokens": tokens}
     print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))

@@ -139,7 +139,15 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Mix one token ``(batch, channels)``. Returns its output and the state after it."""
+        """Mix one token. Returns its output and the state after it.
+
+        Shapes: x and the output ``(batch, channels)``, without a dimension of length; `prefill` takes ``(batch, length,
+        channels)``. ValueError for another shape.
+        """
+        if x.dim() != 2 or x.shape[1] != self.channels:
+            raise ValueError(
+                f"step takes one token (batch, {self.channels}), got {tuple(x.shape)}; prefill takes several"
+            )
         y, state = self.prefill(x[:, None], state)
         return y[:, 0], state
 
