@@ -1,11 +1,11 @@
-"""Run lagwise's commands as after an installation with one extra: each works, or says in one line what to install.
+"""Run lagwise's commands with one extra: each works, or says in one line what to install.
 
-    python tests/with_extra.py FOLDER                in this environment, as it is
-    python tests/with_extra.py FOLDER train          with the packages of other extras hidden from imports
-    python tests/with_extra.py FOLDER ""             without any extra
+    python tests/with_extra.py FOLDER train          in an environment that has this extra
+    python tests/with_extra.py FOLDER train --hide   with the packages of other extras hidden from imports
+    python tests/with_extra.py FOLDER "" --hide      without any extra
 
-FOLDER has the inputs, which are made if it is empty; that needs the extra `train`. It fails if a command does neither,
-or if it refuses although the extra is said to be enough for it.
+FOLDER has the inputs, which are made if it does not exist; that needs the extra `train`. It fails if a command does
+neither, or if it refuses although the extra is said to be enough for it.
 """
 
 from __future__ import annotations
@@ -191,15 +191,15 @@ def outcomes(folder: Path) -> dict[str, str]:
         return {name: check() for name, check in checks.items()}
 
 
-def main(folder: Path, extra: str | None) -> int:
-    if extra is not None:
+def main(folder: Path, extra: str, hide: bool) -> int:
+    if hide:
         hide_all_but(packages_of(extra))
     if not folder.is_dir():
         make_inputs(folder)
     failed = 0
     for name, outcome in outcomes(folder).items():
         refuses = re.fullmatch(r"error: [^\n]* install lagwise\[\w+\][^\n]*", outcome) is not None
-        enough = name in ENOUGH[""] or name in ENOUGH.get(extra or "", ())
+        enough = name in ENOUGH[""] or name in ENOUGH.get(extra, ())
         fine = outcome == "works" or (refuses and not enough)
         failed += not fine
         print(f"{'' if fine else 'WRONG '}{name}: {outcome}")
@@ -207,4 +207,4 @@ def main(folder: Path, extra: str | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2] if len(sys.argv) > 2 else None))
+    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2], "--hide" in sys.argv))
