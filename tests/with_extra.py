@@ -20,7 +20,7 @@ import shutil
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -109,7 +109,7 @@ def hide_all_but(packages: set[str]) -> None:
             return None if name.partition(".")[0] in hidden else finder.find_spec(name, path, target)
 
         @classmethod
-        def find_distributions(cls, *args: object, **options: object) -> object:
+        def find_distributions(cls, *args: object, **options: object) -> Iterator[importlib.metadata.Distribution]:
             for found in finder.find_distributions(*args, **options):
                 if _plain(found.name or "") in packages:
                     yield found
