@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+QUIETLY := --quiet --disable-pip-version-check
+EXTRAS := train plot forecast sktime vision signals export serve bench clients peers
 
 .PHONY: demo test test-slow test-gpu test-device fuzz lint bench docs docs-serve wheel-check release-check clean
 
@@ -12,8 +14,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and by its exact version: a range would pull the newest build, which on Linux carries CUDA, where
 	@# pip has been told of a CPU build of this one
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install $(QUIETLY) $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[dev]' --constraint constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes on two idle cores
@@ -52,15 +54,19 @@ docs: $(INSTALLED)  ## regenerate the pages that are made of code and results, a
 docs-serve: $(INSTALLED)  ## show the site at http://127.0.0.1:8000, and again after each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-wheel-check:  ## build the wheel, install it alone into an empty environment, and use it there
-	rm -rf dist build/wheel && $(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check build $$(grep '^torch==' constraints.txt)
+# Each extra has an environment of its own, which sees the packages of the one without extras.
+wheel-check:  ## build the wheel, install it alone and with each extra into empty environments, and use every command there
+	rm -rf dist build/wheel* && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install $(QUIETLY) build $$(grep '^torch==' constraints.txt)
 	build/wheel/bin/python -m build --wheel --outdir dist .
-	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[train]" \
-	  --constraint constraints.txt
-	cd build && wheel/bin/lagwise --version && wheel/bin/lagwise recipes > /dev/null && rm -rf wheel-run && \
-	  wheel/bin/lagwise train --data stdlib --out wheel-run training.steps=3 model.hidden_size=16 && \
-	  wheel/bin/lagwise generate wheel-run --tokens 5
+	build/wheel/bin/python -m pip install $(QUIETLY) dist/*.whl --constraint constraints.txt
+	for extra in $(EXTRAS); do \
+	  $(PYTHON) -m venv build/wheel-$$extra && \
+	  realpath build/wheel/lib/python*/site-packages > $$(echo build/wheel-$$extra/lib/python*/site-packages)/base.pth && \
+	  build/wheel-$$extra/bin/python -m pip install $(QUIETLY) "$$(ls dist/*.whl)[$$extra]" --constraint constraints.txt && \
+	  echo "== $$extra" && build/wheel-$$extra/bin/python tests/with_extra.py build/wheel-inputs $$extra || exit 1; \
+	done
+	build/wheel/bin/python tests/with_extra.py build/wheel-inputs ""
 
 release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
 	grep -q "^## $$($(BIN)/lagwise --version | sed 's/.* //')" CHANGELOG.md

@@ -54,7 +54,7 @@ def main(out: Path, runs: list[Path]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 converted = Path(folder) / "converted"
                 try:
-                    result = convert_run(run, tolerance, converted)
+                    result = convert_run(run, tolerance, converted, max_tokens=65537)
                 except ValueError as refusal:
                     rows.append({**base, "tolerance": tolerance, "refused": str(refusal)})
                     print(rows[-1])

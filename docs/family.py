@@ -80,7 +80,7 @@ _PACKAGES = """
 ## The same in other packages
 
 `tests/mixers/test_against_packages.py` copies weights and compares outputs, where the packages are installed
-(`pip install 'lagwise[peers]'`).
+(`pip install '.[peers]'`).
 
 | here | package | what to know |
 |---|---|---|
@@ -108,7 +108,7 @@ _LEFT_OUT = """
 
 Approximations of attention compare tokens and are no mixers of lag. Packages have some, which
 `benchmarks/family_steps.py` times beside the mixers above (`lagwise.bench.attention_peers`; `pip install
-'lagwise[peers]'`). All are two-sided.
+'.[peers]'`). All are two-sided.
 
 | model | package | what to know |
 |---|---|---|

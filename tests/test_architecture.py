@@ -24,6 +24,7 @@ TOP = {
     "_registration",
     "cache",
     "compiler",
+    "extras",
     "figures",
     "files",
     "outside",

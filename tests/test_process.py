@@ -1,14 +1,17 @@
-"""Arithmetic of the process."""
+"""Arithmetic of the process, and the start of a program."""
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from transformers import Trainer
 
-from lagwise.process import denormals_as_zero
+from lagwise.process import denormals_as_zero, quick_imports
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -39,3 +42,14 @@ def test_trainings_have_no_denormals(monkeypatch: pytest.MonkeyPatch) -> None:
     LagwiseTrainer.train(LagwiseTrainer.__new__(LagwiseTrainer))
     assert seen == [0]
     assert tiny() > 0
+
+
+def test_imports_do_without_the_search_for_cycles() -> None:
+    """At the start of a program. Later there may be garbage, which must not be kept."""
+    code = "import gc; from lagwise.process import quick_imports as q\nwith q(): print(gc.isenabled())\n"
+    code += "print(gc.isenabled(), gc.get_freeze_count() > 0)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True", "True"]
+    with quick_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lagwise.tables import known, shown, typed
+from lagwise.tables import known, nearest, shown, typed
 
 NAN, INF = float("nan"), float("inf")
 
@@ -74,3 +74,17 @@ def test_a_long_list_of_names_is_cut() -> None:
     with pytest.raises(ValueError, match=r"did you mean 'name-99'\? \(known: name-0, .*-\d+, \.\.\.\)$") as caught:
         known("nane-99", [f"name-{i}" for i in range(100)], "name")
     assert 300 < len(str(caught.value)) < 350
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "near"),
+    [
+        ("recip", ["device", "recipe"], "recipe"),
+        ("device", ["recipe", "resume"], None),  # which has some of its letters
+        ("hidden", ["hidden_size"], "hidden_size"),
+        ("output", ["out"], "out"),
+        ("to", ["tokens"], None),
+    ],
+)
+def test_a_misleading_suggestion_is_worse_than_none(name: str, names: list[str], near: str | None) -> None:
+    assert nearest(name, names) == near

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from lagwise.extras import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -73,10 +75,9 @@ def close(figure: Figure) -> None:
 
 def pyplot() -> Any:
     """matplotlib's pyplot, without a display. ImportError says how to install it."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'lagwise[plot]'") from error
+    require("plot", "a plot", "matplotlib")
+    import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

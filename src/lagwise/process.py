@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +47,21 @@ def share_cores() -> None:
 def is_first() -> bool:
     """Whether this process is the first, or the only one, of those that a launcher such as torchrun has started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Within it, Python does not look for reference cycles, and later not among what was imported: that takes a third
+    of the time until a model of transformers has been loaded. For programs only, at their start."""
+    if "transformers" in sys.modules:  # imported already, so what is there may be garbage
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

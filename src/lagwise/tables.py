@@ -117,12 +117,20 @@ def known(name: Any, names: Any, what: str) -> Any:
     """Return the name if it is one of ``names``; otherwise raise a ValueError with the nearest of them."""
     if isinstance(name, Hashable) and name in names:
         return name
-    near = difflib.get_close_matches(shown(name).strip("'"), [str(n) for n in names], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(shown(name).strip("'"), [str(n) for n in names])
+    hint = f"; did you mean {near!r}?" if near else ""
     listed = ", ".join(map(str, names)) or "none"
     if len(listed) > _MOST_LISTED:
         listed = f"{listed[:_MOST_LISTED].rpartition(',')[0]}, ..."
     raise ValueError(f"unknown {what}: {shown(name)}{hint} (known: {listed})")
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The name that was probably meant: a close one, or one that has the other at its start. None is better than one
+    that misleads."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    begun = [each for each in names if min(len(each), len(name)) > 2 and each[: len(name)] == name[: len(each)]]
+    return next(iter([*close, *begun]), None)
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:

@@ -7,10 +7,10 @@ import json
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -22,6 +22,7 @@ from lagwise.analysis.settings import different_settings, training_command
 from lagwise.cli.main import app
 from lagwise.figures import close, inline_svg
 from lagwise.runs import evaluate_run
+from lagwise.tasks.classification_results import worst_rows
 from lagwise.tasks.figures import confusion_matrix, pictures
 from lagwise.training import Recipe, load_recipe, read_metrics, train
 
@@ -78,7 +79,9 @@ def test_the_report_is_self_contained(tiny_recipe: Recipe, tmp_path: Path, trans
             "block": {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}},
         }
     run = train(tiny_recipe, tmp_path / ODD, progress=False)
-    assert len(plot_run(run)) == (2 if transformer else 4)  # without an evaluation: no extrapolation
+    written = plot_run(run)  # without an evaluation: no extrapolation
+    assert len(written) == (2 if transformer else 4)
+    assert len(Page(written[-1]).texts["a-sample"]) > 100  # of the model
     evaluate_run(run, [32, 64], progress=False)
     (run / "sample.txt").write_text("if a < b & c:")
     written = plot_run(run)
@@ -86,7 +89,8 @@ def test_the_report_is_self_contained(tiny_recipe: Recipe, tmp_path: Path, trans
     page = Page(written[-1])
     page.check()
     assert page.tags.count("svg") == (2 if transformer else 4)
-    assert page.texts["title"].startswith(f"{ODD}: ")
+    assert page.texts["title"] == f"{ODD}: language modelling"
+    assert "of step 6, the last one" in page.texts["summary"]
     assert "if a < b & c:" in page.texts["a-sample"]
     assert "gzip" in page.texts["results"]
     assert "best validation bits/byte" in page.texts["summary"]
@@ -113,47 +117,51 @@ def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
     assert "byte" not in text.split("<h2>Recipe</h2>")[0]
 
 
+def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path) -> None:
+    texts = [f"{word} {i}" for i in range(40) for word in ("alpha", "beta")]
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text} <b>,{text[0]}\n" for text in texts))
+    few = ["training.steps=1", "model.hidden_size=8", "model.num_hidden_layers=1", "data.tokenizer=bytes"]
+    recipe = load_recipe("classify", [f"data.source={tmp_path / 'rows.csv'}", *few])
+    run = train(recipe, tmp_path / "run", progress=False)
+    mistakes = evaluate_run(run, progress=False)["mistakes"]
+    assert mistakes  # the model is hardly trained
+    for each in mistakes:
+        number, text = each["row"].split(": ")
+        assert number.isdecimal()
+        assert text.startswith("alpha" if each["true"] == "a" else "beta")
+        assert text.endswith("<b>")
+        assert each["predicted"] != each["true"]
+        assert 0.5 <= each["probability"] <= 1
+    page = Page(plot_run(run)[-1])
+    assert "Most confident mistakes" in page.texts["results"]
+    assert mistakes[0]["row"] in page.texts["results"]
+
+
+def test_the_worst_rows() -> None:
+    logits, labels = np.array([[2.0, 0], [0, 3], [1, 0], [0, 1]]), np.array([1, 0, 1, 1])
+    worst = worst_rows(logits, labels, ["a", "b"], most=2)
+    assert [(i, each["true"], each["predicted"]) for i, each in worst.items()] == [(1, "a", "b"), (0, "b", "a")]
+    assert worst[1]["probability"] == pytest.approx(1 / (1 + np.exp(-3)))
+    numbers = worst_rows(np.array([[1.0], [5], [3]]), np.array([1.0, 2, 8]), None, most=2)
+    assert numbers == {2: {"true": 8.0, "predicted": 3.0}, 1: {"true": 2.0, "predicted": 5.0}}
+
+
 class TestCommand:
-    def recipe(self, command: str) -> tuple[Recipe, list[str]]:
-        """The recipe and the arguments of a training command."""
-        words = shlex.split(command)
-        options = words[words.index("train") + 1 :]
-        values = {name: options[options.index(name) + 1] for name in ("--recipe", "--data", "--out") if name in options}
-        overrides = [word for word in options if word not in values and word not in values.values()]
-        recipe = load_recipe(values["--recipe"], overrides)
-        if "--data" in values:
-            recipe.data.source = values["--data"]
-        return recipe, words
-
-    @pytest.mark.parametrize(
-        ("name", "overrides"),
-        [
-            ("tnn-lm", []),
-            ("tnn-lm", ["data.source=a file.txt", "model=mega", "model.block.chunk=64", "training.epsilon=1e-9"]),
-            ("classify", ["task.text=[a, 'b c']", "task.label='no'", "model.hidden_size=32"]),
-            ("mega-lm", ["data.lengths=[128, 256]", "data.length=256", "data.source=stdlib"]),
-        ],
-    )
-    def test_shows_the_recipe_and_its_overrides(self, name: str, overrides: list[str], tmp_path: Path) -> None:
-        wanted = load_recipe(name, overrides)
-        recipe, words = self.recipe(training_command(tmp_path / ODD, wanted))
-        assert recipe == wanted
-        assert words[:4] == ["lagwise", "train", "--recipe", name]
-        assert words[-2:] == ["--out", str(tmp_path / f"{ODD}-again")]
-        assert len(words) <= 6 + len(overrides) + ("data.source" in str(overrides))
-
-    def test_falls_back_to_the_runs_recipe_file(self, tmp_path: Path) -> None:
-        wanted = replace(load_recipe("tnn-lm"), description="my own")
-        (tmp_path / "recipe.yaml").write_text(wanted.to_yaml())
-        recipe, words = self.recipe(training_command(tmp_path, wanted, processes=2))
-        assert recipe == wanted
-        assert words[:6] == ["torchrun", "--nproc-per-node", "2", "-m", "lagwise", "train"]
-        (tmp_path / "tokenizer").mkdir()
-        assert f"data.tokenizer={tmp_path / 'tokenizer'}" in training_command(tmp_path, wanted)
+    @pytest.mark.parametrize("overrides", [[], ["model=mega", "data.source=a file.txt", "training.epsilon=1e-9"]])
+    def test_trains_the_runs_own_recipe_again(self, overrides: list[str], tmp_path: Path) -> None:
+        run, wanted = tmp_path / ODD, load_recipe("tnn-lm", overrides)
+        run.mkdir()
+        (run / "recipe.yaml").write_text(wanted.to_yaml())
+        words = shlex.split(training_command(run))
+        assert words == ["lagwise", "train", "--recipe", str(run / "recipe.yaml"), "--out", f"{run}-again"]
+        assert load_recipe(words[3]) == wanted
+        assert training_command(run, processes=2).startswith("torchrun --nproc-per-node 2 -m lagwise train --recipe ")
+        (run / "tokenizer").mkdir()
+        assert f"data.tokenizer={run / 'tokenizer'}" in shlex.split(training_command(run))
 
     def test_names_a_folder_beside_the_current_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        assert training_command(Path(), load_recipe("tnn-lm")).endswith(f" {tmp_path}-again")
+        assert training_command(Path()).endswith(f" {tmp_path}-again")
 
 
 def test_plots_escape_special_characters_in_names() -> None:
@@ -202,8 +210,9 @@ class TestComparison:
         assert page.tags.count("svg") == 4
         assert "training.learning_rate 0.001 0.002" in page.texts["recipes"]
         assert "training.seed" not in page.texts["recipes"]
-        assert page.texts["results"].count(ODD) == 3  # a column, and two lengths
-        assert page.texts["reproduce"].count("lagwise train --recipe tnn-lm --data") == 2
+        assert page.texts["results"].count(ODD) == 3  # two lengths, and the validation
+        assert "gzip all" in page.texts["results"]
+        assert page.texts["reproduce"].count("recipe.yaml") == 2
         assert "torch" in page.texts["machine-and-versions"]
 
     def test_is_written_next_to_the_first_run(self, runs: list[Path]) -> None:

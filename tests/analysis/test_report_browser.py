@@ -46,7 +46,10 @@ dialog.addEventListener("close", () => {
 PHONE = """<iframe src="{page}" style="width: 390px; height: 800px"></iframe><pre id="found"></pre><script>
 onload = () => {{
   const page = document.querySelector("iframe").contentDocument.documentElement;
-  found.textContent = page.scrollWidth + " " + page.clientWidth + " " + page.querySelectorAll("figure svg").length;
+  const figures = [...page.querySelectorAll("td:nth-child(2)")];
+  const hidden = figures.filter(cell => cell.getBoundingClientRect().right > page.clientWidth).length;
+  const plots = page.querySelectorAll("figure svg").length;
+  found.textContent = [page.scrollWidth, page.clientWidth, plots, figures.length, hidden].join(" ");
 }};
 </script>"""
 
@@ -87,7 +90,9 @@ def test_pages_fit_the_width_of_a_phone(report: Path, tmp_path: Path, flags: lis
     flags = [*flags, "--allow-file-access-from-files"]
     page, console = opened((report.parent / "phone.html").as_uri(), tmp_path / "profile", *flags)
     assert not console
-    found = re.search(r'<pre id="found">(\d+) (\d+) (\d+)</pre>', page)
+    found = re.search(r'<pre id="found">(\d+) (\d+) (\d+) (\d+) (\d+)</pre>', page)
     assert found is not None
     assert int(found[1]) <= int(found[2]) <= 390
     assert int(found[3]) == 4
+    assert int(found[4]) > 10
+    assert int(found[5]) == 0  # the first column of figures is seen without scrolling

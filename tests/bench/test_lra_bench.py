@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -41,11 +43,14 @@ def test_a_training_step_updates_every_weight() -> None:
     assert all((p != old).any() for p, old in zip(model.parameters(), before, strict=True))
 
 
-def test_ratios_are_relative_to_the_transformer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_relative_to_the_transformer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(arena, "SHAPES", {"text": arena.Shape(64, 2, 258), "image": arena.Shape(64, 10, 0)})
     speeds = time_models(
-        ["text", "image"], ["transformer", "tnn", "tnn-2d"], rows=2, repeats=2, threads=1, memory=False
+        ["text", "image"], ["transformer", "tnn", "tnn-2d"], rows=2, repeats=2, threads=1, memory=False, progress=True
     )
+    assert re.search(r"measuring: 100%.* 35/35 .*task=image", capsys.readouterr().err)
     assert [(s.task, s.model) for s in speeds] == [
         ("text", "transformer"),
         ("text", "tnn"),

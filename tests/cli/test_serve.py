@@ -65,7 +65,7 @@ def test_missing_packages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, ["serve", str(run)])
     assert isinstance(result.exception, ImportError)
-    assert "pip install 'lagwise[serve]'" in str(result.exception)
+    assert "serving needs uvicorn: install lagwise[serve]" in str(result.exception)
 
 
 def test_options_reach_the_server(run: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from lagwise.training import Recipe, read_metrics, resume, train
-from lagwise.training.run import RECIPE_FILE
+from lagwise.training.folder import RECIPE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")]
 KILLS = 25

@@ -154,3 +154,12 @@ def test_padding_anywhere_while_streaming(name: str, options: dict) -> None:
 @every_stream
 def test_left_padding_while_streaming(name: str, options: dict) -> None:
     testing.check_padded_stream(factory(name, options), CHANNELS)
+
+
+@every_stream
+def test_a_step_takes_one_token(name: str, options: dict) -> None:
+    mixer = make(name, options)
+    state = mixer.init_state(2)
+    assert mixer.step(noise(2, 1)[:, 0], state)[0].shape == (2, CHANNELS)
+    with pytest.raises(ValueError, match=rf"takes one token \(batch, {CHANNELS}\), got \(2, 1, {CHANNELS}\)"):
+        mixer.step(noise(2, 1), state)

@@ -18,8 +18,7 @@ from lagwise.data.pictures import decode, encode_array
 from lagwise.models import LagwiseForImageClassification
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
-from lagwise.training import load_recipe, load_run, train
-from lagwise.training.run import make_task
+from lagwise.training import load_recipe, load_run, make_task, train
 
 
 def test_mixed_labels_count_once_per_image() -> None:

@@ -18,7 +18,7 @@ from lagwise.data import TokenData
 from lagwise.models import load_model
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.training import check_recipe, load_recipe, read_metrics, resume, train
+from lagwise.training import Recipe, check_recipe, load_recipe, read_metrics, recipe_names, resume, train
 from lagwise.training import run as run_module
 from lagwise.training.best import evaluations_since_best
 from lagwise.training.model import build_model, with_start
@@ -40,6 +40,32 @@ def test_epochs_count_passes_over_the_rows(tmp_path: Path) -> None:
     assert saved.training.steps == 18
     assert read_metrics(run)[-1]["step"] == 18
     assert accuracies(run)[-1][0] == 18
+
+
+def test_few_rows_are_seen_more_often(tmp_path: Path) -> None:
+    """Epochs of few rows would be few steps, most of them warm-up, with a single evaluation to choose the best from."""
+    made = recipe("classes of text", tmp_path / "data")
+    made.training.epochs, made.training.least_steps, made.training.warmup_steps = 1.0, 30, 50
+    made.training.evaluate_every, made.training.save_every = 200, 100
+    options = load_recipe(str(train(made, tmp_path / "run", progress=False) / "recipe.yaml")).training
+    assert (options.steps, options.warmup_steps, options.evaluate_every) == (30, 3, 5)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_of_epochs_has_a_least_number_of_steps(name: str) -> None:
+    options = load_recipe(name).training
+    assert (options.epochs is None) == (options.least_steps == 0)
+    if options.epochs is not None:
+        changed = load_recipe(name, ["training.epochs=1"]).training
+        assert (changed.epochs, changed.least_steps) == (1, 0)  # an explicit number is kept
+
+
+def test_the_warmup_is_at_most_a_tenth(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.steps, tiny_recipe.training.warmup_steps = 21, 8
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert load_recipe(str(run / "recipe.yaml")).training.warmup_steps == 2
+    rates = [line["learning_rate"] for line in read_metrics(run) if "learning_rate" in line]
+    assert rates.index(max(rates)) <= 2
 
 
 def test_generated_data_have_no_epochs(tmp_path: Path) -> None:

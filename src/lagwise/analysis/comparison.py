@@ -12,7 +12,7 @@ from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
 from lagwise.analysis.settings import different_settings, training_command
 from lagwise.tasks import Table
 from lagwise.training import load_recipe
-from lagwise.training.run import RECIPE_FILE
+from lagwise.training.folder import RECIPE_FILE
 
 
 def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
@@ -74,7 +74,7 @@ def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
     notes += [
         f"{name} was scored on other data than its own: {r.other_data}." for name, r in runs.items() if r.other_data
     ]
-    commands = [training_command(run.folder, run.recipe, run.processes) for run in runs.values()]
+    commands = [training_command(run.folder, run.processes) for run in runs.values()]
     return [
         Section("Summary", summary, tables=[facts_table({name: run.facts() for name, run in runs.items()})]),
         _learning(runs),
@@ -121,6 +121,11 @@ def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
             rows = [(key, *(each.get(key, "-") for each in values)) for key in first]
             merged.append(Table(f"{title}: {head[1]}", (head[0], *group), rows))
             continue
-        rows = [(key, name, *row[1:]) for key in first for name, t in group.items() for row in t.rows if row[0] == key]
+        rows = []
+        for key in first:
+            cells = {name: tuple(row[1:]) for name, table in group.items() for row in table.rows if row[0] == key}
+            if len(cells) == len(tables) and len(set(cells.values())) == 1:  # such as compressors of the same text
+                cells = {"all": next(iter(cells.values()))}
+            rows += [(key, name, *each) for name, each in cells.items()]
         merged.append(Table(title, (head[0], "run", *head[1:]), rows))
     return merged

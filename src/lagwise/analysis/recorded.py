@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lagwise.files import one_line, read_json
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Table, Task
-from lagwise.training import Recipe, read_metrics
+from lagwise.training import Recipe, kept_model, read_metrics
 
 T = TypeVar("T")
 
@@ -43,6 +43,8 @@ class RecordedRun:
             step, best = (max if self.task.greater_is_better else min)(scores, key=lambda point: point[1])
             facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
             facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
+        if kept := kept_model(self.recipe, self.task, self.metrics):
+            facts["model"] = f"of step {kept[0]:,}, the {self.recipe.training.select} one"
         return facts
 
     def machine(self) -> dict[str, str]:

@@ -25,14 +25,14 @@ def plot_run(run: Path) -> list[Path]:
 
 
 def _plot_run(folder: Path) -> list[Path]:
-    model, _ = load_model(folder)
+    model, tokenizer = load_model(folder)
     run = recorded_run(folder)
     kernels = learned_kernels(model, run.task.kernel_length(model.config))
     drawn = {name: draw() for name, draw in run.task.figures(run.metrics, run.evaluation).items()}
     first, *others = drawn  # the first shows the learning, the others the results
     sections = [
-        Section("Summary", tables=[facts_table({"": run.facts()})]),
-        Section("Reproduce", code=training_command(folder, run.recipe, run.processes)),
+        Section("Summary", [run.recipe.description], tables=[facts_table({"": run.facts()})]),
+        Section("Reproduce", code=training_command(folder, run.processes)),
         Section("Learning", plots={first: drawn[first]}),
     ]
     if run.tables:
@@ -43,11 +43,11 @@ def _plot_run(folder: Path) -> list[Path]:
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}
         table = Table("Reach", ("layer", "lags with half the energy", "with 99 %"), rows)
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
-    if (folder / SAMPLE_FILE).is_file():
-        sections.append(Section("A sample", code=(folder / SAMPLE_FILE).read_text()))
+    written = (folder / SAMPLE_FILE).read_text() if (folder / SAMPLE_FILE).is_file() else ""
+    if sample := written or run.task.sample(model, tokenizer):
+        sections.append(Section("A sample", code=sample))
     sections += [
         Section("Recipe", code=run.recipe.to_yaml(), folded=True),
         Section("Machine and versions", tables=[facts_table({"": run.machine()})]),
     ]
-    name = folder.resolve().name
-    return write_page(folder, f"{name}: {run.recipe.description}" if run.recipe.description else name, sections)
+    return write_page(folder, f"{folder.resolve().name}: {run.facts()['task']}", sections)

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from lagwise.models.presets import PRESETS
-from lagwise.training import Recipe, load_recipe, recipe_names
+from lagwise.training import Recipe
+from lagwise.training.folder import RECIPE_FILE, TOKENIZER
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
@@ -36,42 +36,14 @@ def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
-def training_command(run: Path, recipe: Recipe, processes: int = 1) -> str:
-    """The shell command that trains a run's recipe again, into ``RUN-again``.
-
-    It names one of lagwise's recipes and the overrides if these give exactly the run's recipe, and otherwise the file
-    ``RUN/recipe.yaml``.
-    """
-    options = _shortest_overrides(recipe)
-    if options is None:
-        options = ["--recipe", str(run / "recipe.yaml")]
-        if (run / "tokenizer").is_dir():  # the recipe names the folder from which the run copied it
-            options.append(f"data.tokenizer={run / 'tokenizer'}")
+def training_command(run: Path, processes: int = 1) -> str:
+    """The shell command that trains a run's recipe again, ``RUN/recipe.yaml``, into ``RUN-again``."""
+    options = ["--recipe", str(run / RECIPE_FILE)]
+    if (run / TOKENIZER).is_dir():  # the recipe names the folder from which the run copied it
+        options.append(f"data.tokenizer={run / TOKENIZER}")
     start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
     out = run.with_name(f"{run.name}-again") if run.name else Path(f"{run.resolve()}-again")
     return shlex.join([*start, "train", *options, "--out", str(out)])
-
-
-def _shortest_overrides(recipe: Recipe) -> list[str] | None:
-    """Options and overrides that turn the recipe of lagwise with the same description into this one."""
-    found: list[list[str]] = []
-    wanted = settings(recipe)
-    for name in recipe_names():
-        if load_recipe(name).description != recipe.description:
-            continue
-        for start in ([], *([f"model={word}"] for word in PRESETS)):
-            base = settings(load_recipe(name, start))
-            changes = {key: value for key, value in wanted.items() if key not in base or base[key] != value}
-            overrides = start + [f"{key}={_yaml(value)}" for key, value in changes.items() if key != "data.source"]
-            data = [f"data.source={recipe.data.source}"] if "data.source" in changes else []
-            try:
-                if settings(load_recipe(name, overrides + data)) != wanted:
-                    continue
-            except ValueError:  # the overrides contradict each other
-                continue
-            source = ["--data", str(recipe.data.source)] if data else []
-            found.append(["--recipe", name, *source, *overrides])
-    return min(found, key=len, default=None)
 
 
 def _yaml(value: Any) -> str:

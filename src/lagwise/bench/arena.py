@@ -13,6 +13,7 @@ from torch import Tensor
 from lagwise.bench.harness import Timing, interleaved, memory_of
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.presets import GRID_PRESETS, PRESETS
+from lagwise.progress import progress_bar
 from lagwise.tables import known
 
 BASE = "transformer"  # the baseline of all ratios
@@ -133,6 +134,7 @@ def time_models(
     threads: int = 2,
     memory: bool = True,
     report: Callable[[Speed], None] = lambda speed: None,
+    progress: bool = False,
 ) -> list[Speed]:
     """Time each model on each task. The models of one task are timed in turn.
 
@@ -145,6 +147,7 @@ def time_models(
         threads: CPU threads.
         memory: Whether to measure peak memory too.
         report: Called with each result.
+        progress: Whether to show a progress bar.
 
     Raises:
         ValueError: If a name is unknown or a model has no two-dimensional form, before anything is timed.
@@ -158,20 +161,38 @@ def time_models(
             for word in chosen[task]:
                 _made(task, word)
     results: list[Speed] = []
-    for task, suitable in chosen.items():
-        batch = rows or SHAPES[task].batch
-        inputs, models = batch_of(task, batch), {}
-        for word in suitable:
-            torch.manual_seed(0)
-            models[word] = _made(task, word)
-            check(models[word], task)
-        forward = interleaved({w: _forward(m, inputs) for w, m in models.items()}, repeats=repeats, warmup=1)
-        step = interleaved({w: _step(m, inputs) for w, m in models.items()}, repeats=repeats, warmup=1)
-        for word, model in models.items():
-            used = memory_of(_steps, task, word, batch, threads=threads) if memory else 0
-            size = sum(p.numel() for p in model.parameters())
-            results.append(Speed(task, word, batch, size, forward[word], step[word], used))
-            report(results[-1])
+    turns = 1 + 2 * (1 + repeats) + memory  # a check, forward passes, steps, and the memory, of each model
+    total = turns * sum(map(len, chosen.values()))
+    with progress_bar(desc="measuring", total=total, unit="turn", show=progress) as bar:
+
+        def counted(method: Callable[[], None]) -> Callable[[], None]:
+            def run() -> None:
+                method()
+                bar.update()
+
+            return run
+
+        for task, suitable in chosen.items():
+            bar.set_postfix({"task": task}, refresh=False)
+            batch = rows or SHAPES[task].batch
+            inputs, models = batch_of(task, batch), {}
+            for word in suitable:
+                torch.manual_seed(0)
+                models[word] = _made(task, word)
+                check(models[word], task)
+                bar.update()
+            forward, step = (
+                interleaved({w: counted(made(m, inputs)) for w, m in models.items()}, repeats=repeats, warmup=1)
+                for made in (_forward, _step)
+            )
+            for word, model in models.items():
+                used = 0
+                if memory:
+                    used = memory_of(_steps, task, word, batch, threads=threads)
+                    bar.update()
+                size = sum(p.numel() for p in model.parameters())
+                results.append(Speed(task, word, batch, size, forward[word], step[word], used))
+                report(results[-1])
     return results
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lagwise.extras import install
 from lagwise.mixers import Mixer
 from lagwise.ops import Layout
 
@@ -165,8 +166,8 @@ ATTENTION_PEERS: dict[str, Callable[[int, int], Mixer]] = {
 
 
 def _of(package: str, module: str) -> Any:
-    """Import a module of a package; ImportError with the command to install it if it is missing."""
+    """Import a module of a package; ImportError that names the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{package} cannot be imported ({error}): pip install 'lagwise[peers]'") from error
+        raise ImportError(f"{package} cannot be imported ({error}): {install('peers')}") from error

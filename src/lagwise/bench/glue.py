@@ -26,10 +26,11 @@ from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import METRICS
 from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, load_run, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
+from lagwise.training.folder import RECIPE_FILE, RUN_FILE
 from lagwise.training.model import with_start, without_start
-from lagwise.training.run import RECIPE_FILE, RUN_FILE
 
 RESULT_FILE = "result.json"  # of a finished fine-tuning
+_DECIDED = ("steps", "least_steps", "warmup_steps", "evaluate_every")  # from epochs and rows
 _START_FILE = "start.json"
 BASELINES: dict[str, Callable[[Any], dict[str, float]]] = {"majority": majority, "TF-IDF": tf_idf}
 Results = dict[str, Any]
@@ -174,7 +175,7 @@ def _check_same(recipe: Recipe, folder: Path) -> None:
     saved["model"] = LagwiseConfig().to_dict() | saved["model"]  # options that an earlier version did not have
     for section in ("task", "model", "data", "training"):
         for key, value in wanted[section].items():
-            decided = section == "training" and key in ("steps", "warmup_steps") and recipe.training.epochs is not None
+            decided = section == "training" and key in _DECIDED and recipe.training.epochs is not None
             if not decided and saved[section].get(key) != value:
                 raise ValueError(
                     f"{str(folder)!r} was fine-tuned with {section}.{key} = {shown(saved[section].get(key))}, not "

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lagwise.extras import install
+
 
 class LiteralTNO(nn.Module):
     """The Toeplitz operator, computed step by step as in the authors' layer, for benchmarks only.
@@ -89,11 +91,11 @@ class LiteralEMA(nn.Module):
 
 
 def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
-    """The moving average of the package mega-pytorch, with 16 heads; ImportError with the command to install it."""
+    """The moving average of the package mega-pytorch, with 16 heads; ImportError if it is missing."""
     try:
         from mega_pytorch.mega_pytorch import MultiHeadedEMA
     except ImportError as error:
-        raise ImportError(f"mega-pytorch cannot be imported ({error}): pip install 'lagwise[bench]'") from error
+        raise ImportError(f"mega-pytorch cannot be imported ({error}): {install('bench')}") from error
     return MultiHeadedEMA(dim=channels, heads=16)
 
 

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import typer
 
 from lagwise.cli.terminal import plain
+from lagwise.extras import explained
+from lagwise.tables import nearest
 
 # typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
@@ -52,6 +54,8 @@ def _report(error: BaseException) -> int:
 def _message(error: BaseException) -> str:
     if isinstance(error, _ClickError):
         return _usage_message(error)
+    if isinstance(error, ModuleNotFoundError):
+        error = explained(error)
     text = str(error)
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
         return f"not enough memory{text and ': '}{text}"
@@ -65,4 +69,22 @@ def _usage_message(error: Any) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if not message or context is None:  # without any arguments, the help has been printed
         return message
+    if option := getattr(error, "option_name", None):
+        message = f"No such option: {option}{_meant(option, context)}"
     return f"{message} (see '{context.command_path} --help')"
+
+
+def _meant(option: str, context: Any) -> str:
+    """What the user of an option that a command does not have may have meant. click suggests any option that has some
+    letters in common."""
+    name = option.lstrip("-")
+    if name in ("device", "cuda", "gpu", "cpu"):
+        return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
+    if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
+        return f"; did you mean --{near}?"
+    if context.command.name in ("train", "demo"):
+        from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
+
+        if key := setting(name.replace("-", "_")):
+            return f"; settings are written without dashes: {key}=..."
+    return ""

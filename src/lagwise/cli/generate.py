@@ -10,6 +10,7 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import write
+from lagwise.process import quick_imports
 
 
 def generate(
@@ -53,8 +54,9 @@ def generate(
 
     lagwise generate runs/best-lm --compile --tokens 100000 > long.txt
     """
-    from lagwise.models import generate_text
-    from lagwise.models.loading import default_device, load_language_model
+    with quick_imports():
+        from lagwise.models import generate_text
+        from lagwise.models.loading import default_device, load_language_model
 
     if prompt and prompt_file is not None:
         raise typer.BadParameter("give --prompt or --prompt-file, not both")

@@ -54,6 +54,7 @@ def lra(
         threads=threads,
         memory=memory,
         report=report,
+        progress=True,
     )
     head = ("task", "model", "parameters", "batch", "forward/s", "", "steps/s", "", "memory", "")
     print_table("Long Range Arena's shapes, compared with the Transformer", head, table_rows(done))

@@ -22,7 +22,8 @@ from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, write
-from lagwise.process import is_first, keep_freed_memory, share_cores
+from lagwise.extras import require
+from lagwise.process import is_first, keep_freed_memory, quick_imports, share_cores
 
 app = typer.Typer(
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
@@ -79,8 +80,11 @@ def train(
 
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
-    from lagwise import training
-    from lagwise.training.recipe import DEFAULT_RECIPE
+    require("train", "training")
+    with quick_imports():
+        from lagwise import training
+        from lagwise.training import train as train_recipe
+        from lagwise.training.recipe import DEFAULT_RECIPE
 
     done = resume is not None and (resume / "config.json").is_file()
     if resume is not None:
@@ -95,13 +99,25 @@ def train(
             settings.data.source = data
         folder = out or Path("runs") / Path(recipe).stem
         with _resumable(folder):
-            training.train(settings, folder)
-    if not is_first():
-        return
-    name, task = plain(str(folder)), training.make_task(training.load_recipe(str(folder / "recipe.yaml")))
+            train_recipe(settings, folder)
+    if is_first():
+        _report_training(folder, done)
+
+
+def _report_training(folder: Path, done: bool) -> None:
+    from lagwise import training
+
+    recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(str(folder))
+    task, metrics = training.make_task(recipe), training.read_metrics(folder)
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
-    typer.echo(f"\nTrained: {name}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
+    trained = f"\nTrained: {name}"
+    if kept := training.kept_model(recipe, task, metrics):
+        step, score = kept
+        label, last = task.logged_headline(metrics)[1], max(int(line["step"]) for line in metrics)
+        which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
+        trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
+    typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
 
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
@@ -171,8 +187,9 @@ def evaluate(
 
     lagwise evaluate runs/fd-tnn-lm model.block.token_mixer.kernel.grid=2048
     """
-    from lagwise.cli.tables import print_evaluation
-    from lagwise.runs import evaluate_run
+    with quick_imports():
+        from lagwise.cli.tables import print_evaluation
+        from lagwise.runs import evaluate_run
 
     wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
     print_evaluation(run, evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
@@ -197,20 +214,30 @@ def convert(
         ),
     ] = None,
     lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
-    tokens: Annotated[int, typer.Option(callback=at_least(2), help="Tokens of the test text to compare on.")] = 65537,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            callback=at_least(2),
+            help="Also compare both models on so many tokens of the test text, which takes minutes.",
+            show_default="no comparison",
+        ),
+    ] = None,
 ) -> None:
     """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints the cost: states and certified error of each layer, and bits per byte before and after.
+    Prints the states and the certified error of each layer and tokens per second before and after, with `--tokens` also
+    bits per byte. It pays for kernels that reach far or have no end.
 
-    lagwise convert runs/best-lm --tolerance 1e-3
+    lagwise convert runs/best-lm --tolerance 1e-3 --tokens 65537
 
     lagwise generate runs/best-lm-recurrent --prompt "def "
     """
-    from lagwise.cli.tables import print_conversion
-    from lagwise.runs import convert_run
+    with quick_imports():
+        from lagwise.cli.tables import print_conversion
+        from lagwise.runs import convert_run
 
-    print_conversion(convert_run(run, tolerance, out, lags=lags, max_order=max_order, max_tokens=tokens))
+    options = {"lags": lags, "max_order": max_order, "max_tokens": tokens}
+    print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
 
 
 def demo(
@@ -220,6 +247,8 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
     """Train, evaluate, sample and plot a model of Python's own source, in five to ten minutes on two idle cores."""
+    require("train", "the demo")
+    require("plot", "the demo")
     from lagwise.cli.demo import run_demo
 
     run_demo(out, overrides or [], write=write)

@@ -9,6 +9,7 @@ import typer
 
 from lagwise.cli.parsing import path
 from lagwise.cli.terminal import plain
+from lagwise.extras import require
 
 
 def plot(
@@ -40,6 +41,7 @@ def plot(
 
         lagwise plot theory
     """
+    require("plot", "a report")
     if [str(run) for run in runs] == ["theory"] and not runs[0].is_dir():
         from lagwise.analysis.plots import plot_theory
 

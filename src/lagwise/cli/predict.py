@@ -12,6 +12,7 @@ import typer
 from lagwise.cli.parsing import not_empty, path
 from lagwise.cli.terminal import plain, write
 from lagwise.files import write_whole
+from lagwise.process import quick_imports
 
 
 def predict(
@@ -48,8 +49,9 @@ def predict(
 
     cat reviews.txt | lagwise predict runs/classify
     """
-    from lagwise.runs import predict_run
-    from lagwise.runs.predict import write_rows
+    with quick_imports():
+        from lagwise.runs import predict_run
+        from lagwise.runs.predict import write_rows
 
     if data is not None and text:
         raise typer.BadParameter("give --data or --text, not both")

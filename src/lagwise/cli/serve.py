@@ -12,6 +12,7 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import plain
+from lagwise.extras import require
 
 
 def serve(
@@ -63,11 +64,9 @@ def serve(
 
     lagwise serve runs/best-lm --compile
     """
-    try:
-        import uvicorn
-        from fastapi import FastAPI  # noqa: F401 (both, before the model is loaded)
-    except ImportError as error:
-        raise ImportError(f"serving needs FastAPI and uvicorn ({error}): pip install 'lagwise[serve]'") from error
+    require("serve", "serving", "fastapi", "uvicorn", "jinja2")  # before the model is loaded
+    import uvicorn
+
     _check_address(host, port)
     from lagwise.models.loading import default_device, load_language_model
     from lagwise.serving.app import make_app

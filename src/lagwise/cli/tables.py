@@ -19,19 +19,20 @@ def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
         typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):
         print_table(*table)
+    if left_out := evaluation.get("left_out"):
+        typer.echo(f"Left out, as they are over the model's limit of tokens: {', '.join(map(str, left_out))}")
 
 
 def print_conversion(result: Mapping[str, Any]) -> None:
     """The result of `lagwise.runs.convert_run`."""
     print_table(
-        f"Kernels as state spaces of {result['modes']} modes, tolerance {result['tolerance']:g}",
-        ("layer", "taps", "states: min / median / max", "bound", "error"),
+        f"Kernels as state spaces of {result['modes']} modes, every error within {result['tolerance']:g}",
+        ("layer", "taps", "states: min / median / max", "error"),
         (
             (
                 ".".join(part for part in each["layer"].split(".") if part.isdigit()),
                 each["taps"],
                 " / ".join(map(str, each["order"])),
-                f"{each['bound']:.1e}",
                 f"{each['error']:.1e}",
             )
             for each in result["layers"]
@@ -39,8 +40,8 @@ def print_conversion(result: Mapping[str, Any]) -> None:
     )
     typer.echo(
         "A mode is an exponential of the lag. A channel keeps one number, its state, for each real mode and two for "
-        "each complex one, in place of the tokens that its taps reach. Bound and error hold for every channel at every "
-        "frequency, relative to the channel's largest gain."
+        "each complex one, in place of the tokens that its taps reach. The error is certified: it holds for every "
+        "channel at every frequency, relative to the channel's largest gain."
     )
     metric = result.get("metric", "bits_per_byte")
     rows = [

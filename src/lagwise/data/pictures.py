@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.extras import explained
 from lagwise.files import one_line
 from lagwise.tables import known
 
@@ -173,6 +174,8 @@ def torchvision_transforms() -> Any:
     """torchvision's transforms. ImportError with advice if torchvision is missing or was built for another torch."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
     except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
         build = torch.__version__.partition("+")[2]  # its own index has the torchvision for it, such as cpu or cu130
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""

@@ -1,4 +1,4 @@
-"""`LagForecaster` as a forecaster of sktime. Needs ``pip install 'lagwise[sktime]'``."""
+"""`LagForecaster` as a forecaster of sktime. Needs the extra ``sktime``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 
-from lagwise.forecasting.estimator import LagForecaster
+from lagwise.extras import explained
 
 try:
+    import pandas as pd
     from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
-except ImportError as error:
-    raise ImportError("lagwise.forecasting.sktime needs sktime: pip install 'lagwise[sktime]'") from error
+
+    from lagwise.forecasting.estimator import LagForecaster
+except ModuleNotFoundError as error:
+    raise explained(error, "sktime") from error
 
 
 class SktimeLagForecaster(BaseForecaster):

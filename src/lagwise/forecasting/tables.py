@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.forecasting.times import regular_times
 from lagwise.tables import known, shown
@@ -87,10 +88,9 @@ def table_columns(path: str | Path) -> list[str] | None:
 
 
 def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("tables of series need pandas: pip install 'lagwise[forecast]'") from error
+    require("forecast", "a table of series", "pandas")
+    import pandas as pd
+
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
     try:

@@ -118,9 +118,15 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Mix one token ``(batch, channels)``. Returns its output and the state after it."""
+        """Mix one token. Returns its output and the state after it.
+
+        Shapes: x and the output ``(batch, channels)``, without a dimension of length; `prefill` takes ``(batch, length,
+        channels)``. ValueError for another shape.
+        """
         if x.dim() != 2 or x.shape[1] != self.channels:
-            raise ValueError(f"a step takes x (batch, channels={self.channels}), got {tuple(x.shape)}")
+            raise ValueError(
+                f"step takes one token (batch, {self.channels}), got {tuple(x.shape)}; prefill takes several"
+            )
         try:
             y, after = self.mix_token(x, state)
         except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together

@@ -18,6 +18,7 @@ from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 
 CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
+_LONG = 1024  # tokens of support: measured, 513 gain no speed and 1,833 a quarter (docs/benchmarks.md)
 _ENDLESS_LAGS = 4096  # for a kernel without a horizon
 # Causal mixers whose spec has a kernel, and which it is by default.
 KERNEL_MIXERS = {"toeplitz": "rpe", "gtu": "rpe", "hyena": "hyena", "gss": "dss"}
@@ -52,19 +53,8 @@ def recurrent_form(
         ValueError: If the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
     """
     whole_number("lags", lags)
-    if not model.config.causal:
-        raise ValueError("only causal models stream; this one has causal=False")
     require_loaded(model, "conversion")
-    mixers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, ToeplitzMixer) and not module.kernel.recurrent
-    }
-    if not mixers:
-        raise ValueError(
-            "this model has no lag kernel to convert: moving averages, dilated convolutions, attention in chunks and "
-            "converted kernels stream in constant memory as they are"
-        )
+    mixers = kernels_to_convert(model)
     reductions = {}
     for name, mixer in progress_bar(mixers.items(), desc="reducing kernels", unit="layer", show=progress):
         try:
@@ -87,6 +77,41 @@ def recurrent_form(
     if getattr(model, "generation_config", None) is not None:
         converted.generation_config = copy.deepcopy(model.generation_config)
     return converted.train(model.training), reductions
+
+
+def kernels_to_convert(model: Any) -> dict[str, ToeplitzMixer]:
+    """The mixers of a causal model, by name, whose lag kernel is no state space yet. ValueError if there are none."""
+    if not model.config.causal:
+        raise ValueError("only causal models stream; this one has causal=False")
+    mixers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, ToeplitzMixer) and not module.kernel.recurrent
+    }
+    if not mixers:
+        raise ValueError(
+            "this model has no lag kernel to convert: moving averages, dilated convolutions, attention in chunks and "
+            "converted kernels stream in constant memory as they are"
+        )
+    return mixers
+
+
+def outlook(model: Any) -> str:
+    """When the conversion of a model pays, as far as its kernels tell before it."""
+    supports = [mixer.kernel.reach for mixer in kernels_to_convert(model).values()]
+    if None in supports:
+        return (
+            "A kernel of this model has infinite support: the conversion gives it constant time and memory per token, "
+            "and an exported step needs it."
+        )
+    longest = max(reach for reach in supports if reach is not None)
+    text = f"The longest kernel of this model has a support of {longest:,} tokens."
+    if longest >= _LONG:
+        return f"{text} The conversion makes the state of a stream small, and mostly its generation faster."
+    return (
+        f"{text} The conversion makes the state of a stream small, but generation no faster, as it does from some "
+        "thousand tokens of support. Streams and exports work without it."
+    )
 
 
 @torch.no_grad()

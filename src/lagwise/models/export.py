@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.mixers.derived import frozen
 from lagwise.models.causal_lm import LagwiseForCausalLM
@@ -22,7 +22,6 @@ from lagwise.tables import known
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
-_ONNX = ("onnx", "onnxscript", "onnxruntime")
 _BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
 _MOST_TOKENS = 4096
 _STRETCH = 20
@@ -30,11 +29,10 @@ _FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # batch and length
 
 
 def require_format(format: str) -> None:
-    """Raise ValueError for an unknown format, or ImportError with the command to install missing packages."""
+    """Raise ValueError for an unknown format, or ImportError for missing packages."""
     known(format, FORMATS, "format")
-    missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
-    if format == "onnx" and missing:
-        raise ImportError(f"ONNX files need {', '.join(missing)}; run: pip install 'lagwise[export]'")
+    if format == "onnx":
+        require("export", "an ONNX file")
 
 
 def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import torch
 from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, StreamingCache, recurrent_form
-from lagwise.models.conversion import CONVERSION_FILE
+from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.tables import whole_number
 from lagwise.training import load_run, make_task
-from lagwise.training.run import RECIPE_FILE, RUN_FILE, TOKENIZER
+from lagwise.training.folder import RECIPE_FILE, RUN_FILE, TOKENIZER
 
-DEFAULT_TOKENS = 65537
 _TURNS, _TURN = 5, 64  # timed turns of a stream after a first one, and their tokens
 
 
@@ -33,26 +32,31 @@ def convert_run(
     *,
     lags: int = 4096,
     max_order: int | None = None,
-    max_tokens: int = DEFAULT_TOKENS,
+    max_tokens: int | None = None,
     progress: bool = True,
+    report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write a run's model with its kernels as state spaces (`recurrent_form`) to ``out``, by default ``RUN-recurrent``.
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
-    bound and error of a channel relative to its gain; the task's headline metric of both models on test data of
-    ``max_tokens`` tokens, at the trained length and four times that (omitted if the data are missing or have changed);
-    tokens a second of both after a prompt of the trained length. The folder evaluates and generates like any run.
+    bound and error of a channel relative to its gain; tokens a second of both models after a prompt of the trained
+    length; with ``max_tokens`` also the task's headline metric of both on test data of so many tokens, at the trained
+    length and four times that, which takes minutes (omitted if the data are missing or have changed). The folder
+    evaluates and generates like any run. report: called before the work with a line on when it pays.
     ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
     conversion.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
-    whole_number("max_tokens", max_tokens, least=2)
+    if max_tokens is not None:
+        whole_number("max_tokens", max_tokens, least=2)
     run = Path(run).resolve()
     out = Path(out or run.with_name(run.name + "-recurrent"))
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another --out")
     model, tokenizer = load_language_model(run)
+    if report is not None:
+        report(outlook(model))
     converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
     result: dict[str, Any] = {
         "run": str(run),
@@ -83,7 +87,7 @@ def convert_run(
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     for each in (model, converted):
         torch.nn.Module.to(each, default_device())
-    if recipe is not None:
+    if recipe is not None and max_tokens is not None:
         task = make_task(recipe)
         try:
             require_unchanged(run, recipe)

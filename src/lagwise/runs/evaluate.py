@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lagwise.files import write_whole
+from lagwise.files import read_json, write_whole
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
@@ -17,6 +18,7 @@ from lagwise.tasks import Task
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields
 
 EVALUATION_FILE = "evaluation.json"
+_SCORED = {"test": "length", "sizes": "size"}  # lists of scores in a result, and what differs between them
 _LONGEST_NAME = 200  # bytes of changes in a file's name
 
 
@@ -34,8 +36,9 @@ def evaluate_run(
     lengths, max_tokens: as the task defines them. source: test data other than the run's own (which must not have
     changed). overrides: ``model.key=value`` changes that the weights allow, such as
     ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
-    ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). Errors as `load_model` and the task's `open` and
-    `evaluate`.
+    ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). The file keeps the scores at other lengths of earlier
+    evaluations on the same data. ``left_out`` of the result: lengths that are over the model's limit. Errors as
+    `load_model` and the task's `open` and `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
         raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
@@ -56,13 +59,45 @@ def evaluate_run(
         result["given"] = True
     task.open(run=run, source=source, progress=progress)
     result |= task.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
+    limit = model.length_limit if task.inputs == "tokens" else None
+    if left_out := [length for length in lengths or () if limit is not None and length > limit]:
+        result["left_out"] = left_out
     if overrides:
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)
     if len(changes.encode()) > _LONGEST_NAME:
         changes = f"-{hashlib.sha256(changes.encode()).hexdigest()[:16]}"
-    write_whole(run / f"{Path(EVALUATION_FILE).stem}{changes}.json", json.dumps(result, indent=1) + "\n")
+    file = run / f"{Path(EVALUATION_FILE).stem}{changes}.json"
+    saved = result
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no earlier one, or a damaged one
+        saved = with_earlier(result, read_json(file))
+    write_whole(file, json.dumps(saved, indent=1) + "\n")
     return result
+
+
+def with_earlier(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the scores of an earlier one on the same data at other lengths, or sizes of pictures.
+
+    Where both have a length, the scores of more tokens stay. The rest is that of the evaluation on more tokens, or of
+    the newer one.
+    """
+    same = ("data", "given", "trained_at", "overrides", "kind", "labels")
+    if any(earlier.get(key) != result.get(key) for key in same):
+        return result
+    for name, key in _SCORED.items():
+        old, new = earlier.get(name), result.get(name)
+        if not isinstance(old, list):
+            continue
+        ordered = sorted([*old, *(new or [])], key=_counted)  # a stable order: of equal counts the newer wins
+        kept = sorted({str(score[key]): score for score in ordered}.values(), key=lambda score: score[key])
+        rest = earlier if new and max(map(_counted, old)) > max(map(_counted, new)) else result
+        result = {**rest, name: kept}
+    return result
+
+
+def _counted(score: Mapping[str, Any]) -> int:
+    """How much a score is of."""
+    return next((score[name] for name in ("tokens", "masked", "sequences") if name in score), 0)
 
 
 def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:

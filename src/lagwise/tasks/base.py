@@ -200,6 +200,10 @@ class Task:
         """Pictures by name, drawn when called, from the lines of a run's log and the result of `evaluate`."""
         raise NotImplementedError
 
+    def sample(self, model: Any, tokenizer: Any) -> str:
+        """What the model writes, for a report; nothing where it writes no text."""
+        return ""
+
     def open_rows(self, source: str) -> RowSource:
         """The rows of a table to predict, as the task reads them."""
         return open_rows(source)

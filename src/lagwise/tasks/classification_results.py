@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from lagwise.tasks.base import Table
 from lagwise.tasks.figures import confusion_matrix, metric_curve, predicted_against_true
 from lagwise.tasks.scores import METRICS
@@ -25,7 +28,7 @@ def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
     rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
     tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), unit), rows)]
     if evaluation["kind"] == "regression":
-        return tables
+        return [*tables, *_mistakes(evaluation)]
     by_class = [
         (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
         for name, s in evaluation["classes"].items()
@@ -35,7 +38,40 @@ def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
         title = f"Test {unit} by true class (down) and predicted class (across)"
         matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
         tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
-    return tables
+    return [*tables, *_mistakes(evaluation)]
+
+
+def worst_rows(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str] | None, most: int = 10
+) -> dict[int, dict[str, Any]]:
+    """The wrong predictions of highest probability by the places of their rows, or of numbers (``names`` None) those
+    farthest from the truth."""
+    if names is None:
+        worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:most].tolist()
+        return {i: {"true": float(labels[i]), "predicted": float(logits[i, 0])} for i in worst}
+    shares = torch.tensor(logits).softmax(-1).numpy()
+    predicted = shares.argmax(-1)
+    wrong = np.flatnonzero(predicted != labels)
+    worst = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:most].tolist()
+    return {
+        i: {
+            "true": names[labels[i]],
+            "predicted": names[predicted[i]],
+            "probability": float(shares[i, predicted[i]]),
+        }
+        for i in worst
+    }
+
+
+def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
+    """The worst rows, if the evaluation has them (of pictures it has pictures)."""
+    rows = [each for each in evaluation.get("mistakes", ()) if "row" in each]
+    if not rows:
+        return []
+    title = "Largest errors" if evaluation["kind"] == "regression" else "Most confident mistakes"
+    head = [name for name in rows[0] if name != "row"]
+    shown = [[f"{each[name]:.3g}" if isinstance(each[name], float) else each[name] for name in head] for each in rows]
+    return [Table(title, ("row", *head), [(each["row"], *cells) for each, cells in zip(rows, shown, strict=True)])]
 
 
 def result_figures(

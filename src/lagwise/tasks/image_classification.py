@@ -34,7 +34,7 @@ from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
 from lagwise.tasks.classes import class_columns, class_fields, class_names
-from lagwise.tasks.classification_results import result_figures, result_tables
+from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
 from lagwise.tasks.figures import pictures
 from lagwise.tasks.scores import classification_scores
 
@@ -270,19 +270,8 @@ class ImageClassification(Task):
 
     def _mistakes(self, rows: Any, logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
         """The wrong predictions of highest probability: thumbnails, as PNG files in base64."""
-        shares = torch.tensor(logits).softmax(-1).numpy()
-        predicted = shares.argmax(-1)
-        wrong = np.flatnonzero(predicted != labels)
-        chosen = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:_MISTAKES]
-        return [
-            {
-                "picture": thumbnail(rows[i]["image"], self.channels, _SIDE),
-                "true": self.label_names[labels[i]],
-                "predicted": self.label_names[predicted[i]],
-                "probability": float(shares[i, predicted[i]]),
-            }
-            for i in chosen.tolist()
-        ]
+        worst = worst_rows(logits, labels, self.label_names, _MISTAKES)
+        return [{"picture": thumbnail(rows[i]["image"], self.channels, _SIDE), **each} for i, each in worst.items()]
 
     def kernel_length(self, config: Any) -> int:
         """Patches along the longer side."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
+_SAMPLE = 300  # tokens in a report
+
 
 class LanguageModelling(RunningText):
     """Causal language modelling: the next token of running text, in bits per byte of that text.
@@ -80,39 +82,35 @@ class LanguageModelling(RunningText):
         return [evaluate(model, test, n, sizes, progress=progress).bits_per_byte for n in lengths]
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        valid, test = evaluation["valid"], evaluation["test"]
-        # Compressors see the whole text, so the longest length is shown with the trained one.
-        own = {score["length"]: score["bits_per_byte"] for score in (test[0], test[-1])}
-        compared = [
-            *((f"this model, length {length}", value) for length, value in own.items()),
-            *evaluation["compressors"].items(),
-            (f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", valid["bits_per_byte"]),
-        ]
-        title = f"Extrapolation: trained at {evaluation['trained_at']}, the same test bytes at other lengths"
-        if max(score["length"] for score in test) > test[0]["tokens"]:
-            title += f" (only {test[0]['tokens']:,} tokens are scored: longer lengths read them at once)"
-        return [
-            Table(
-                f"The same {test[0]['text_bytes']:,} test bytes",
-                ("", "bits/byte"),
-                [(name, f"{value:.3f}") for name, value in compared],
-            ),
-            Table(
-                title,
-                ("length", "bits/byte", "perplexity/token"),
-                [(s["length"], f"{s['bits_per_byte']:.4f}", f"{s['perplexity']:.4f}") for s in test],
-            ),
-        ]
+        valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])
+        test = [score for score in evaluation["test"] if score["tokens"] == scored]
+        others = [score for score in evaluation["test"] if score["tokens"] < scored]  # kept from other evaluations
+        title = f"The same {test[0]['text_bytes']:,} test bytes; trained at length {evaluation['trained_at']}"
+        if max(score["length"] for score in test) > scored:
+            title += f" (only {scored:,} tokens are scored: longer lengths read them at once)"
+        rows = [(f"this model, length {s['length']}", *_columns(s)) for s in test]
+        rows += [(name, f"{value:.4f}", "") for name, value in evaluation["compressors"].items()]
+        rows += [(f"(length {s['length']}, only {s['tokens']:,} tokens)", *_columns(s)) for s in others]
+        rows.append((f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", *_columns(valid)))
+        return [Table(title, ("", "bits/byte", "perplexity/token"), rows)]
 
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
         figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
         if evaluation:
+            most = max(score["tokens"] for score in evaluation["test"])
+            same = [score for score in evaluation["test"] if score["tokens"] == most]
             figures["extrapolation"] = lambda: length_curve(
-                evaluation["test"], "bits_per_byte", "bits per byte", trained_at=self.data.length
+                same, "bits_per_byte", "bits per byte", trained_at=self.data.length
             )
         return figures
+
+    def sample(self, model: Any, tokenizer: Any) -> str:
+        from lagwise.models import generate_text
+
+        count = min(_SAMPLE, (model.length_limit or _SAMPLE + 1) - 1)  # after the start of a document
+        return generate_text(model, tokenizer, "", max_new_tokens=count, seed=0) if count > 0 else ""
 
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """bits_per_byte of each text, read as a separate document."""
@@ -127,6 +125,10 @@ class LanguageModelling(RunningText):
             size = max(1, len(str(row["text"]).encode()))
             found.append({"bits_per_byte": score.nats / math.log(2) / size})
         return found
+
+
+def _columns(score: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{score['bits_per_byte']:.4f}", f"{score['perplexity']:.4f}"
 
 
 def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:

@@ -115,10 +115,12 @@ class MaskedLanguageModelling(RunningText):
         return [masked_score(model, *stream, n, progress=progress).perplexity for n in lengths]
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        test = evaluation["test"]
-        title = f"{test[0]['masked']:,} hidden tokens of the test text, trained at {evaluation['trained_at']}"
-        rows = [(s["length"], f"{s['perplexity']:.3f}", f"{s['loss']:.4f}", f"{s['accuracy']:.4f}") for s in test]
-        return [Table(title, ("length", "perplexity", "nats/token", "accuracy"), rows)]
+        title = f"Hidden tokens of the test text, trained at {evaluation['trained_at']}"
+        rows = [
+            (s["length"], *(f"{s[name]:.4f}" for name in ("perplexity", "loss", "accuracy")), f"{s['masked']:,}")
+            for s in evaluation["test"]
+        ]
+        return [Table(title, ("length", "perplexity", "nats/token", "accuracy", "hidden tokens"), rows)]
 
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None

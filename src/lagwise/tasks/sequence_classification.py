@@ -40,7 +40,7 @@ from lagwise.data.options import DataOptions
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
 from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_columns, class_fields, class_names
-from lagwise.tasks.classification_results import result_figures, result_tables
+from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
 from lagwise.tasks.row_logits import row_logits
 from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SHOWN = 120  # characters of a text in a report
 
 
 class SequenceClassification(Task):
@@ -317,8 +319,18 @@ class SequenceClassification(Task):
         for split, (rows, labels) in self.scored.items():
             logits = row_logits(model, rows, self.collate_evaluation, progress, self.stride)
             scores, details = self._scores(logits, np.asarray(labels))
-            result |= {split: {**scores, "rows": len(rows)}, **details}  # details of the last split, the test rows
+            worst = worst_rows(logits, np.asarray(labels), self.label_names)
+            mistakes = [{"row": self._shown(rows, i), **each} for i, each in worst.items()]
+            # details of the last split, the test rows
+            result |= {split: {**scores, "rows": len(rows)}, **details, "mistakes": mistakes}
         return result
+
+    def _shown(self, rows: Rows, i: int) -> str:
+        """A row for people: its number, and the start of its text."""
+        if self.tokenizer is None:
+            return f"{i + 1}"
+        text = str(self.tokenizer.decode(rows[i]["input_ids"][:_SHOWN], skip_special_tokens=True))
+        return f"{i + 1}: {' '.join(text.split())[:_SHOWN]}"
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         return result_tables(evaluation)

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
+    from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_recipe, data_unchanged, load_run, make_task, read_metrics, resume, train
+    from lagwise.training.run import check_recipe, resume, train
 
 __all__ = [
     "Recipe",
     "check_recipe",
     "data_unchanged",
+    "kept_model",
     "load_recipe",
     "load_run",
     "make_task",
@@ -31,11 +33,12 @@ __getattr__, __dir__ = lazy(
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
         "check_recipe": "lagwise.training.run",
-        "load_run": "lagwise.training.run",
-        "make_task": "lagwise.training.run",
+        "kept_model": "lagwise.training.folder",
+        "load_run": "lagwise.training.folder",
+        "make_task": "lagwise.training.folder",
         "own_fields": "lagwise.training.model",
-        "data_unchanged": "lagwise.training.run",
-        "read_metrics": "lagwise.training.run",
+        "data_unchanged": "lagwise.training.folder",
+        "read_metrics": "lagwise.training.folder",
         "resume": "lagwise.training.run",
         "train": "lagwise.training.run",
     },

@@ -38,6 +38,8 @@ class TrainingOptions:
     """Optimiser steps."""
     epochs: Annotated[Number, Field(gt=0)] | None = None
     """Passes over the training data, instead of steps; may be a fraction."""
+    least_steps: Annotated[Whole, Field(ge=0, le=MOST_STEPS)] = 0
+    """Steps at least, where `epochs` of few rows are fewer. An override of `epochs` sets it to 0."""
     batch_size: Count = 8
     """Sequences per step, over all processes."""
     accumulate: Count = 1
@@ -49,8 +51,7 @@ class TrainingOptions:
     schedule: str = "cosine"
     """After the warm-up: `inverse_sqrt`, `polynomial`, `cosine`, `linear` or `constant_with_warmup`."""
     warmup_steps: Annotated[Whole, Field(ge=0)] = 50
-    """Steps from zero to the peak; a tenth of all steps where there are not more of them, and at most that with
-    `epochs`."""
+    """Steps from zero to the peak; at most a tenth of all steps."""
     weight_decay: Annotated[Number, Field(ge=0)] = 0.1
     """Decoupled, on matrices only."""
     beta1: Share = 0.9
@@ -74,7 +75,7 @@ class TrainingOptions:
     log_every: Count = 10
     """Steps between lines of the log."""
     evaluate_every: Count = 200
-    """Steps between evaluations."""
+    """Steps between evaluations; with `epochs` at most a sixth of all steps."""
     save_every: Count = 200
     """Steps between checkpoints."""
     evaluate_tokens: Count = 65536
@@ -187,13 +188,14 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
     if key == "training.steps" and isinstance(values.get("training"), dict):
         values["training"].pop("epochs", None)
+    if key == "training.epochs" and isinstance(values.get("training"), dict):
+        values["training"].pop("least_steps", None)
     sections = [f.name for f in dataclasses.fields(Recipe)]
     parts = key.split(".")
     if separator and len(parts) > 1:
         known(parts[0], sections, "section of a recipe")
     else:
-        leaves = [f"{s}.{f.name}" for s, cls in _SECTIONS.items() for f in dataclasses.fields(cls)]
-        near = next((leaf for leaf in leaves if leaf.endswith(f".{key}")), None)
+        near = setting(key)
         hint = f"; did you mean {near}=...?" if near else f" (see 'lagwise recipes {DEFAULT_RECIPE}' for the keys)"
         raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
     _refuse_part_of_a_chain(values, parts)
@@ -210,6 +212,12 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if value is None and text.strip().lower() not in ("null", "~"):
         raise ValueError(f"override {shown(override)} has no value; write {key}=null for none")
     values[last] = value
+
+
+def setting(name: str) -> str | None:
+    """The key of a recipe with this last part: ``training.steps`` for ``steps``."""
+    keys = ["model", *(f"{section}.{f.name}" for section, cls in _SECTIONS.items() for f in dataclasses.fields(cls))]
+    return next((key for key in keys if name == key.rpartition(".")[2]), None)
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,25 +17,30 @@ from transformers import TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import expanded, is_unused, locked, one_line, read_json, remove_partial, saved_whole, write_whole
+from lagwise.files import expanded, is_unused, locked, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
-from lagwise.tables import build, typed
-from lagwise.tasks import TASKS, Task
+from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
+from lagwise.training.folder import (
+    METRICS_FILE,
+    RECIPE_FILE,
+    RUN_FILE,
+    TOKENIZER,
+    data_unchanged,
+    load_run,
+    logged_lines,
+    make_task,
+)
 from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.recipe import MOST_STEPS, Recipe, load_recipe
-from lagwise.training.trainer import METRICS_FILE, LagwiseTrainer, Progress
-
-RECIPE_FILE = "recipe.yaml"
-RUN_FILE = "run.json"
-TOKENIZER = "tokenizer"
+from lagwise.training.recipe import MOST_STEPS, Recipe
+from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
 def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -129,11 +133,6 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         return _finish(trainer, task, out)
 
 
-def data_unchanged(out: Path, recipe: Recipe) -> bool:
-    """Whether a run's data are the same as when the run started, by their hash; nothing is encoded."""
-    return make_task(recipe).identity() == read_json(out / RUN_FILE).get("data")
-
-
 def _check_unused(out: Path) -> None:
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
@@ -160,21 +159,6 @@ def check_recipe(recipe: Recipe) -> Task:
     task = make_task(recipe)
     check_model(recipe, task)
     return task
-
-
-def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run, with overrides. Its tokenizer folder is the run's own copy. Errors as in `load_recipe`."""
-    run = Path(run)
-    recipe = load_recipe(str(run / RECIPE_FILE), overrides)
-    if (run / TOKENIZER).is_dir():
-        recipe = replace(recipe, data=replace(recipe.data, tokenizer=str(run / TOKENIZER)))
-    return recipe
-
-
-def make_task(recipe: Recipe) -> Task:
-    """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
-    data = replace(recipe.data)  # the task fills in its default source
-    return build(TASKS, recipe.task, data, what="task")
 
 
 def _rooted(recipe: Recipe) -> Recipe:
@@ -209,12 +193,12 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
     steps."""
     options = recipe.training
     if options.epochs is not None:
-        steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)))
+        steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)), options.least_steps)
         if steps > MOST_STEPS:
             raise ValueError(f"training.epochs {options.epochs:g} are {steps:.1e} steps, of at most {MOST_STEPS:,}")
-        options = replace(options, steps=steps, warmup_steps=min(options.warmup_steps, steps // 10))
-    elif options.warmup_steps >= options.steps:
-        options = replace(options, warmup_steps=options.steps // 10)
+        evaluate_every = min(options.evaluate_every, -(-steps // 6))  # so that there are some to choose the best from
+        options = replace(options, steps=steps, evaluate_every=evaluate_every)
+    options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
     return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
 
 
@@ -338,28 +322,5 @@ def _rewind_metrics(out: Path, step: int) -> None:
     path = out / METRICS_FILE
     if not path.is_file():  # stopped before the first line
         return
-    kept = [line for line in _logged(path) if line["step"] <= step and "train_loss" not in line]
+    kept = [line for line in logged_lines(path) if line["step"] <= step and "train_loss" not in line]
     write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def _logged(path: Path) -> list[dict[str, float]]:
-    """The lines of a log, without the last if it is truncated. ValueError if another line is damaged."""
-    lines = path.read_bytes().splitlines()
-    result = []
-    for number, line in enumerate(lines, 1):
-        try:
-            logged = json.loads(line)
-            typed(int, logged["step"], "step")
-            result.append(logged)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number < len(lines):
-                raise ValueError(f"{str(path)!r}, line {number}, is damaged ({one_line(error)})") from error
-    return result
-
-
-def read_metrics(run: Path | str) -> list[dict[str, float]]:
-    """The logged lines of a run, in order. FileNotFoundError if it has none."""
-    path = Path(run) / METRICS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(run)!r} has no {METRICS_FILE}: it is not a training run")
-    return _logged(path)

@@ -22,8 +22,7 @@ from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
-
-METRICS_FILE = "metrics.jsonl"
+from lagwise.training.folder import METRICS_FILE
 
 
 class LagwiseTrainer(Trainer):

@@ -1,0 +1,47 @@
+"""Optional packages: which extra of lagwise installs them, and a clear error where one is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+
+#: The modules that each extra of pyproject.toml adds for use by lagwise itself. Where several extras add a module, the
+#: first is suggested.
+EXTRAS = {
+    "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "tensorboardX"),
+    "plot": ("matplotlib", "jinja2"),
+    "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow"),
+    "sktime": ("sktime", "sklearn", "scipy", "pandas"),
+    "vision": ("PIL", "torchvision"),
+    "signals": ("wfdb",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
+    "bench": ("mega_pytorch",),
+}
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "mega_pytorch": "mega-pytorch"}  # with names of their own
+_OPTIONAL = ("tensorboardX",)  # used if it is there
+
+
+def install(extra: str) -> str:
+    """How to install an extra, for the end of a message."""
+    return f"install lagwise[{extra}] (in a clone of lagwise: pip install '.[{extra}]')"
+
+
+def require(extra: str, what: str, *modules: str) -> None:
+    """ImportError, before long work starts, if one of these modules is missing, by default any of an extra's.
+
+    what: what needs them, as the subject of the message.
+    """
+    wanted = modules or [name for name in EXTRAS[extra] if name not in _OPTIONAL]
+    if missing := [PACKAGES.get(name, name) for name in wanted if importlib.util.find_spec(name) is None]:
+        listed = " and ".join([*([", ".join(missing[:-1])] if missing[1:] else []), missing[-1]])
+        raise ImportError(f"{what} needs {listed}: {install(extra)}")
+
+
+def explained(error: ModuleNotFoundError, extra: str | None = None) -> ImportError:
+    """The error, with the extra that has the missing module if there is one: ``extra`` where that has it."""
+    name = (error.name or "").partition(".")[0]
+    having = [each for each, modules in EXTRAS.items() if name in modules]
+    if not having:
+        return error
+    chosen = extra if extra in having else having[0]
+    return ImportError(f"{PACKAGES.get(name, name)} is missing: {install(chosen)}", name=name)

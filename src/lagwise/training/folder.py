@@ -1,0 +1,71 @@
+"""What the folder of a run says about it: its recipe, task and log. Needs none of the packages of a training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lagwise.files import one_line, read_json
+from lagwise.tables import build, typed
+from lagwise.tasks import TASKS, Task
+from lagwise.training.recipe import Recipe, load_recipe
+
+RECIPE_FILE = "recipe.yaml"
+RUN_FILE = "run.json"
+TOKENIZER = "tokenizer"
+METRICS_FILE = "metrics.jsonl"
+
+
+def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a run, with overrides. Its tokenizer folder is the run's own copy. Errors as in `load_recipe`."""
+    run = Path(run)
+    recipe = load_recipe(str(run / RECIPE_FILE), overrides)
+    if (run / TOKENIZER).is_dir():
+        recipe = replace(recipe, data=replace(recipe.data, tokenizer=str(run / TOKENIZER)))
+    return recipe
+
+
+def make_task(recipe: Recipe) -> Task:
+    """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
+    data = replace(recipe.data)  # the task fills in its default source
+    return build(TASKS, recipe.task, data, what="task")
+
+
+def kept_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
+    """The step of the model that a run ends with, and its headline metric on validation data; None if the log has no
+    validation."""
+    name = f"eval_{task.logged_headline(metrics)[0]}"
+    scores = [(int(line["step"]), line[name]) for line in metrics if name in line]
+    if not scores or recipe.training.select == "last":
+        return scores[-1] if scores else None
+    return (max if task.greater_is_better else min)(scores, key=lambda score: score[1])  # the first of equal ones
+
+
+def data_unchanged(out: Path, recipe: Recipe) -> bool:
+    """Whether a run's data are the same as when the run started, by their hash; nothing is encoded."""
+    return make_task(recipe).identity() == read_json(out / RUN_FILE).get("data")
+
+
+def read_metrics(run: Path | str) -> list[dict[str, float]]:
+    """The logged lines of a run, in order. FileNotFoundError if it has none."""
+    path = Path(run) / METRICS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(run)!r} has no {METRICS_FILE}: it is not a training run")
+    return logged_lines(path)
+
+
+def logged_lines(path: Path) -> list[dict[str, float]]:
+    """The lines of a log, without the last if it is truncated. ValueError if another line is damaged."""
+    lines = path.read_bytes().splitlines()
+    result = []
+    for number, line in enumerate(lines, 1):
+        try:
+            logged = json.loads(line)
+            typed(int, logged["step"], "step")
+            result.append(logged)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if number < len(lines):
+                raise ValueError(f"{str(path)!r}, line {number}, is damaged ({one_line(error)})") from error
+    return result

@@ -1,0 +1,77 @@
+"""Optional packages: the table of extras is that of pyproject.toml, and what is missing is named."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from with_extra import ENOUGH, PYPROJECT
+
+from lagwise.extras import EXTRAS, PACKAGES, explained, require
+
+FOLDER = Path(__file__).parent
+
+
+def listed(extra: str) -> set[str]:
+    """The packages that pyproject.toml lists for an extra, also through other extras."""
+    own = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"][extra]
+    found = {re.split(r"[\[>=<,;]", text)[0] for text in own} - {"lagwise"}
+    for other in re.findall(r"lagwise\[(\w+)\]", " ".join(own)):
+        found |= listed(other)
+    return found
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_installs_what_its_table_says(extra: str) -> None:
+    assert {PACKAGES.get(name, name) for name in EXTRAS[extra]} <= listed(extra)
+
+
+def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:
+    """And none comes only with another package, as scipy once came with scikit-learn."""
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    always = {re.split(r"[>=<]", text)[0] for text in project["dependencies"]}
+    owners = importlib.metadata.packages_distributions()
+    imports = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
+    texts = [path.read_text() for path in (FOLDER.parent / "src").rglob("*.py")]
+    names = {name for text in texts for name in imports.findall(text)} - {"lagwise"} - sys.stdlib_module_names
+    ours = {module for modules in EXTRAS.values() for module in modules}
+    benched = set().union(*map(listed, ("peers", "bench")))
+    parts = {"tokenizers", "huggingface_hub", "starlette", "pydantic_core"}  # of transformers, fastapi and pydantic
+    known = {owner.lower() for owner in always | benched} | parts
+    unknown = {
+        name
+        for name in names & owners.keys()  # words at the start of lines of prose are no modules
+        if name not in ours and not known & {owner.lower() for owner in owners[name]}
+    }
+    assert not unknown
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    with pytest.raises(ImportError, match=r"^a test needs no_such and nor_this: install lagwise\[plot\] \(in a clone"):
+        require("plot", "a test", "no_such", "nor_this", "json")
+    error = ModuleNotFoundError("No module named 'sklearn.base'", name="sklearn.base")
+    assert str(explained(error)).startswith("scikit-learn is missing: install lagwise[train]")
+    assert "lagwise[forecast]" in str(explained(error, "forecast"))
+    assert "lagwise[train]" in str(explained(error, "export"))  # which does not have it
+    other = ModuleNotFoundError("No module named 'mine'", name="mine")
+    assert explained(other) is other
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs") / "made"
+    subprocess.run([sys.executable, FOLDER / "with_extra.py", folder, ""], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ENOUGH)
+def test_with_an_extra_alone_every_command_works_or_says_what_to_install(inputs: Path, extra: str) -> None:
+    command = [sys.executable, FOLDER / "with_extra.py", inputs, extra, "--hide"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,210 @@
+"""Run lagwise's commands with one extra: each works, or says in one line what to install.
+
+    python tests/with_extra.py FOLDER train          in an environment that has this extra
+    python tests/with_extra.py FOLDER train --hide   with the packages of other extras hidden from imports
+    python tests/with_extra.py FOLDER "" --hide      without any extra
+
+FOLDER has the inputs, which are made if it does not exist; that needs the extra `train`. It fails if a command does
+neither, or if it refuses although the extra is said to be enough for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.metadata
+import io
+import random
+import re
+import shutil
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+TINY = (
+    "model.block={name: prenorm, token_mixer: {name: gtu, kernel: {name: rpe, layers: 1, hidden: 4}}}",
+    *("model.hidden_size=8", "model.num_hidden_layers=1", "training.steps=2", "training.evaluate_tokens=200"),
+)
+#: commands by name, and the extras of which one is enough
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "recipes": ("recipes",),
+    "train": ("train", "--data", "words.txt", "--out", "new/lm", "data.length=16", *TINY),
+    "train classify": ("train", "--recipe", "classify", "--data", "rows.csv", "--out", "new/classes", *TINY),
+    "train signal": ("train", "--recipe", "signal", "--data", "series.npz", "--out", "new/signal", "training.steps=1"),
+    "train pictures": ("train", "--recipe", "tnn-digits", "--out", "new/digits", "training.steps=1"),
+    "train forecast": (
+        *("train", "--recipe", "forecast-tnn", "--data", "days.csv", "--out", "new/forecast"),
+        *("task.horizon=2", "data.length=16", "training.steps=1"),
+    ),
+    "evaluate": ("evaluate", "lm", "--lengths", "16", "--tokens", "100"),
+    "evaluate classes": ("evaluate", "classes"),
+    "predict": ("predict", "classes", "--text", "good"),
+    "generate": ("generate", "lm", "--tokens", "3"),
+    "convert": ("convert", "lm", "--out", "new/converted", "--tolerance", "0.5"),
+    "plot": ("plot", "lm"),
+    "plot theory": ("plot", "theory", "--out", "new/theory"),
+    "forecast": ("forecast", "--data", "days.csv", "--horizon", "2", "--model", "ridge", "--out", "new/forecast.csv"),
+    "serve": ("serve", "lm"),
+    "export": ("export", "lm", "--out", "new/exported"),
+    "bench toeplitz": ("bench", "toeplitz", "--lengths", "8", "--channels", "2", "--repeats", "2", "--no-memory"),
+    "bench ema-vs-tcn": ("bench", "ema-vs-tcn", "--lengths", "64", "--channels", "2", "--repeats", "2", "--no-memory"),
+    "data lra-pathfinder": ("data", "lra-pathfinder", "--rows", "10", "--out", "new/pathfinder"),
+}
+ENOUGH = {
+    "": ("recipes", "evaluate", "generate", "convert", "bench toeplitz"),
+    "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict"),
+    "plot": ("plot", "plot theory"),
+    "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),
+    "sktime": ("forecast", "LagForecaster", "SktimeLagForecaster"),
+    "vision": ("data lra-pathfinder",),
+    "export": ("export",),
+    "serve": ("serve",),
+    "bench": ("bench ema-vs-tcn",),
+}
+
+
+def packages_of(extra: str) -> set[str]:
+    """The packages that an installation of lagwise with an extra brings, by their names in lower case with dashes."""
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    todo, seen = [("lagwise", ""), ("lagwise", extra)], set()
+    while todo:
+        if (each := todo.pop()) in seen:
+            continue
+        seen.add(each)
+        name, wanted = each
+        if name == "lagwise":
+            texts = project["optional-dependencies"][wanted] if wanted else project["dependencies"]
+        else:
+            try:
+                texts = importlib.metadata.requires(name) or ()
+            except importlib.metadata.PackageNotFoundError:  # another of its alternatives is installed
+                continue
+        for needed in map(Requirement, texts):
+            if needed.marker is None or needed.marker.evaluate({"extra": wanted}):
+                todo += [(_plain(needed.name), each) for each in ("", *needed.extras)]
+    return {name for name, _ in seen}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def hide_all_but(packages: set[str]) -> None:
+    """Let imports find no module of other installed packages, as if they were not installed."""
+    hidden = {
+        module
+        for module, owners in importlib.metadata.packages_distributions().items()
+        if not packages & {_plain(owner) for owner in owners}
+    }
+    finder = importlib.machinery.PathFinder
+
+    class Visible(finder):  # type: ignore[misc, valid-type]
+        @classmethod
+        def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+            return None if name.partition(".")[0] in hidden else finder.find_spec(name, path, target)
+
+        @classmethod
+        def find_distributions(cls, *args: object, **options: object) -> Iterator[importlib.metadata.Distribution]:
+            for found in finder.find_distributions(*args, **options):
+                if _plain(found.name or "") in packages:
+                    yield found
+
+    sys.meta_path[sys.meta_path.index(finder)] = Visible
+
+
+def make_inputs(folder: Path) -> None:
+    """Data, and runs of a language model and of a classifier."""
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        random.seed(0)
+        words = [random.choice(("good", "bad", "fair", "dear")) for _ in range(2000)]
+        Path("words.txt").write_text(" ".join(words))
+        rows = "".join(f"{word} {other},{word}\n" for word, other in zip(words[:60], words[60:120], strict=True))
+        Path("rows.csv").write_text("text,label\n" + rows)
+        days = "".join(f"{2000 + i // 12}-{i % 12 + 1:02}-01,{np.sin(i / 2):.3f}\n" for i in range(120))
+        Path("days.csv").write_text("month,value\n" + days)
+        series = np.random.default_rng(0).normal(size=(40, 32)).astype(np.float32)
+        np.savez("series.npz", input_values=series, label=np.arange(40) % 2)
+        for name, out in (("train", "lm"), ("train classify", "classes")):
+            arguments = list(COMMANDS[name])
+            arguments[arguments.index("--out") + 1] = out
+            outcome = run_command(arguments)
+            assert outcome == "works", outcome
+
+
+def run_command(arguments: Iterable[str]) -> str:
+    """`works`, the line of an error, or everything printed if there is more than that."""
+    from lagwise.cli import failures
+    from lagwise.cli.main import app
+
+    out, err = io.StringIO(), io.StringIO()
+    before, sys.argv = sys.argv, ["lagwise", *arguments]
+    status: object = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            failures.run(app)
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        return traceback.format_exc()
+    finally:
+        sys.argv = before
+    if status in (0, None):
+        return "works"
+    lines = err.getvalue().strip().splitlines()
+    return lines[-1] if lines and lines[-1].startswith("error: ") else f"{out.getvalue()}{err.getvalue()}"
+
+
+def imported(statement: str) -> str:
+    """The same of an import in a program."""
+    try:
+        exec(statement, {})
+    except ImportError as error:
+        return f"error: {error}"
+    return "works"
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    """What each command does in a folder of inputs."""
+    import lagwise
+
+    with contextlib.suppress(ImportError):  # the server starts, and ends at once
+        import uvicorn
+
+        uvicorn.run = lambda *args, **options: None
+    checks: dict[str, Callable[[], str]] = {
+        name: lambda arguments=arguments: run_command(arguments) for name, arguments in COMMANDS.items()
+    }
+    checks["LagForecaster"] = lambda: imported("from lagwise import LagForecaster")
+    checks["SktimeLagForecaster"] = lambda: imported("import lagwise.forecasting.sktime")
+    print(f"lagwise {lagwise.__version__} in {Path(lagwise.__file__).parent}")
+    shutil.rmtree(folder / "new", ignore_errors=True)
+    (folder / "new").mkdir()
+    with contextlib.chdir(folder):
+        return {name: check() for name, check in checks.items()}
+
+
+def main(folder: Path, extra: str, hide: bool) -> int:
+    if hide:
+        hide_all_but(packages_of(extra))
+    if not folder.is_dir():
+        make_inputs(folder)
+    failed = 0
+    for name, outcome in outcomes(folder).items():
+        refuses = re.fullmatch(r"error: [^\n]* install lagwise\[\w+\][^\n]*", outcome) is not None
+        enough = name in ENOUGH[""] or name in ENOUGH.get(extra, ())
+        fine = outcome == "works" or (refuses and not enough)
+        failed += not fine
+        print(f"{'' if fine else 'WRONG '}{name}: {outcome}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2], "--hide" in sys.argv))
