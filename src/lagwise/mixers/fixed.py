@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from lagwise.mixers.ema import EMAMixer, EMAState
 from lagwise.mixers.tcn import TCNMixer, TCNState
 from lagwise.mixers.toeplitz import ModalState, ToeplitzMixer
-from lagwise.ops.recurrence.modal import pole_residue
 from lagwise.ops.streaming import ring_convolve, ring_of, ring_read, ring_tokens, ring_write
 from lagwise.ops.symbolic import symbolic_product
 from lagwise.ops.window import Window
@@ -84,14 +83,14 @@ class FixedModal(FixedMixer):
 
     def __init__(self, mixer: ToeplitzMixer):
         super().__init__()
-        self.modes = modes = mixer.kernel.recurrence()
-        rounded = modes.poles.detach().to(modes.weights.dtype)
-        lost = pole_residue(modes.poles.detach(), rounded)
-        self.register_buffer("poles", torch.view_as_real(rounded).permute(2, 1, 0).contiguous())
-        self.register_buffer("lost", None if lost is None else torch.view_as_real(lost).permute(2, 1, 0).contiguous())
-        self.register_buffer("weights", torch.view_as_real(modes.weights.detach()).permute(2, 1, 0).contiguous())
+        modes = mixer.kernel.recurrence()
+        self.modes = modes = modes.split(modes.direct.dtype)
+        for name in ("poles", "lost", "weights"):
+            part = getattr(modes, name)
+            pair = None if part is None else torch.view_as_real(part.detach()).permute(2, 1, 0).contiguous()
+            self.register_buffer(name, pair)
         self.register_buffer("direct", modes.direct.detach().clone())
-        poles = modes.poles.detach().t().to(torch.complex128)
+        poles = modes.exact.detach().t().to(torch.complex128)
         self.register_buffer("log_radius", poles.abs().clamp(min=_LEAST_RADIUS).log())
         self.register_buffer("angle", poles.angle())
 
@@ -101,11 +100,15 @@ class FixedModal(FixedMixer):
 
     def step(self, x: Tensor, state: FixedModalState) -> tuple[Tensor, FixedModalState]:
         token, (real, imaginary) = x.to(self.direct.dtype), state
-        (a, b), (u, v), added = self.poles, self.weights, (token[:, None], 0)
+        (a, b), (u, v), (first, second) = self.poles, self.weights, (token[:, None], torch.zeros_like(token)[:, None])
         if self.lost is not None:
             c, d = self.lost
-            added = c * real - d * imaginary + added[0], c * imaginary + d * real
-        real, imaginary = a * real - b * imaginary + added[0], a * imaginary + b * real + added[1]
+            first = torch.addcmul(torch.addcmul(first, c, real), d, imaginary, value=-1)
+            second = torch.addcmul(c * imaginary, d, real)
+        real, imaginary = (
+            torch.addcmul(torch.addcmul(first, a, real), b, imaginary, value=-1),
+            torch.addcmul(torch.addcmul(second, a, imaginary), b, real),
+        )
         y = (u * real - v * imaginary).sum(1) + self.direct * token
         return y.to(x.dtype), FixedModalState(real, imaginary)
 

@@ -13,9 +13,9 @@ from lagwise.kernels.remembered import remembered_taps
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI, SKIState
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
-from lagwise.ops import ENGINES, Layout, Modes, online_prefill, toeplitz_product
+from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
-from lagwise.ops.recurrence import modal_prefill
+from lagwise.ops.recurrence.modal import SplitModes, modal_prefill
 from lagwise.ops.streaming import OnlineState, OnlineTaps
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import fast_length, spectral_product
@@ -26,7 +26,7 @@ class ModalState(NamedTuple):
     """The state of a kernel that is a state space, ``(batch, channels, modes)`` complex, and the kernel."""
 
     memory: Tensor
-    modes: Modes
+    modes: SplitModes
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> ModalState:
         return self._replace(memory=change(self.memory))
@@ -118,6 +118,7 @@ class ToeplitzMixer(Mixer):
             return self.ski.init_state(self.kernel, batch_size)
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
+            modes = modes.split(modes.direct.dtype)
             return ModalState(modes.weights.new_zeros(batch_size, *modes.poles.shape), modes)
         reach = self.kernel.reach
         return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, reach))
