@@ -48,5 +48,5 @@ def largest_moves(
             found = compute()
         for name, right in exact.items():
             if right.numel():
-                moves[name] = max(moves[name], float((found[name] - right).abs().max()))
+                moves[name] = max(moves[name], float((found[name] - right).detach().abs().max()))
     return moves

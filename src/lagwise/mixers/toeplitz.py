@@ -18,7 +18,6 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.recurrence import modal_graph_prefill, modal_prefill
-from lagwise.ops.recurrence.modal import pole_residue
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -159,13 +158,8 @@ class ToeplitzMixer(Derived, Mixer):
             return self.ski.derive(self.kernel, whole=form != "eager")
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
-            rounded = modes.poles.to(modes.weights.dtype)
-            parts = (rounded, pole_residue(modes.poles, rounded), modes.weights)
-            real = (None if t is None else torch.view_as_real(t).permute(2, 1, 0).contiguous() for t in parts)
-            poles, lost, weights = real
-            assert poles is not None
-            assert weights is not None
-            return Poles(poles, lost, weights, modes.direct)
+            poles, weights, direct, lost = modes.split(modes.direct.dtype)
+            return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct)
         reach = self.kernel.reach
         taps = None if reach is None or form == "online" else self.kernel.taps(reach)
         near = self.kernel.taps(ONLINE_BLOCK if reach is None else min(ONLINE_BLOCK, reach)).t()
@@ -201,12 +195,14 @@ class ToeplitzMixer(Derived, Mixer):
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if isinstance(state, ModalState):
             poles, lost, weights, direct = self.derived()
-            token, (real, imaginary) = x.to(direct.dtype), state
-            (a, b), (u, v), before = poles, weights, state
-            real, imaginary = a * real - b * imaginary + token[:, None], a * imaginary + b * real
+            token = x.to(direct.dtype)
+            (a, b), (u, v), (r, i) = poles, weights, state
+            real = torch.addcmul(torch.addcmul(token[:, None], a, r), b, i, value=-1)
+            imaginary = torch.addcmul(a * i, b, r)
             if lost is not None:
-                (c, d), (r, i) = lost, before
-                real, imaginary = real + (c * r - d * i), imaginary + (c * i + d * r)
+                c, d = lost
+                real = torch.addcmul(torch.addcmul(real, c, r), d, i, value=-1)
+                imaginary = torch.addcmul(torch.addcmul(imaginary, c, i), d, r)
             y = (u * real - v * imaginary).sum(1) + direct * token
             return y.to(x.dtype), ModalState(real, imaginary)
         if isinstance(state, DueState):
@@ -214,3 +210,8 @@ class ToeplitzMixer(Derived, Mixer):
         if isinstance(self.ski, CausalSKI):
             return self.ski.step(self.kernel, x, state, self.derived())
         return super().mix_token(x, state)
+
+
+def _pair(z: Tensor) -> Tensor:
+    """Real and imaginary parts ``(2, modes, channels)`` of ``(channels, modes)``."""
+    return torch.view_as_real(z).permute(2, 1, 0).contiguous()

@@ -37,6 +37,33 @@ class Modes(NamedTuple):
         poles, weights = (t.to(device, dtype.to_complex()) for t in (self.poles, self.weights))
         return Modes(poles, weights, self.direct.to(device, dtype))
 
+    def split(self, dtype: torch.dtype) -> SplitModes:
+        """For arithmetic in this real dtype."""
+        rounded = self.to(dtype)
+        lost = None
+        if torch.promote_types(self.poles.dtype, rounded.poles.dtype) != rounded.poles.dtype:
+            lost = (self.poles - rounded.poles).to(rounded.poles.dtype)
+        return SplitModes(*rounded, lost)
+
+
+class SplitModes(NamedTuple):
+    """`Modes` for arithmetic in the dtype of all parts, with what the poles lost when they were rounded to it; None if
+    they were not."""
+
+    poles: Tensor
+    weights: Tensor
+    direct: Tensor
+    lost: Tensor | None
+
+    @property
+    def exact(self) -> Tensor:
+        """The poles as they were."""
+        return self.poles if self.lost is None else self.poles.to(torch.complex128) + self.lost
+
+    def split(self, dtype: torch.dtype) -> SplitModes:
+        """See `Modes.split`."""
+        return self if dtype == self.direct.dtype else Modes(self.exact, self.weights, self.direct).split(dtype)
+
 
 def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
     """Poles ``exp(-exp(rate) + j angle)``: inside the unit circle for any finite rate.
@@ -122,7 +149,7 @@ def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor
     return (taps + direct[:, None] * first)[:, :length]
 
 
-def modal_step(x: Tensor, state: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
+def modal_step(x: Tensor, state: Tensor, modes: Modes | SplitModes) -> tuple[Tensor, Tensor]:
     """One token through a diagonal state space.
 
     Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``.
@@ -134,22 +161,18 @@ def modal_step(x: Tensor, state: Tensor, modes: Modes) -> tuple[Tensor, Tensor]:
     Source: S4D (Gu et al. 2022), for poles in discrete time.
     """
     dtype = compute_dtype(x, modes.weights)
-    poles, weights, direct = modes.to(dtype)
+    poles, weights, direct, lost = modes.split(dtype)
     token, state = x.to(dtype), state.to(weights.dtype)
-    added = token[..., None]
-    if (lost := pole_residue(modes.poles, poles)) is not None:
-        added = added + lost * state
-    state = poles * state
-    state = state + added if torch.is_grad_enabled() else state.add_(added)
+    if lost is None:
+        state = poles * state
+        state = state + token[..., None] if torch.is_grad_enabled() else state.add_(token[..., None])
+    else:
+        added = torch.addcmul(token[..., None].to(state.dtype), lost, state)
+        state = torch.addcmul(added, poles, state)
     return ((weights * state).sum(-1).real + direct * token).to(x.dtype), state
 
 
-def pole_residue(poles: Tensor, rounded: Tensor) -> Tensor | None:
-    """What poles lose when they are rounded, in the precision of the rounded ones; None if they are not."""
-    return None if poles.dtype == rounded.dtype else (poles - rounded).to(rounded.dtype)
-
-
-def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def modal_prefill(x: Tensor, modes: Modes | SplitModes, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The next tokens of a stream through a diagonal state space: `modal_step` for each, in blocks.
 
     Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) z_i`` with T the Toeplitz matrix of `modal_taps` and z the
@@ -163,7 +186,7 @@ def modal_prefill(x: Tensor, modes: Modes, state: Tensor | None) -> tuple[Tensor
     if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != len(modes.poles):
         raise ValueError(f"x must be (batch, length >= 1, channels={len(modes.poles)}), got {tuple(x.shape)}")
     dtype = compute_dtype(x, modes.weights)
-    modes = Modes(modes.poles, *modes.to(dtype)[1:])
+    modes = modes.split(dtype)
     if state is None:
         state = modes.weights.new_zeros(x.shape[0], *modes.poles.shape)
     if x.shape[1] == 1:
@@ -225,8 +248,8 @@ class _Blocks(NamedTuple):
     carry: Tensor  # (channels, 1, modes, size) complex: p**(j + 1), the last of which carries a state over a block
 
     @classmethod
-    def of(cls, modes: Modes, size: int) -> _Blocks:
-        powers = _powers(modes.poles, size + 1, modes.weights.dtype)[0]
+    def of(cls, modes: SplitModes, size: int) -> _Blocks:
+        powers = _powers(modes.exact, size + 1, modes.weights.dtype)[0]
         outward = _pair(modes.weights[..., None] * powers[..., 1:], -1)
         first = modes.weights.real.sum(1, keepdim=True) + modes.direct[:, None]
         taps = torch.cat([first, outward[:, : modes.poles.shape[1], :-1].sum(1)], 1)
