@@ -52,10 +52,37 @@ def test_series_that_are_too_short() -> None:
         choose_forecaster(np.zeros(100), 12, look_back=80)
 
 
-def test_candidates_that_cannot_handle_gaps_are_skipped() -> None:
-    """Business days on a daily grid: two of seven rows are empty."""
-    x = np.sin(np.arange(420) / 5.0)
-    x[np.arange(420) % 7 >= 5] = np.nan
-    ranked = choose_forecaster(x[:, None], 7)
-    assert ranked
-    assert reason(ranked)
+def gapped(kind: str) -> np.ndarray:
+    x = np.random.default_rng(0).normal(size=420).cumsum()
+    x[{"weekends": np.arange(420) % 7 >= 5, "every second row": np.arange(420) % 2 == 1}[kind]] = np.nan
+    return x[:, None]
+
+
+@pytest.mark.parametrize("kind", ["weekends", "every second row"])
+def test_the_baseline_needs_no_rows_without_gaps(kind: str) -> None:
+    ranked = choose_forecaster(gapped(kind), 7)
+    assert "last value" in [each.name for each in ranked]
+    assert "as good as any" not in reason(ranked)
+
+
+@pytest.mark.parametrize("end", [2.0, 0.0, -1e6])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_a_constant_end_has_no_negative_errors(end: float, gaps: bool) -> None:
+    """Differences of moments have rounding errors of both signs; the last value has no error there."""
+    x = np.where(np.arange(200) < 120, np.sin(np.arange(200)), end)
+    if gaps:
+        x[150:200:5] = np.nan
+    ranked = choose_forecaster(x, 14)
+    assert ranked[0].name == "last value"
+    assert ranked[0].error == 0
+    assert all(each.error >= 0 for each in ranked)
+    assert "No model beat" in reason(ranked)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-14, 1e200, 1e307])
+def test_forecasts_follow_the_scale(scale: float) -> None:
+    """Squares of such values overflow or vanish."""
+    x = np.sin(np.arange(200) * 2 * np.pi / 12) + 0.1 * np.random.default_rng(0).normal(size=200)
+    expected, made = (choose_forecaster(values, 12)[0].forecaster for values in (x, x * scale))
+    np.testing.assert_allclose(made.predict() / scale, expected.predict(), rtol=1e-6)
+    np.testing.assert_allclose(made.predict_interval()[1] / scale, expected.predict_interval()[1], rtol=1e-6)

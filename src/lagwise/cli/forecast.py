@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,9 @@ _ENDINGS = r"(\.(csv|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
 
 
 def forecast(
-    data: Annotated[Path, typer.Option(parser=path, help="A .csv (also .gz, .xz) or .parquet of series over time.")],
+    data: Annotated[
+        Path, typer.Option(parser=path, help="A .csv, .tsv or .txt (also .gz, .xz) or .parquet of series over time.")
+    ],
     horizon: Annotated[int, typer.Option(callback=at_least(1), help="Rows to forecast.")],
     time: Annotated[
         str | None,
@@ -65,6 +66,7 @@ def forecast(
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
     """
     from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
+    from lagwise.forecasting.times import plain_times
     from lagwise.forecasting.writing import check_names
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
@@ -74,7 +76,7 @@ def forecast(
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
     table = read_series(data, time, None if columns is None else columns.split(","))
     check_names(list(table.frame.columns))
-    first, last = (_times([at])[0] for at in table.frame.index[[0, -1]])
+    first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:
         typer.echo(plain(f"note: {note}"))
@@ -93,18 +95,12 @@ def forecast(
         "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
         (str(made.index.name), *(text for name in names[:_SERIES] for text in (name, f"{coverage:.0%} interval"))),
         [
-            (at, *(text for name in names[:_SERIES] for text in _cells(row, name)))
-            for at, (_, row) in zip(_times(made.index[:_ROWS]), made.head(_ROWS).iterrows(), strict=True)
+            (str(at), *(text for name in names[:_SERIES] for text in _cells(row, name)))
+            for at, row in made.head(_ROWS).iterrows()
         ],
     )
-    typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series) and {picture}"))
-
-
-def _times(index: Iterable[object]) -> list[str]:
-    """Times as text, as dates if all are midnight."""
-    texts = [str(at) for at in index]
-    midnight = " 00:00:00"
-    return [text.removesuffix(midnight) for text in texts] if all(t.endswith(midnight) for t in texts) else texts
+    plot = "; for a plot, pip install 'lagwise[plot]'" if picture is None else f" and {picture}"
+    typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series){plot}"))
 
 
 def _cells(row: object, name: str) -> tuple[str, str]:

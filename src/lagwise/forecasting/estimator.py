@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -277,7 +278,8 @@ class LagForecaster(BaseEstimator):
         """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
         forecasters of any look-back are compared on the same targets."""
         x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
-        train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
+        fixed = design.penalties == (math.inf,)  # nothing is fitted, so gaps do not matter
+        train = [] if fixed else usable_rows(x[:cut], gaps[:cut], design.width, look_back)
         valid = [Stretch(x[cut - look_back :], gaps[cut - look_back :])] if cut < len(x) else []
         return fit_maps(design, train, valid, choices)
 

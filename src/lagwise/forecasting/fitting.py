@@ -99,8 +99,11 @@ def _candidates(
     choice: Choice | None,
 ) -> Iterator[tuple[np.ndarray, Choice]]:
     """Maps from raw inputs for each penalty."""
-    moments, unobserved = _training_sums(design, train, look_back)
     level = level_weights(design.level, look_back)
+    if design.penalties == (math.inf,):  # the level alone, which needs no rows to train on
+        yield np.outer(level, np.ones(design.horizon)), Choice(math.inf)
+        return
+    moments, unobserved = _training_sums(design, train, look_back)
 
     def raw(maps: np.ndarray) -> np.ndarray:
         """Maps of inputs without their level, with the level added back."""
@@ -112,7 +115,7 @@ def _candidates(
 
     refill: Refill | None = refilled if unobserved else None
     penalties = design.penalties if choice is None else (choice.penalty,)
-    if design.spec["name"] in CLOSED_FORM or penalties == (math.inf,):
+    if design.spec["name"] in CLOSED_FORM:
         path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
         for penalty, maps in zip(penalties, path, strict=True):
             yield raw(maps), Choice(penalty)
