@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,7 +81,7 @@ def test_rows_that_are_missing_are_unobserved(kind: str) -> None:
     dropped = missing.dropna()
     step = 2 if kind == "even numbers" else 1
 
-    def forecasts(y: pd.Series, parts: int) -> pd.Series:
+    def forecasts(y: pd.Series, parts: int) -> Any:
         options = {"look_back": 10, "penalty": 1e-6}
         adapter = SktimeLagForecaster(**options).fit(y[y.index <= missing.index[95 - 20 * parts]], fh=[step, 3 * step])
         if parts:
@@ -94,7 +96,7 @@ def test_rows_that_are_missing_are_unobserved(kind: str) -> None:
         )
 
 
-def _after(index: pd.Index, step: int) -> list[object]:
+def _after(index: Any, step: int) -> list[object]:
     if isinstance(index, pd.RangeIndex):
         return [index[-1] + step, index[-1] + 3 * step]
     return [index[-1] + 1 * index.freq, index[-1] + 3 * index.freq]

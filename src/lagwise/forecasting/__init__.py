@@ -1,5 +1,10 @@
 """Forecasting with lag-dependent weights: linear maps in closed form and learned lag kernels. Needs scikit-learn."""
 
+from importlib.util import find_spec
+
+if missing := next((name for name in ("sklearn", "pandas") if find_spec(name) is None), None):
+    raise ImportError(f"forecasting needs {missing}: pip install 'lagwise[forecast]'")
+
 from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
 from lagwise.forecasting.estimator import LagForecaster, Scores
 from lagwise.forecasting.tables import SeriesTable, read_series

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
 from lagwise.forecasting.errors import error_quantiles, error_sizes, forecast_errors
@@ -16,12 +18,6 @@ from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.forecasting.moments import window_count
 from lagwise.forecasting.unobserved import Stretch
 from lagwise.tables import shown, whole_number
-
-try:
-    from sklearn.base import BaseEstimator
-    from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
-except ImportError as error:
-    raise ImportError("forecasting needs scikit-learn: pip install 'lagwise[forecast]'") from error
 
 
 class Scores(NamedTuple):

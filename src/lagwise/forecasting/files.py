@@ -40,10 +40,8 @@ def read_file(path: Path, *, names_only: bool = False) -> Table:
 
     ValueError for a file that cannot be read, and for one whose first line has numbers and no names.
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("tables of series need pandas: pip install 'lagwise[forecast]'") from error
+    import pandas as pd
+
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
     if path.suffix.lower() in _SPREADSHEETS:

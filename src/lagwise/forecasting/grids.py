@@ -73,7 +73,7 @@ def steps(first: Any, last: Any, count: int | None, *, freq: Any) -> pd.Datetime
     """Times at an offset of pandas."""
     import pandas as pd
 
-    return pd.date_range(first, last, periods=count, freq=freq)
+    return pd.date_range(first, last, periods=count, freq=freq)  # type: ignore[no-matching-overload]
 
 
 def _months(first: Any, last: Any, count: int | None, *, months: int, day: int, clock: Any) -> pd.DatetimeIndex:
@@ -89,10 +89,8 @@ def _months(first: Any, last: Any, count: int | None, *, months: int, day: int, 
 
 def _used(first: Any, last: Any, count: int | None, *, step: Any, origin: Any, used: np.ndarray) -> pd.DatetimeIndex:
     """Those times of a cycle of steps, which began at the origin, that are used."""
-    import pandas as pd
-
     periods = None if count is None else (count // int(used.sum()) + 2) * len(used)
-    every = pd.date_range(first, last, periods=periods, freq=step)
+    every = steps(first, last, periods, freq=step)
     begin = int((first - origin) / step)
     return every[used[(begin + np.arange(len(every))) % len(used)]][:count]
 
@@ -112,7 +110,7 @@ def _calendars(index: pd.DatetimeIndex) -> list[Make]:
         return []
     names: list[Any] = ["B", *(f"{n}{unit}" for unit in ("BME", "BMS") for n in _MONTHS)]
     if len(set(index.dayofweek)) == 1:
-        day = int(index[0].dayofweek)
+        day: Any = int(index[0].dayofweek)
         names += [pd.offsets.WeekOfMonth(week=min(3, int(index[0].day - 1) // 7), weekday=day)]
         names += [pd.offsets.LastWeekOfMonth(weekday=day)]
     if len(days := sorted(set(index.day))) > 1:
@@ -131,7 +129,7 @@ def _open_times(index: pd.DatetimeIndex) -> Make | None:
 
     day, week = np.timedelta64(1, "D"), np.timedelta64(7, "D")
     zoned = index.tz_convert("UTC") if index.tz is not None else index
-    ticks = np.diff(zoned.as_unit("ns").asi8)
+    ticks = np.diff(zoned.as_unit("ns").astype("int64"))
     step = pd.Timedelta(int(np.gcd.reduce(ticks)), unit="ns")
     span = index[-1] - index[0]
     if day % step.to_timedelta64() or span / step > _MOST_CLOSED * len(index):

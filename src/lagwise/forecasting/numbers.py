@@ -63,7 +63,7 @@ def _floats(column: pd.Series) -> pd.Series:
     numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
     if not pd.api.types.is_numeric_dtype(column):
         texts = column[numbers.notna()]
-        numbers[numbers.notna()] = np.array([float(text) for text in texts])
+        numbers[numbers.notna()] = np.array([float(text) for text in texts.tolist()])
     return numbers
 
 
@@ -83,7 +83,10 @@ def decimal_separator(frame: pd.DataFrame, usual: str) -> str:
     for name in frame.columns:
         if pd.api.types.is_numeric_dtype(frame[name]) or pd.api.types.is_datetime64_any_dtype(frame[name]):
             continue
-        text = frame[name].dropna().astype("string").str.replace(_SPACES, "", regex=True)
+        text = frame[name].dropna().astype("string")
+        if usual == "." and not text.str.contains(",", regex=False).any():
+            continue
+        text = text.str.replace(_SPACES, "", regex=True)
         text = text[text.str.contains(r"^[+-]?[\d.,]+(?:[eE][+-]?\d+)?$", regex=True)]
         marked = text[text.str.contains("[.,]", regex=True)]
         unmarked = pd.to_numeric(text[~text.str.contains("[.,]", regex=True)], errors="coerce").abs()

@@ -170,8 +170,8 @@ def _grid(index: pd.Index) -> Grid:
     return Grid(make(index[0], index[-1], None), make)
 
 
-def _numbers(first: int, last: int | None, count: int | None, *, step: int) -> pd.RangeIndex:
-    return pd.RangeIndex(first, first + count * step if last is None and count is not None else last + 1, step)
+def _numbers(first: Any, last: Any, count: Any, *, step: int) -> pd.RangeIndex:
+    return pd.RangeIndex(first, first + count * step if last is None else last + 1, step)
 
 
 def _following(grid: Grid, last: Any) -> Grid:

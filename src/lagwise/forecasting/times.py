@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # of UTC, after a time of day
 # Dates as integers. Those with an hour are from 1900 to 2100.
 _INTEGERS = ((180001, 220012, "%Y%m"), (10**7, 10**8, "%Y%m%d"), (1900010100, 2100123123, "%Y%m%d%H"))
-_SINCE_1970 = (("s", 10**9), ("ms", 10**12), ("us", 10**15), ("ns", 10**18))  # from 2001, up to 2.5 times as much
+_SINCE_1970: Any = (("s", 10**9), ("ms", 10**12), ("us", 10**15), ("ns", 10**18))  # from 2001, up to 2.5 times as much
 _DAY = np.timedelta64(23, "h")  # the shortest
 _CLOCK_MONTHS = (3, 4, 10, 11)  # in which clocks go back, in the south or the north, on a Sunday
 _CLOCK = r"(?i)^\s*\d{1,2}:\d\d(:\d\d(\.\d+)?)?(\s*[ap]\.?m\.?)?\s*$"
@@ -45,14 +45,14 @@ class Times(NamedTuple):
     """The time of each row, the regular grid that contains them all, notes on how they were read, and the function that
     writes times in the same form."""
 
-    times: pd.Index
+    times: Any
     grid: Grid
     notes: tuple[str, ...]
     write: Writer
 
 
 class _Reading(NamedTuple):
-    times: pd.Index
+    times: Any
     write: Writer
     order: str = ""  # what a date begins with: "day", "month" or "year"
     note: str = ""
@@ -110,7 +110,7 @@ def _readings(column: pd.Series) -> list[_Reading]:
     if not eight and not text.str.fullmatch(r"(0?[1-9]|1[0-2])\.(19|20)\d\d").all():  # months as 01.2024
         numbers = pd.to_numeric(text.str.replace(",", ".", n=1, regex=False), errors="coerce")
         if numbers.notna().all():
-            return [_of_numbers(numbers.rename(column.name), text)]
+            return [_of_numbers(numbers.rename(str(column.name)), text)]
     if text.isna().any():
         _no_time(column, text)
     if text.str.match(_CLOCK).all():
@@ -136,14 +136,20 @@ def _of_numbers(column: pd.Series, text: pd.Series) -> _Reading:
             if integers.between(low, high).all():
                 dates = pd.to_datetime(integers.astype(str), format=form, errors="coerce")
                 if dates.notna().all():
-                    return _Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(times.strftime(form)))
+                    return _Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))
         for unit, least in _SINCE_1970:
             if integers.between(least, int(2.5 * least)).all():
                 dates = pd.DatetimeIndex(pd.to_datetime(integers, unit=unit))
-                return _Reading(dates, lambda times, unit=unit: _whole(times.as_unit(unit).asi8))
+                return _Reading(
+                    dates, lambda times, unit=unit: _whole(pd.DatetimeIndex(times).as_unit(unit).astype("int64"))
+                )
         return _Reading(pd.Index(integers), lambda times: list(times))
     decimals = int(text.str.extract(r"[.,](\d+)$")[0].str.len().fillna(0).max())
     return _Reading(pd.Index(column), lambda times: [round(float(at), max(decimals, 1)) for at in times])
+
+
+def _text(times: Any, form: str) -> list[str]:
+    return list(times.strftime(form))
 
 
 def _whole(values: Any) -> list[int]:
@@ -162,6 +168,9 @@ def _parts_of_years(text: pd.Series) -> _Reading | None:
     import pandas as pd
 
     for pattern, factor in (*_PARTS, (_WEEK, 0)):
+        first = re.match(pattern, text.iloc[0], re.IGNORECASE)
+        if first is None:
+            continue
         found = text.str.extract(pattern, flags=re.IGNORECASE)
         if found.isna().any(axis=None):
             continue
@@ -175,8 +184,6 @@ def _parts_of_years(text: pd.Series) -> _Reading | None:
             )
             if times.isna().any():  # week 53 of a year that has 52
                 continue
-        first = re.match(pattern, text.iloc[0], re.IGNORECASE)
-        assert first is not None
         width = int(found["part"].str.len().min())  # 2 for M01, 1 for M1
 
         def write(times: pd.Index, first: Any = first, factor: int = factor, width: int = width) -> list[str]:
@@ -211,7 +218,7 @@ def _centuries(years: np.ndarray) -> np.ndarray:
     return np.where(years % 100 <= last, century, century - 100) + years % 100
 
 
-def _dates(column: pd.Series, text: pd.Series) -> list[_Reading]:
+def _dates(column: pd.Series, text: Any) -> list[_Reading]:
     offsets = text.str.extract(_OFFSET)["offset"]
     if (some := offsets.notna()).any() and not some.all():
         raise ValueError(
@@ -261,7 +268,7 @@ def _parsed(text: pd.Series) -> Iterator[_Reading]:
                     if "%d" not in form and not _are_months(index):  # days of a month, without a year
                         continue
                 any_found = True
-                yield _Reading(index, lambda times, form=form: list(times.strftime(form)), _order(form))
+                yield _Reading(index, lambda times, form=form: _text(times, form), _order(form))
         if any_found or formats or not text.str.contains(r"\d{4}").all():
             return
         for day_first in (False, True):
@@ -270,13 +277,13 @@ def _parsed(text: pd.Series) -> Iterator[_Reading]:
                 yield _Reading(pd.DatetimeIndex(times), plain_times, "day" if day_first else "month")
 
 
-def _as_first(text: pd.Series, times: pd.DatetimeIndex) -> Writer:
+def _as_first(text: Any, times: pd.DatetimeIndex) -> Writer:
     """Writes ISO 8601 as the table has it, if all its rows have the same form."""
-    from pandas.tseries.api import guess_datetime_format
+    from pandas.tseries.api import guess_datetime_format  # type: ignore[missing-module-attribute]
 
     form = {4: "%Y", 7: "%Y-%m"}.get(len(text.iloc[0])) or guess_datetime_format(text.iloc[0])
-    if form and not re.search("%[zf]", form) and list(times[[0, -1]].strftime(form)) == list(text.iloc[[0, -1]]):
-        return lambda times: list(times.strftime(form))  # type: ignore[missing-attribute]
+    if form and not re.search("%[zf]", form) and _text(times[[0, -1]], form) == text.iloc[[0, -1]].tolist():
+        return lambda times: _text(times, form)
     return plain_times
 
 
@@ -295,7 +302,7 @@ def _formats(text: str) -> list[str]:
     if weekday:
         before = ("%a" if len(weekday[0].strip(" ,.")) == 3 else "%A") + weekday[0][len(weekday[0].rstrip(" ,.")) :]
         date = date[weekday.end() :]
-    named = re.search(_MONTH_NAME, date)
+    named, word = re.search(_MONTH_NAME, date), ""
     if named:
         word = "%b" if len(named[0].rstrip(".")) == 3 else "%B"
         date = date[: named.start()] + "\0" + date[named.start() + len(named[0].rstrip(".")) :]
@@ -337,8 +344,8 @@ def _are_months(times: pd.DatetimeIndex) -> bool:
 def _with_centuries(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
     import pandas as pd
 
-    years = _centuries(times.year.to_numpy())
-    parts = {name: getattr(times, name) for name in ("month", "day", "hour", "minute", "second", "microsecond")}
+    years = _centuries(np.asarray(times.year))
+    parts: Any = {name: getattr(times, name) for name in ("month", "day", "hour", "minute", "second", "microsecond")}
     made = pd.to_datetime({"year": years, **parts, "us": parts.pop("microsecond")}, errors="coerce")
     return pd.DatetimeIndex(made) if made.notna().all() else times
 
@@ -353,7 +360,7 @@ def _of_calendar(times: pd.Index) -> Any:
     return times.tz_localize(None) if far else times
 
 
-def _repeated(times: pd.Index) -> str:
+def _repeated(times: Any) -> str:
     """A note on the hours that occur twice because clocks went back; ValueError for other times that occur twice, and
     for fewer than 3."""
     import pandas as pd
@@ -377,7 +384,7 @@ def _repeated(times: pd.Index) -> str:
     return ""
 
 
-def _clock_went_back(times: pd.Index, again: pd.Index) -> bool:
+def _clock_went_back(times: Any, again: Any) -> bool:
     """Whether the times that occur twice are one whole hour of a night, once a year."""
     import pandas as pd
 
