@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from scipy.optimize import nnls
+from scipy.stats import norm, t
 
 from lagwise.forecasting.moments import window_count
 
 _CHUNK = 2048  # windows to forecast at a time
+_MANY = 30  # independent windows, of which each horizon has errors of its own
 _MOST = 500  # largest number of windows for quantiles; fewer than _CHUNK
 
 
@@ -42,13 +46,46 @@ def error_sizes(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndar
     return np.stack(found, axis=2)
 
 
-def error_quantiles(sizes: np.ndarray, coverage: float) -> np.ndarray:
-    """Quantiles ``(horizon, series)`` of `error_sizes`.
+def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | None = None) -> np.ndarray:
+    """Quantiles ``(horizon, series)`` of `error_sizes`, for intervals of this coverage.
 
-    The quantile has rank ``ceil((n + 1) coverage)`` among the n errors of a horizon and series with observed targets,
-    or is the largest. It is 0 for rank 0, and infinite where nothing is observed.
+    Formula: errors are divided by their root mean square at each horizon (a line over horizons where fewer than 30
+    windows are independent), and the quantile of all of a series together is multiplied by it, and by the ratio of
+    the quantiles of Student's t with ``independent`` degrees of freedom and of a normal distribution, which is how much
+    wider an interval is whose size comes from few errors.
+
+    The quantile has rank ``ceil((n + 1) coverage)`` among n errors, or is the largest. It is 0 for rank 0, and infinite
+    where nothing is observed.
+
+    Args:
+        sizes: ``(windows, horizon, series)``, NaN where not observed.
+        coverage: Of the intervals.
+        independent: Number of windows that do not overlap; by default all of them.
     """
-    count = np.count_nonzero(~np.isnan(sizes), axis=0)
-    rank = np.minimum(count, np.ceil((count + 1) * coverage).astype(int))
-    found = np.take_along_axis(sizes, np.maximum(0, rank - 1)[None], axis=0)[0]
-    return np.where(count == 0, np.inf, np.where(rank == 0, 0.0, found))
+    windows, horizon, series = sizes.shape
+    independent = max(1.0, float(windows if independent is None else min(windows, independent)))
+    wider = t.ppf((1 + coverage) / 2, independent) / norm.ppf((1 + coverage) / 2) if coverage > 0 else 1.0
+    found = np.full((horizon, series), np.inf)
+    for i in range(series):
+        own = sizes[:, :, i]
+        observed = ~np.isnan(own)
+        if not observed.any():
+            continue
+        profile = _profile(own, observed, independent)
+        ratios = np.sort((own / np.where(profile > 0, profile, 1.0))[observed])
+        rank = min(len(ratios), math.ceil((len(ratios) + 1) * coverage))
+        found[:, i] = wider * profile * (ratios[rank - 1] if rank else 0.0)
+    return found
+
+
+def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:
+    """The root mean square of errors ``(windows, horizon)`` at each horizon; by a line where windows are few."""
+    count = observed.sum(0)
+    squares = np.where(observed, sizes, 0.0) ** 2
+    means = squares.sum(0) / np.maximum(1, count)
+    if independent >= _MANY and count.all():
+        return np.sqrt(means)
+    places = np.stack([np.ones(len(means)), np.arange(1.0, len(means) + 1)], axis=1)
+    unit = means.max() or 1.0
+    line, _ = nnls(places * np.sqrt(count)[:, None], means / unit * np.sqrt(count))
+    return np.sqrt(places @ line * unit)

@@ -219,7 +219,7 @@ def _centuries(years: np.ndarray) -> np.ndarray:
 
 
 def _dates(column: pd.Series, text: Any) -> list[_Reading]:
-    offsets = text.str.extract(_OFFSET)["offset"]
+    offsets: Any = text.str.extract(_OFFSET)["offset"]
     if (some := offsets.notna()).any() and not some.all():
         raise ValueError(
             f"column {column.name!r} has times with and without a UTC offset, such as {text[some].iloc[0]!r} and "
