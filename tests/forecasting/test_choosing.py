@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from lagwise.forecasting import choose_forecaster, reason
+from lagwise.forecasting import LagForecaster, choose_forecaster, reason
 
 
 def test_the_lowest_error_is_chosen_with_a_reason() -> None:
@@ -14,8 +16,9 @@ def test_the_lowest_error_is_chosen_with_a_reason() -> None:
     ranked = choose_forecaster(x, 12)
     errors = [each.error for each in ranked]
     assert errors == sorted(errors)
-    assert ranked[0].error == ranked[0].forecaster.validation_error_
     assert ranked[0].name.startswith(("ridge", "toeplitz"))
+    assert ranked[0].errors[0] == pytest.approx(0.08, abs=0.01)  # the mean size of the noise
+    assert ranked[0].error == pytest.approx(ranked[0].errors[0] / x.std())
     assert f"Chosen: {ranked[0].name}." in reason(ranked)
     assert "% below repeating the last value" in reason(ranked)
 
@@ -24,10 +27,68 @@ def test_a_random_walk_is_forecast_by_its_last_value() -> None:
     """Where nothing can be learned, the last value is the forecast, and the reason states it."""
     x = np.random.default_rng(3).normal(size=(300, 1)).cumsum(0)
     ranked = choose_forecaster(x, 1, model="ridge", look_back=50)
-    last = next(each for each in ranked if each.name == "last value")
-    assert last.forecaster.predict()[0, 0] == pytest.approx(x[-1, 0])
-    assert last.forecaster.n_parameters_ == 0
-    assert "No model beat repeating the last value" in reason([last])
+    assert ranked[0].name == "last value"
+    assert ranked[0].forecaster.predict()[0, 0] == pytest.approx(x[-1, 0])
+    assert ranked[0].forecaster.n_parameters_ == 0
+    assert "No model beat repeating the last value" in reason(ranked)
+
+
+def monthly(rows: int, seed: int = 0) -> np.ndarray:
+    """A season that grows with the level."""
+    rng, t = np.random.default_rng(seed), np.arange(rows)
+    season = 1 + 0.2 * np.sin(t * 2 * np.pi / 12) + 0.1 * np.cos(t * 2 * np.pi / 6)
+    return 100 * np.exp(0.01 * t) * season * np.exp(0.02 * rng.normal(size=rows))
+
+
+def test_a_growing_season_is_smoothed_in_logarithms() -> None:
+    x = monthly(144)
+    ranked = choose_forecaster(x[:132], 12, period=12)
+    assert ranked[0].name == "smoothing, period 12, logarithms"
+    made = ranked[0].forecaster.predict()
+    assert np.abs(made / x[132:] - 1).mean() < 0.03
+    lower, upper = ranked[0].forecaster.predict_interval()
+    assert upper / made == pytest.approx(made / lower)
+    assert np.mean((lower < x[132:]) & (x[132:] < upper)) > 0.7
+
+
+def test_a_season_that_repeats_exactly() -> None:
+    x = np.tile([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], 12)
+    ranked = choose_forecaster(x, 7, period=7)
+    assert ranked[0].error == pytest.approx(0, abs=1e-9)
+    np.testing.assert_allclose(ranked[0].forecaster.predict(), x[:7], atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [60, 96, 240])
+def test_intervals_of_noise_cover_it(rows: int) -> None:
+    """Nothing can be forecast, so that every candidate's advantage on held-out rows is chance."""
+    inside = []
+    for seed in range(20):
+        x = np.random.default_rng((rows, seed)).normal(size=rows + 12)
+        lower, upper = choose_forecaster(x[:rows], 12, model="ridge")[0].forecaster.predict_interval()
+        inside.append(np.mean((lower <= x[rows:]) & (x[rows:] <= upper)))
+    assert 0.84 < np.mean(inside) < 0.96
+
+
+def test_errors_of_a_level_count_as_one() -> None:
+    from lagwise.forecasting.errors import independent_errors
+
+    rng = np.random.default_rng(0)
+    levels, noise = rng.normal(size=(4000, 1, 1)) * np.ones((1, 10, 1)), rng.normal(size=(4000, 10, 1))
+    assert independent_errors(levels, 7) == pytest.approx(7)
+    assert independent_errors(noise, 7) == pytest.approx(70, rel=0.1)
+
+
+def test_few_rows_give_wider_intervals() -> None:
+    from lagwise.forecasting.errors import error_quantiles
+
+    sizes = np.abs(np.random.default_rng(0).normal(size=(400, 5, 1)))
+    widths = [error_quantiles(sizes, 0.9, independent)[:, 0] for independent in (400, 100, 10, 3, 1)]
+    assert all((wide > narrow).all() for narrow, wide in pairwise(widths))
+    np.testing.assert_allclose(widths[0], 1.645, rtol=0.1)
+    unseen = np.full((3, 5, 2), np.nan)
+    unseen[:, :, 0] = 1
+    assert np.isinf(error_quantiles(unseen, 0.9)[:, 1]).all()
+    assert (error_quantiles(sizes, 0.0) == 0).all()
 
 
 def test_given_model_and_look_back() -> None:
@@ -48,7 +109,7 @@ def test_short_series_are_supported(rows: int) -> None:
 def test_series_that_are_too_short() -> None:
     with pytest.raises(ValueError, match=r"horizon = 12 needs at least 25 rows.*the data has 24"):
         choose_forecaster(np.zeros(24), 12)
-    with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 68"):
+    with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 58"):
         choose_forecaster(np.zeros(100), 12, look_back=80)
 
 
@@ -73,10 +134,11 @@ def test_a_constant_end_has_no_negative_errors(end: float, gaps: bool) -> None:
     if gaps:
         x[150:200:5] = np.nan
     ranked = choose_forecaster(x, 14)
-    assert ranked[0].name == "last value"
-    assert ranked[0].error == 0
+    np.testing.assert_allclose(ranked[0].forecaster.predict(), end, rtol=1e-6, atol=1e-9)
     assert all(each.error >= 0 for each in ranked)
-    assert "No model beat" in reason(ranked)
+    held_out = LagForecaster(14, 28, validation=40).fit(x)
+    assert held_out.validation_error_ is not None
+    assert 0 <= held_out.validation_error_ < 1e-12
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-14, 1e200, 1e307])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lagwise.forecasting.design import make_design
+from lagwise.forecasting.errors import independent_errors
 from lagwise.forecasting.estimator import LagForecaster
 from lagwise.forecasting.gaps import scales
 from lagwise.progress import progress_bar
@@ -102,22 +103,24 @@ def choose_forecaster(
     if not found:
         raise failed[-1]
     names, scale = list(found), scales(x)[1]
-    sizes = np.stack([np.abs(each.raw) for each in found.values()])  # (candidates, windows, horizon, series)
+    sizes = np.stack([np.abs(each.raw / scale) for each in found.values()])  # (candidates, windows, horizon, series)
     groups = next(iter(found.values())).origin
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
         groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
-    ranks = np.argsort(_means(sizes, scale), kind="stable")
+    means = _mean(sizes, (1, 2))
+    ranks = np.argsort(means.mean(1), kind="stable")
     best = found[names[ranks[0]]]
     forecaster = _forecaster(options[names[ranks[0]]], horizon, rows, coverage).fit(x[:, 0] if one else x)
-    wider = _selection(sizes, scale, groups, int(ranks[0]))
-    forecaster.errors_ = np.sort(np.abs(best.own), axis=0) * wider / forecaster.scale_
-    forecaster.independent_ = (rows - origins[0]) / horizon
+    wider = _selection(sizes, groups, int(ranks[0]))
+    errors = best.own / forecaster.scale_
+    forecaster.errors_ = np.sort(np.abs(errors), axis=0) * wider
+    forecaster.independent_ = independent_errors(errors, (rows - origins[0]) / horizon)
     return [
         Candidate(
             names[i],
             forecaster if i == ranks[0] else _forecaster(options[names[i]], horizon, rows, coverage),
-            tuple(map(float, _mean(sizes[i], (0, 1)))),
-            float(_means(sizes[i : i + 1], scale)[0]),
+            tuple(map(float, means[i] * scale)),
+            float(means[i].mean()),
         )
         for i in ranks
     ]
@@ -169,15 +172,20 @@ def _options(
     x: np.ndarray, horizon: int, rows: int, model: str | None, look_back: int | None, period: int
 ) -> dict[str, dict[str, Any]]:
     """The options of `LagForecaster` for each candidate, which at least ``rows`` rows are fitted to."""
-    found: dict[str, dict[str, Any]] = {BASELINE: {"look_back": 1, "model": {"name": "seasonal", "period": 1}}}
+
+    def repeating(period: int) -> dict[str, Any]:
+        return {"look_back": period, "model": {"name": "seasonal", "period": period}, "shared": True, "validation": 0}
+
+    found = {BASELINE: repeating(1)}
     if period > 1 and rows >= period and model in (None, "seasonal"):
-        found[f"seasonal, period {period}"] = {"look_back": period, "model": {"name": "seasonal", "period": period}}
+        found[f"seasonal, period {period}"] = repeating(period)
     if model in (None, "smoothing"):
         label = f"smoothing, period {period}" if period > 1 else "smoothing"
         chosen = {
             "look_back": min(rows, max(_MEMORY, 3 * period) if look_back is None else look_back),
             "model": {"name": "smoothing", "period": period},
-            "shared": x.shape[1] > _SEPARATE,
+            "shared": not 1 < x.shape[1] <= _SEPARATE,
+            "validation": 0,
         }
         found[label] = chosen
         if np.nanmin(x) > 0:
@@ -201,17 +209,20 @@ def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
 
 
 def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: float) -> LagForecaster:
-    simple = isinstance(options["model"], Mapping)  # nothing is chosen on held-out rows
-    return LagForecaster(horizon, validation=0 if simple else _inner(rows, horizon), coverage=coverage, **{"shared": True, **options} if simple else options)
+    options = {"validation": _inner(rows, horizon), **options}
+    return LagForecaster(horizon, coverage=coverage, **options)
 
 
 def _backtest(options: Mapping[str, Any], x: np.ndarray, horizon: int, origins: Sequence[int]) -> _Backtest:
     parts = []
     for i, (begin, end) in enumerate(zip(origins, [*origins[1:], len(x) - horizon + 1], strict=True)):
-        fitted = _forecaster(options, horizon, begin, 0.9).fit(x[:begin])
+        known = ~np.isnan(x[:begin]).all(0)  # others begin later
+        fitted = _forecaster(options, horizon, begin, 0.9).fit(x[:begin, known])
         count = min(end - begin, math.ceil(_MOST / len(origins)))
         starts = np.unique(np.linspace(begin, end - 1, count).round().astype(int))
-        parts.append((*fitted.errors_at(x, starts), np.full(len(starts), i)))
+        made = np.full((2, len(starts), horizon, x.shape[1]), np.nan)
+        made[..., known] = fitted.errors_at(x[:, known], starts)
+        parts.append((*made, np.full(len(starts), i)))
     return _Backtest(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
@@ -221,18 +232,14 @@ def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
     return np.nansum(sizes, axis=axis) / np.maximum(1, count)
 
 
-def _means(sizes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The mean error of each candidate, in standard deviations."""
-    return (_mean(sizes, (1, 2)) / scale).mean(1)
-
-
-def _selection(sizes: np.ndarray, scale: np.ndarray, groups: np.ndarray, best: int) -> float:
+def _selection(sizes: np.ndarray, groups: np.ndarray, best: int) -> float:
     """By how much errors are larger where each group of windows is forecast by the candidate that the others choose: at
     least 1."""
     if len(set(groups)) < 2:
         return 1.0
-    nested = np.concatenate(
-        [sizes[_means(sizes[:, groups != group], scale).argmin()][groups == group] for group in sorted(set(groups))]
-    )
-    own = _means(sizes[best : best + 1], scale)[0]
-    return max(1.0, float(_means(nested[None], scale)[0] / own)) if own > 0 else 1.0
+    nested = []
+    for group in sorted(set(groups)):
+        chosen = _mean(sizes[:, groups != group], (1, 2)).mean(1).argmin()
+        nested.append(sizes[chosen, groups == group])
+    own = _mean(sizes[best], (0, 1)).mean()
+    return max(1.0, float(_mean(np.concatenate(nested), (0, 1)).mean() / own)) if own > 0 else 1.0

@@ -13,7 +13,7 @@ from scipy.stats import norm, t
 from lagwise.forecasting.moments import window_count
 
 _CHUNK = 2048  # windows to forecast at a time
-_MANY = 30  # independent windows, of which each horizon has errors of its own
+_MANY = 30  # independent errors, of which each horizon has its own size
 _MOST = 500  # largest number of windows for quantiles; fewer than _CHUNK
 
 
@@ -38,21 +38,34 @@ def forecast_errors(
             yield series, inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
 
 
-def error_sizes(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Absolute errors ``(windows, horizon, series)`` on at most 500 windows at even distances: sorted, NaN last."""
+def window_errors(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Errors ``(windows, horizon, series)`` on at most 500 windows at even distances, NaN where not observed."""
     windows = window_count(len(filled), *maps[0].shape)
     chosen = np.unique(np.linspace(0, windows - 1, min(windows, _MOST)).round().astype(int))
-    found = [np.sort(np.abs(errors), axis=0) for _, errors in forecast_errors(maps, filled, targets, chosen)]
-    return np.stack(found, axis=2)
+    return np.stack([errors for _, errors in forecast_errors(maps, filled, targets, chosen)], axis=2)
+
+
+def independent_errors(errors: np.ndarray, apart: float) -> float:
+    """How many errors ``(windows, horizon, series)`` count as independent; ``apart`` windows do not overlap.
+
+    Formula: ``apart E[e^2] / E[m^2]`` with m the mean of a window's errors. It is ``apart`` where a window's errors are
+    equal, as of a level that was missed, and ``apart`` times the horizon where they are independent, as of noise.
+    """
+    count = np.count_nonzero(~np.isnan(errors), axis=1)
+    means = np.nansum(errors, axis=1) / np.maximum(1, count)
+    squares = np.nansum(errors**2, axis=1).sum(0) / np.maximum(1, count.sum(0))
+    levels = (means**2 * count).sum(0) / np.maximum(1, count.sum(0))
+    ratios = squares[levels > 0] / levels[levels > 0]
+    return float(apart * (np.median(ratios) if len(ratios) else 1.0))
 
 
 def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | None = None) -> np.ndarray:
-    """Quantiles ``(horizon, series)`` of `error_sizes`, for intervals of this coverage.
+    """Quantiles ``(horizon, series)`` of the sizes of errors, for intervals of this coverage.
 
-    Formula: errors are divided by their root mean square at each horizon (a line over horizons where fewer than 30
-    windows are independent), and the quantile of all of a series together is multiplied by it, and by the ratio of
-    the quantiles of Student's t with ``independent`` degrees of freedom and of a normal distribution, which is how much
-    wider an interval is whose size comes from few errors.
+    Formula: errors are divided by their root mean square at each horizon (its square a line over horizons where fewer
+    than 30 errors are independent), and the quantile of all of a series together is multiplied by it, and by the ratio
+    of the quantiles of Student's t with ``independent`` degrees of freedom and of a normal distribution, which is how
+    much wider an interval is whose size comes from few errors.
 
     The quantile has rank ``ceil((n + 1) coverage)`` among n errors, or is the largest. It is 0 for rank 0, and infinite
     where nothing is observed.
@@ -60,10 +73,10 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
     Args:
         sizes: ``(windows, horizon, series)``, NaN where not observed.
         coverage: Of the intervals.
-        independent: Number of windows that do not overlap; by default all of them.
+        independent: Number of independent errors (`independent_errors`); None for many.
     """
-    windows, horizon, series = sizes.shape
-    independent = max(1.0, float(windows if independent is None else min(windows, independent)))
+    _, horizon, series = sizes.shape
+    independent = np.inf if independent is None else max(1.0, independent)
     wider = t.ppf((1 + coverage) / 2, independent) / norm.ppf((1 + coverage) / 2) if coverage > 0 else 1.0
     found = np.full((horizon, series), np.inf)
     for i in range(series):

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
-from lagwise.forecasting.errors import error_quantiles, error_sizes, forecast_errors
+from lagwise.forecasting.errors import error_quantiles, forecast_errors, independent_errors, window_errors
 from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.forecasting.moments import window_count
@@ -54,7 +54,7 @@ class LagForecaster(BaseEstimator):
         kernels: for ``toeplitz``; must divide the horizon.
         rank: for ``ridge``; None for any.
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
-        logs: forecast the logarithms of values, all above 0, and restore them. Errors and scores are those of logarithms.
+        logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
         normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
             only changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
@@ -74,7 +74,7 @@ class LagForecaster(BaseEstimator):
         penalty_: of each map and look-back.
         validation_error_: mean squared error on the held-out rows.
         errors_: absolute errors of at most 500 held-out windows (windows, horizon, series), sorted; None without.
-        independent_: how many of these windows do not overlap: held-out rows over the horizon.
+        independent_: how many of these errors count as independent.
         n_parameters_: number of parameters.
         n_features_in_: number of series.
 
@@ -151,8 +151,9 @@ class LagForecaster(BaseEstimator):
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            self.errors_ = error_sizes([fit.maps for fit in fits], filled[begin:], targets)
-            self.independent_ = held / design.horizon
+            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets)
+            self.errors_ = np.sort(np.abs(errors), axis=0)
+            self.independent_ = independent_errors(errors, held / design.horizon)
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [

@@ -20,9 +20,9 @@ _SEASONS = 2  # and with one
 class Smoothing(NamedTuple):
     """Exponential smoothing with a trend and a season of ``period`` rows (1 for none).
 
-    Formula: with e the error of the forecast of a row, ``e = x - (l + damping b + s)``, the level becomes ``l + damping
-    b + level e``, the trend ``damping b + level trend e``, and the season s ``s + season (1 - level) e``. The forecast of
-    h rows ahead is ``l + (damping + ... + damping^h) b + s``. A trend of None is no trend.
+    Formula: with e the error of the forecast of a row, ``e = x - (a + damping b + s)``, the level a becomes ``a +
+    damping b + level e``, the trend b ``damping b + level trend e``, and the season s ``s + season (1 - level) e``. The
+    forecast of h rows ahead is ``a + (damping + ... + damping^h) b + s``. A trend of None is no trend.
 
     Source: Holt 1957, Winters 1960; damped: Gardner and McKenzie 1985; as state spaces: Hyndman et al. 2002.
     """
@@ -74,8 +74,9 @@ class _States(NamedTuple):
 def fit_smoothing(x: np.ndarray, missing: np.ndarray, period: int) -> Smoothing:
     """The variant with the lowest corrected information criterion (AICc) of its errors one row ahead, over all series.
 
-    Shapes: x ``(rows, series)`` with missing rows filled, missing alike. Variants have no trend, a trend or a damped one,
-    and a season or none if there are two. The cost is O(rows series variants), with some hundred variants.
+    Shapes: x ``(rows, series)`` with missing rows filled, missing alike; the last 2000 rows are used. Variants have no
+    trend, a trend or a damped one, and a season or none if there are two. The cost is O(rows series variants), with
+    some hundred variants.
 
     Source: Hyndman et al. 2002 for the choice by information criteria.
     """
@@ -118,21 +119,21 @@ def _smooth(
     trend = np.array([v.trend or 0.0 for v in variants])
     b_gain, s_gain = level * trend, season * (1 - level)
     shape = (x.shape[1], len(variants))
-    l, b = (np.broadcast_to(state, shape) for state in first[:2])
+    a, b = (np.broadcast_to(state, shape) for state in first[:2])
     s = np.broadcast_to(first[2], (period, *shape)).copy()
     squares = np.zeros(shape)
     for t in range(len(x)):
         place = t % period
         damped = damping * b
-        e = x[t] - (l + damped + s[place])
+        e = x[t] - (a + damped + s[place])
         if missing is not None and missing[t].any():
             e = np.where(missing[t, :, None], 0.0, e)
         squares += e**2
         if errors is not None:
             errors.append(e)
-        l, b = l + damped + level * e, damped + b_gain * e
+        a, b = a + damped + level * e, damped + b_gain * e
         s[place] += s_gain * e
-    return _States(squares, l, b, s)
+    return _States(squares, a, b, s)
 
 
 def _first_states(x: np.ndarray, period: int, trending: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
