@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,7 +131,7 @@ def measure(series: Series, method: str) -> dict[str, Any]:
     return {"mase": float(np.mean(errors)), "coverage": float(np.mean(inside)), "seconds": seconds, "chosen": names}
 
 
-def table_rows(rows: list[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Columns and lines of the table: a line for each series, and the means."""
     columns = ("series", "rows", *(f"MASE, {name}" for name in METHODS), *(f"coverage, {name}" for name in METHODS))
     lines = []

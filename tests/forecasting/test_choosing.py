@@ -75,7 +75,8 @@ def test_errors_of_a_level_count_as_one() -> None:
     rng = np.random.default_rng(0)
     levels, noise = rng.normal(size=(4000, 1, 1)) * np.ones((1, 10, 1)), rng.normal(size=(4000, 10, 1))
     assert independent_errors(levels, 7) == pytest.approx(7)
-    assert independent_errors(noise, 7) == pytest.approx(70, rel=0.1)
+    assert independent_errors(noise, 10) == pytest.approx(10 * (1 + 9 * 0.5), rel=0.1)
+    assert independent_errors(noise, 4000) == pytest.approx(40_000, rel=0.1)
 
 
 def test_few_rows_give_wider_intervals() -> None:

@@ -88,10 +88,11 @@ def forecast(
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:
         typer.echo(plain(f"note: {note}"))
-    if period is None and (period := season(table.frame)) > 1:
-        typer.echo(f"season: {period} rows (--period)")
+    rows = season(table.frame) if period is None else period
+    if rows > 1:
+        typer.echo(f"season: {rows} rows" + ("; --period gives another" if period is None else ""))
     ranked = choose_forecaster(
-        table.frame, horizon, model=model, look_back=look_back, period=period, coverage=coverage, progress=True
+        table.frame, horizon, model=model, look_back=look_back, period=rows, coverage=coverage, progress=True
     )
     names = list(table.frame.columns)
     unit = "in the unit of the series" if len(names) == 1 else "in standard deviations, the mean of all series"

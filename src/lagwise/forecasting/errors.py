@@ -13,6 +13,7 @@ from scipy.stats import norm, t
 from lagwise.forecasting.moments import window_count
 
 _CHUNK = 2048  # windows to forecast at a time
+_DRAWN = 10  # windows that the share of independent errors is drawn to 1 by
 _MANY = 30  # independent errors, of which each horizon has its own size
 _MOST = 500  # largest number of windows for quantiles; fewer than _CHUNK
 
@@ -48,15 +49,17 @@ def window_errors(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.nd
 def independent_errors(errors: np.ndarray, apart: float) -> float:
     """How many errors ``(windows, horizon, series)`` count as independent; ``apart`` windows do not overlap.
 
-    Formula: ``apart E[e^2] / E[m^2]`` with m the mean of a window's errors. It is ``apart`` where a window's errors are
-    equal, as of a level that was missed, and ``apart`` times the horizon where they are independent, as of noise.
+    Formula: with m the mean of a window's errors, ``r = E[e^2] / E[m^2]`` of a window's errors are independent: 1 where
+    they are equal, as of a level that was missed, and all where they are noise. Few windows estimate it badly, so it
+    is drawn towards 1 as by 10 more windows: ``apart (1 + (r - 1) apart / (apart + 10))``.
     """
     count = np.count_nonzero(~np.isnan(errors), axis=1)
     means = np.nansum(errors, axis=1) / np.maximum(1, count)
     squares = np.nansum(errors**2, axis=1).sum(0) / np.maximum(1, count.sum(0))
     levels = (means**2 * count).sum(0) / np.maximum(1, count.sum(0))
     ratios = squares[levels > 0] / levels[levels > 0]
-    return float(apart * (np.median(ratios) if len(ratios) else 1.0))
+    ratio = float(np.median(ratios)) if len(ratios) else 1.0
+    return apart * (1 + (ratio - 1) * apart / (apart + _DRAWN))
 
 
 def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | None = None) -> np.ndarray:

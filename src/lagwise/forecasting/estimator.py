@@ -332,8 +332,9 @@ class LagForecaster(BaseEstimator):
         return self._logarithms(x) if self.logs else x
 
     def _logarithms(self, x: np.ndarray) -> np.ndarray:
-        if (x <= 0).any():
-            raise ValueError(f"logs=True needs values above 0; {self._name((x <= 0).any(0))} has others")
+        low = np.atleast_1d((x <= 0).any(0))
+        if low.any():
+            raise ValueError(f"logs=True needs values above 0; {self._name(low)} has others")
         return np.log(x)
 
     def _raw(self, x: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from lagwise.forecasting.gaps import carry_forward, scales
 if TYPE_CHECKING:
     import pandas as pd
 
-_LEAST = 0.3  # autocorrelation of changes at a season of series without dates
+_DEVIATIONS = 4  # of the autocorrelation of noise: a larger one, of changes, is a season
 _YEAR = 365.2425  # days
 
 
@@ -49,4 +49,4 @@ def _repeating(x: np.ndarray) -> int:
         if correlation[lag] == correlation[lag - 1 : lag + 2].max()
     ]
     best = max(peaks, key=lambda lag: correlation[lag], default=1)
-    return best if best > 1 and correlation[best] > _LEAST else 1
+    return best if best > 1 and correlation[best] > _DEVIATIONS / size**0.5 else 1

@@ -220,7 +220,8 @@ def _centuries(years: np.ndarray) -> np.ndarray:
 
 def _dates(column: pd.Series, text: Any) -> list[_Reading]:
     offsets: Any = text.str.extract(_OFFSET)["offset"]
-    if (some := offsets.notna()).any() and not some.all():
+    some: Any = offsets.notna()
+    if bool(some.any()) and not some.all():
         raise ValueError(
             f"column {column.name!r} has times with and without a UTC offset, such as {text[some].iloc[0]!r} and "
             f"{text[~some].iloc[0]!r}"
@@ -229,7 +230,7 @@ def _dates(column: pd.Series, text: Any) -> list[_Reading]:
     if offsets.nunique() > 1:
         import pandas as pd
 
-        times = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601")
+        times: Any = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601")
         times = pd.DatetimeIndex(times if times.notna().all() else pd.to_datetime(text, errors="coerce", utc=True))
         if times.isna().any():
             _no_time(column, text)
