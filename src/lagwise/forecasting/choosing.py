@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import independent_errors
-from lagwise.forecasting.estimator import LagForecaster
+from lagwise.forecasting.estimator import LagForecaster, averaged
 from lagwise.forecasting.gaps import scales
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
@@ -22,6 +23,7 @@ _MEMORY = 200  # look-back of exponential smoothing, or 3 seasons
 _MOST_ORIGINS = 10  # rows from which candidates are fitted anew
 _VALUES = 20_000  # values over the number of origins
 _MOST = 500  # windows that errors come from
+_NEAR = 1.15  # times the lowest error: forecasters that are averaged
 _INNER = 0.2  # of the rows before an origin: they choose penalties
 BASELINE = "last value"
 
@@ -39,12 +41,36 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Backtest:
-    """Errors ``(windows, horizon, series)`` of the forecasts that a candidate made at some rows: of values, and of what
-    it forecasts, which may be logarithms; with the number of the origin it was fitted at for each window."""
+    """Errors ``(windows, horizon, series)`` of what candidates forecast at some rows, in standard deviations of the
+    series or, with ``logs``, of its logarithms; NaN where not observed."""
 
-    raw: np.ndarray
-    own: np.ndarray
-    origin: np.ndarray
+    errors: list[np.ndarray]
+    logs: list[bool]
+    targets: np.ndarray
+    scale: np.ndarray
+
+    def sizes(self, picked: Sequence[int], windows: Any = slice(None)) -> np.ndarray:
+        """Absolute errors of the average of candidates, in standard deviations of values."""
+        errors = np.mean([self.errors[i][windows] for i in picked], axis=0)
+        if self.logs[picked[0]]:
+            errors = self.targets[windows] / self.scale * np.expm1(errors)
+        return np.abs(errors)
+
+    def ranks(self, windows: Any = slice(None)) -> tuple[list[int], np.ndarray]:
+        """The candidates, best first, and their mean errors in this order."""
+        found = np.array([_mean(self.sizes([i], windows), (0, 1)).mean() for i in range(len(self.errors))])
+        order = np.argsort(found, kind="stable")
+        return order.tolist(), found[order]
+
+    def picked(self, windows: Any = slice(None)) -> list[int]:
+        """The candidates to average: those nearly as good as the best, which also forecast logarithms if it does, or
+        the best alone if it is better than their average. Repeating the last value, the first one, stays alone."""
+        order, means = self.ranks(windows)
+        if order[0] == 0:
+            return [0]
+        near = [i for i, mean in zip(order, means, strict=True) if mean <= _NEAR * means[0]]
+        near = [i for i in near if self.logs[i] == self.logs[order[0]]]
+        return near if _mean(self.sizes(near, windows), (0, 1)).mean() < means[0] else order[:1]
 
 
 def choose_forecaster(
@@ -60,8 +86,9 @@ def choose_forecaster(
     """Compare forecasters on rows that they were not fitted to, and fit the best to all rows.
 
     At up to 10 rows of the second half (one, after four fifths, for large data), each candidate is fitted to the rows
-    before and forecasts those after. The one with the lowest mean absolute error is the best. Its intervals come from
-    its errors there, times the ratio by which errors are larger when each row's candidate is chosen without that row.
+    before and forecasts those after. The forecast is that with the lowest mean absolute error, or its average with
+    those whose errors are at most 15 percent larger, whichever is better. Its intervals come from its errors there,
+    times the ratio by which errors are larger when the candidates for each origin's rows are chosen without them.
 
     Args:
         x: ``(rows, series)``.
@@ -76,7 +103,8 @@ def choose_forecaster(
         progress: Whether to show a progress bar.
 
     Returns:
-        The candidates, best first. Only the first one's forecaster is fitted.
+        The candidates, best first, after their average if several are averaged. Only the first one's forecaster is
+        fitted.
 
     Raises:
         ValueError: If the data have fewer than 2 horizons + 1 rows, or no candidate can be fitted.
@@ -92,38 +120,39 @@ def choose_forecaster(
         )
     origins = _origins(rows, x.shape[1], horizon, look_back)
     options = _options(x, horizon, origins[0], model, look_back, period)
-    found: dict[str, _Backtest] = {}
-    failed = []
+    starts, groups = _starts(origins, rows - horizon + 1)
+    names, errors, failed = [], [], []
     for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
         make_design(_forecaster(chosen, horizon, rows, coverage))  # errors in options apply to all candidates
         try:
-            found[name] = _backtest(chosen, x, horizon, origins)
+            errors.append(_errors(chosen, x, horizon, origins, starts, groups))
+            names.append(name)
         except ValueError as error:  # such as gaps that are too long for a short look-back
             failed.append(error)
-    if not found:
-        raise failed[-1]
-    names, scale = list(found), scales(x)[1]
-    sizes = np.stack([np.abs(each.raw / scale) for each in found.values()])  # (candidates, windows, horizon, series)
-    groups = next(iter(found.values())).origin
+    if not names or names[0] != BASELINE:
+        raise failed[0]
+    logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
+    errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
+    targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
+    tested = _Backtest(errors, logs, targets, scale)
+    picked, (order, _) = tested.picked(), tested.ranks()
+    data = x[:, 0] if one else x
+    fitted = [_forecaster(options[names[i]], horizon, rows, coverage).fit(data) for i in picked]
+    forecaster = averaged(fitted)
+    own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
         groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
-    means = _mean(sizes, (1, 2))
-    ranks = np.argsort(means.mean(1), kind="stable")
-    best = found[names[ranks[0]]]
-    forecaster = _forecaster(options[names[ranks[0]]], horizon, rows, coverage).fit(x[:, 0] if one else x)
-    wider = _selection(sizes, groups, int(ranks[0]))
-    errors = best.own / forecaster.scale_
-    forecaster.errors_ = np.sort(np.abs(errors), axis=0) * wider
-    forecaster.independent_ = independent_errors(errors, (rows - origins[0]) / horizon)
-    return [
-        Candidate(
-            names[i],
-            forecaster if i == ranks[0] else _forecaster(options[names[i]], horizon, rows, coverage),
-            tuple(map(float, means[i] * scale)),
-            float(means[i].mean()),
-        )
-        for i in ranks
-    ]
+    forecaster.errors_ = np.sort(np.abs(own), axis=0) * _selection(tested, groups, picked)
+    forecaster.independent_ = independent_errors(own, (rows - origins[0]) / horizon)
+
+    def candidate(name: str, forecaster: LagForecaster, picked: Sequence[int]) -> Candidate:
+        each = _mean(tested.sizes(picked), (0, 1))
+        return Candidate(name, forecaster, tuple(map(float, each * scale)), float(each.mean()))
+
+    ranked = [candidate(names[i], _forecaster(options[names[i]], horizon, rows, coverage), [i]) for i in order]
+    if len(picked) > 1:
+        return [candidate(f"average of the first {len(picked)}", forecaster, picked), *ranked]
+    return [candidate(names[picked[0]], forecaster, picked), *ranked[1:]]
 
 
 def reason(ranked: Sequence[Candidate]) -> str:
@@ -133,12 +162,12 @@ def reason(ranked: Sequence[Candidate]) -> str:
     if best.name == BASELINE:
         return f"No model beat repeating the last value on {held}; forecasts repeat it."
     baseline = next(each.error for each in ranked if each.name == BASELINE)
+    below = f", {1 - best.error / baseline:.0%} below repeating the last value" if baseline > 0 else ""
+    if best.name.startswith("average"):
+        return f"Chosen: the {best.name} of these. Its mean absolute error on {held}, is the lowest{below}."
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""
-    return (
-        f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest, "
-        f"{1 - best.error / baseline:.0%} below repeating the last value."
-    )
+    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest{below}."
 
 
 def _origins(rows: int, series: int, horizon: int, look_back: int | None) -> list[int]:
@@ -213,17 +242,33 @@ def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: f
     return LagForecaster(horizon, coverage=coverage, **options)
 
 
-def _backtest(options: Mapping[str, Any], x: np.ndarray, horizon: int, origins: Sequence[int]) -> _Backtest:
-    parts = []
-    for i, (begin, end) in enumerate(zip(origins, [*origins[1:], len(x) - horizon + 1], strict=True)):
+def _starts(origins: Sequence[int], end: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows from which forecasts are made, up to 500 between the first origin and the end, each origin among them,
+    and the number of the last origin before each."""
+    starts, numbers = [], []
+    for i, (begin, until) in enumerate(zip(origins, [*origins[1:], end], strict=True)):
+        count = min(until - begin, math.ceil(_MOST / len(origins)))
+        starts.append(np.unique(np.linspace(begin, until - 1, count).round().astype(int)))
+        numbers.append(np.full(len(starts[-1]), i))
+    return np.concatenate(starts), np.concatenate(numbers)
+
+
+def _errors(
+    options: Mapping[str, Any],
+    x: np.ndarray,
+    horizon: int,
+    origins: Sequence[int],
+    starts: np.ndarray,
+    numbers: np.ndarray,
+) -> np.ndarray:
+    """Errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin."""
+    made = np.full((len(starts), horizon, x.shape[1]), np.nan)
+    for i, begin in enumerate(origins):
         known = ~np.isnan(x[:begin]).all(0)  # others begin later
         fitted = _forecaster(options, horizon, begin, 0.9).fit(x[:begin, known])
-        count = min(end - begin, math.ceil(_MOST / len(origins)))
-        starts = np.unique(np.linspace(begin, end - 1, count).round().astype(int))
-        made = np.full((2, len(starts), horizon, x.shape[1]), np.nan)
-        made[..., known] = fitted.errors_at(x[:, known], starts)
-        parts.append((*made, np.full(len(starts), i)))
-    return _Backtest(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        rows = np.flatnonzero(numbers == i)
+        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(x[:, known], starts[rows])
+    return made
 
 
 def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
@@ -232,14 +277,11 @@ def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
     return np.nansum(sizes, axis=axis) / np.maximum(1, count)
 
 
-def _selection(sizes: np.ndarray, groups: np.ndarray, best: int) -> float:
-    """By how much errors are larger where each group of windows is forecast by the candidate that the others choose: at
-    least 1."""
+def _selection(tested: _Backtest, groups: np.ndarray, picked: Sequence[int]) -> float:
+    """By how much errors are larger where each group of windows is forecast by the candidates that the others choose:
+    at least 1."""
     if len(set(groups)) < 2:
         return 1.0
-    nested = []
-    for group in sorted(set(groups)):
-        chosen = _mean(sizes[:, groups != group], (1, 2)).mean(1).argmin()
-        nested.append(sizes[chosen, groups == group])
-    own = _mean(sizes[best], (0, 1)).mean()
+    nested = [tested.sizes(tested.picked(groups != group), groups == group) for group in sorted(set(groups))]
+    own = _mean(tested.sizes(picked), (0, 1)).mean()
     return max(1.0, float(_mean(np.concatenate(nested), (0, 1)).mean() / own)) if own > 0 else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -244,17 +245,17 @@ class LagForecaster(BaseEstimator):
         coverage = None if half is None else float(inside / count)
         return Scores(float(squares / count), float(absolutes / count), windows, coverage)
 
-    def errors_at(self, X: Any, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``: of values, and of
-        what is forecast, which with ``logs`` are logarithms. NaN where not observed."""
+    def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
+        """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with ``logs`` of
+        logarithms; NaN where not observed."""
         check_is_fitted(self)
         x = self._validated(np.asarray(X).reshape(len(X), -1), reset=False)
         look_back, horizon = self.maps_.shape[1:]
-        z = self._standardized(x)
-        filled, targets = carry_forward(z), sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
+        filled = carry_forward(self._standardized(x))
+        targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
         made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0) * self.scale_ + self.mean_
-        return self._raw(made) - self._raw(targets), made - targets
+        return made - targets
 
     def score(self, X: Any, y: None = None) -> float:
         """Minus the mean squared error of `evaluate`: greater is better."""
@@ -351,6 +352,23 @@ class LagForecaster(BaseEstimator):
 
     def _shaped(self, x: np.ndarray) -> np.ndarray:
         return x[:, 0] if self._one_series else x
+
+
+def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
+    """A forecaster whose forecasts are the mean of those of several, fitted to the same rows, all of values or all of
+    logarithms.
+
+    It is the one with the longest look-back with the mean of all maps, which is exact because their columns sum to 1:
+    they forecast a constant by itself, so that they are the same on any scale.
+    """
+    made = copy.deepcopy(max(forecasters, key=lambda each: each.maps_.shape[1]))
+    look_back = made.maps_.shape[1]
+    padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
+    made.maps_ = sum(padded) / len(padded)  # one map is that of all series
+    made.shared_ = all(each.shared_ for each in forecasters)
+    made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
+    made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
+    return made
 
 
 def _error(fits: Sequence[Fit]) -> float:
