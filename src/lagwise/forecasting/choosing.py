@@ -118,7 +118,8 @@ def choose_forecaster(
             f"horizon = {horizon} needs at least {2 * horizon + 1} rows, a horizon to learn from and one to judge by; "
             f"the data has {rows}"
         )
-    origins = _origins(rows, x.shape[1], horizon, look_back)
+    begin = int((~np.isnan(x)).any(1).argmax())  # rows before have no value at all
+    origins = _origins(rows, x.shape[1], horizon, look_back, begin)
     options = _options(x, horizon, origins[0], model, look_back, period)
     starts, groups = _starts(origins, rows - horizon + 1)
     names, errors, failed = [], [], []
@@ -170,11 +171,12 @@ def reason(ranked: Sequence[Candidate]) -> str:
     return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest{below}."
 
 
-def _origins(rows: int, series: int, horizon: int, look_back: int | None) -> list[int]:
+def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin: int) -> list[int]:
     """The rows before which candidates are fitted, in order. Data too short for a given look-back are an error."""
     last = rows - horizon
     count = min(_MOST_ORIGINS, _VALUES // (rows * series))
     first = max(rows // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * rows) - horizon)
+    first = min(last, max(first, begin + horizon))
     if look_back is not None:
         if look_back > (most := _longest(last, horizon)):
             raise ValueError(

@@ -364,7 +364,8 @@ def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
     made = copy.deepcopy(max(forecasters, key=lambda each: each.maps_.shape[1]))
     look_back = made.maps_.shape[1]
     padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
-    made.maps_ = sum(padded) / len(padded)  # one map is that of all series
+    total: Any = sum(padded)  # one map is that of all series
+    made.maps_ = total / len(padded)
     made.shared_ = all(each.shared_ for each in forecasters)
     made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
     made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]

@@ -62,6 +62,7 @@ class SktimeLagForecaster(BaseForecaster):
         kernels: int = 1,
         rank: int | None = None,
         level: str = "mean",
+        logs: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -74,6 +75,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.kernels = kernels
         self.rank = rank
         self.level = level
+        self.logs = logs
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty

@@ -232,7 +232,7 @@ def _dates(column: pd.Series, text: Any) -> list[_Reading]:
 
         times: Any = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601")
         times = pd.DatetimeIndex(times if times.notna().all() else pd.to_datetime(text, errors="coerce", utc=True))
-        if times.isna().any():
+        if times.hasnans:
             _no_time(column, text)
         if np.median(np.diff(np.sort(times.to_numpy()))) < _DAY:
             return [_Reading(times, plain_times, note="times have several UTC offsets; they are read as UTC")]
