@@ -35,6 +35,9 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
     for words in (
         "300 rows of 2 series, 2024-01-01 to 2024-01-13 11:00:00",
         "note: 3 of 600 values are missing",
+        "season: 24 rows",
+        "in standard deviations, the mean of all series",
+        "In the unit of each series",
         "last value",
         "Chosen: ",
         "below repeating the last value",
@@ -106,3 +109,54 @@ def test_the_names_of_forecasts_keep_points(data: Path, monkeypatch: pytest.Monk
     result = runner.invoke(app, ["forecast", "--data", "my.2024.csv", *options])
     assert result.exit_code == 0, result.output
     assert (data.parent / "my.2024-forecast.csv").is_file()
+
+
+def test_without_matplotlib_the_table_is_written(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    monkeypatch.setattr("lagwise.forecasting.writing.find_spec", lambda name: None)
+    arguments = ["--data", "my.csv", "--columns", "load", "--horizon", "3", "--model", "ridge", "--look-back", "20"]
+    result = runner.invoke(app, ["forecast", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "for a plot, pip install" in result.output
+    assert len(pd.read_csv("my-forecast.csv")) == 3
+    assert not Path("my-forecast.png").exists()
+
+
+def test_times_are_written_as_they_came(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    months = pd.date_range("2015-01-01", periods=60, freq="MS").strftime("%b-%y")
+    pd.DataFrame({"month": months, "x": np.arange(60) % 12}).to_csv("months.csv", index=False)
+    result = runner.invoke(app, ["forecast", "--data", "months.csv", "--horizon", "2", "--look-back", "12"])
+    assert result.exit_code == 0, result.output
+    assert "60 rows of 1 series, 2015-01-01 to 2019-12-01" in result.output
+    assert "season: 12 rows" in result.output
+    assert "in the unit of the series" in result.output
+    result = runner.invoke(app, ["forecast", "--data", "months.csv", "--horizon", "2", "--period", "1"])
+    assert "season" not in result.output
+    assert pd.read_csv("months-forecast.csv")["month"].tolist() == ["Jan-20", "Feb-20"]
+
+
+def test_forecasts_that_overflow_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    values = 1.7e308 * np.minimum(1, np.arange(1, 41) / 40)
+    pd.DataFrame({"t": np.arange(40), "x": values}).to_csv("large.csv", index=False)
+    result = runner.invoke(app, ["forecast", "--data", "large.csv", "--horizon", "9", "--look-back", "9"])
+    assert "series 'x' exceed floating-point numbers" in str(result.exception)
+    assert not Path("large-forecast.csv").exists()
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_every_series_has_a_panel(data: Path, count: int) -> None:
+    from lagwise.figures import close
+    from lagwise.forecasting.plotting import forecast_figure
+
+    times = pd.date_range("2024-01-01", periods=40, freq="h")
+    history = pd.DataFrame({f"s{i}": np.arange(40.0) for i in range(count)}, index=times)
+    history.iloc[-1, 0] = np.nan
+    made = np.zeros((3, count))
+    figure = forecast_figure(history, times[-1] + pd.to_timedelta([1, 2, 3], unit="h"), made, (made, made), 0.9)
+    drawn = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert len(drawn) == count
+    assert len({axes.get_position().x0 for axes in drawn}) == (1 if count <= 4 else 2)
+    assert drawn[0].lines[1].get_ydata()[0] == 38
+    close(figure)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 
-from lagwise.forecasting import choose_forecaster, reason
+from lagwise.forecasting import LagForecaster, choose_forecaster, reason
+from lagwise.forecasting.estimator import averaged
 
 
 def test_the_lowest_error_is_chosen_with_a_reason() -> None:
@@ -14,9 +18,10 @@ def test_the_lowest_error_is_chosen_with_a_reason() -> None:
     ranked = choose_forecaster(x, 12)
     errors = [each.error for each in ranked]
     assert errors == sorted(errors)
-    assert ranked[0].error == ranked[0].forecaster.validation_error_
-    assert ranked[0].name.startswith(("ridge", "toeplitz"))
-    assert f"Chosen: {ranked[0].name}." in reason(ranked)
+    assert ranked[0].name.startswith(("average", "ridge", "toeplitz"))
+    assert ranked[0].errors[0] == pytest.approx(0.08, abs=0.01)  # the mean size of the noise
+    assert ranked[0].error == pytest.approx(ranked[0].errors[0] / x.std())
+    assert ranked[0].name in reason(ranked)
     assert "% below repeating the last value" in reason(ranked)
 
 
@@ -24,15 +29,74 @@ def test_a_random_walk_is_forecast_by_its_last_value() -> None:
     """Where nothing can be learned, the last value is the forecast, and the reason states it."""
     x = np.random.default_rng(3).normal(size=(300, 1)).cumsum(0)
     ranked = choose_forecaster(x, 1, model="ridge", look_back=50)
-    last = next(each for each in ranked if each.name == "last value")
-    assert last.forecaster.predict()[0, 0] == pytest.approx(x[-1, 0])
-    assert last.forecaster.n_parameters_ == 0
-    assert "No model beat repeating the last value" in reason([last])
+    assert ranked[0].name == "last value"
+    assert ranked[0].forecaster.predict()[0, 0] == pytest.approx(x[-1, 0])
+    assert ranked[0].forecaster.n_parameters_ == 0
+    assert "No model beat repeating the last value" in reason(ranked)
+
+
+def monthly(rows: int, seed: int = 0) -> np.ndarray:
+    """A season that grows with the level."""
+    rng, t = np.random.default_rng(seed), np.arange(rows)
+    season = 1 + 0.2 * np.sin(t * 2 * np.pi / 12) + 0.1 * np.cos(t * 2 * np.pi / 6)
+    return 100 * np.exp(0.01 * t) * season * np.exp(0.02 * rng.normal(size=rows))
+
+
+def test_a_growing_season_is_smoothed_in_logarithms() -> None:
+    x = monthly(144)
+    ranked = choose_forecaster(x[:132], 12, period=12)
+    assert ranked[0].name == "smoothing, period 12, logarithms"
+    made = ranked[0].forecaster.predict()
+    assert np.abs(made / x[132:] - 1).mean() < 0.03
+    lower, upper = ranked[0].forecaster.predict_interval()
+    assert upper / made == pytest.approx(made / lower)
+    assert np.mean((lower < x[132:]) & (x[132:] < upper)) > 0.7
+
+
+def test_a_season_that_repeats_exactly() -> None:
+    x = np.tile([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], 12)
+    ranked = choose_forecaster(x, 7, period=7)
+    assert ranked[0].error == pytest.approx(0, abs=1e-9)
+    np.testing.assert_allclose(ranked[0].forecaster.predict(), x[:7], atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [60, 96, 240])
+def test_intervals_of_noise_cover_it(rows: int) -> None:
+    """Nothing can be forecast, so that every candidate's advantage on held-out rows is chance."""
+    inside = []
+    for seed in range(20):
+        x = np.random.default_rng((rows, seed)).normal(size=rows + 12)
+        lower, upper = choose_forecaster(x[:rows], 12, model="ridge")[0].forecaster.predict_interval()
+        inside.append(np.mean((lower <= x[rows:]) & (x[rows:] <= upper)))
+    assert 0.84 < np.mean(inside) < 0.98
+
+
+def test_errors_of_a_level_count_as_one() -> None:
+    from lagwise.forecasting.errors import independent_errors
+
+    rng = np.random.default_rng(0)
+    levels, noise = rng.normal(size=(4000, 1, 1)) * np.ones((1, 10, 1)), rng.normal(size=(4000, 10, 1))
+    assert independent_errors(levels, 7) == pytest.approx(7)
+    assert independent_errors(noise, 10) == pytest.approx(10 * (1 + 9 * 0.5), rel=0.1)
+    assert independent_errors(noise, 4000) == pytest.approx(40_000, rel=0.1)
+
+
+def test_few_rows_give_wider_intervals() -> None:
+    from lagwise.forecasting.errors import error_quantiles
+
+    sizes = np.abs(np.random.default_rng(0).normal(size=(400, 5, 1)))
+    widths = [error_quantiles(sizes, 0.9, independent)[:, 0] for independent in (400, 100, 10, 3, 1)]
+    assert all((wide > narrow).all() for narrow, wide in pairwise(widths))
+    np.testing.assert_allclose(widths[0], 1.645, rtol=0.1)
+    unseen = np.full((3, 5, 2), np.nan)
+    unseen[:, :, 0] = 1
+    assert np.isinf(error_quantiles(unseen, 0.9)[:, 1]).all()
+    assert (error_quantiles(sizes, 0.0) == 0).all()
 
 
 def test_given_model_and_look_back() -> None:
     ranked = choose_forecaster(np.random.default_rng(0).normal(size=(200, 2)), 5, model="toeplitz", look_back=30)
-    assert {each.name for each in ranked} == {
+    assert {each.name for each in ranked if not each.name.startswith("average")} == {
         "last value",
         "toeplitz, look-back 30, mean removed",
         "toeplitz, look-back 30, last removed",
@@ -48,14 +112,71 @@ def test_short_series_are_supported(rows: int) -> None:
 def test_series_that_are_too_short() -> None:
     with pytest.raises(ValueError, match=r"horizon = 12 needs at least 25 rows.*the data has 24"):
         choose_forecaster(np.zeros(24), 12)
-    with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 68"):
+    with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 58"):
         choose_forecaster(np.zeros(100), 12, look_back=80)
 
 
-def test_candidates_that_cannot_handle_gaps_are_skipped() -> None:
-    """Business days on a daily grid: two of seven rows are empty."""
-    x = np.sin(np.arange(420) / 5.0)
-    x[np.arange(420) % 7 >= 5] = np.nan
-    ranked = choose_forecaster(x[:, None], 7)
-    assert ranked
-    assert reason(ranked)
+def gapped(kind: str) -> np.ndarray:
+    x = np.random.default_rng(0).normal(size=420).cumsum()
+    x[{"weekends": np.arange(420) % 7 >= 5, "every second row": np.arange(420) % 2 == 1}[kind]] = np.nan
+    return x[:, None]
+
+
+@pytest.mark.parametrize("kind", ["weekends", "every second row"])
+def test_the_baseline_needs_no_rows_without_gaps(kind: str) -> None:
+    ranked = choose_forecaster(gapped(kind), 7)
+    assert "last value" in [each.name for each in ranked]
+    assert "as good as any" not in reason(ranked)
+
+
+@pytest.mark.parametrize("end", [2.0, 0.0, -1e6])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_a_constant_end_has_no_negative_errors(end: float, gaps: bool) -> None:
+    """Differences of moments have rounding errors of both signs; the last value has no error there."""
+    x = np.where(np.arange(200) < 120, np.sin(np.arange(200)), end)
+    if gaps:
+        x[150:200:5] = np.nan
+    ranked = choose_forecaster(x, 14)
+    np.testing.assert_allclose(ranked[0].forecaster.predict(), end, rtol=1e-6, atol=1e-9)
+    assert all(each.error >= 0 for each in ranked)
+    held_out = LagForecaster(14, 28, validation=40).fit(x)
+    assert held_out.validation_error_ is not None
+    assert 0 <= held_out.validation_error_ < 1e-12
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-14, 1e200, 1e307])
+def test_forecasts_follow_the_scale(scale: float) -> None:
+    """Squares of such values overflow or vanish."""
+    x = np.sin(np.arange(200) * 2 * np.pi / 12) + 0.1 * np.random.default_rng(0).normal(size=200)
+    expected, made = (choose_forecaster(values, 12)[0].forecaster for values in (x, x * scale))
+    np.testing.assert_allclose(made.predict() / scale, expected.predict(), rtol=1e-6)
+    np.testing.assert_allclose(made.predict_interval()[1] / scale, expected.predict_interval()[1], rtol=1e-6)
+
+
+def test_an_average_is_the_mean_of_its_forecasts() -> None:
+    x = np.random.default_rng(0).normal(size=(150, 2)).cumsum(0) + 50
+    options: list[dict[str, Any]] = [
+        {"look_back": 6, "level": "last", "shared": False},
+        {"look_back": 20, "level": "mean", "shared": True, "model": "toeplitz"},
+        {"look_back": 30, "model": {"name": "smoothing", "period": 5}, "shared": True, "validation": 0},
+    ]
+    fitted = [LagForecaster(4, **chosen).fit(x) for chosen in options]
+    made = averaged(fitted)
+    np.testing.assert_allclose(made.predict(), np.mean([each.predict() for each in fitted], axis=0))
+    for each in (made, *fitted):
+        each.update(x[5] + 1)
+    np.testing.assert_allclose(made.predict(), np.mean([each.predict() for each in fitted], axis=0))
+    assert made.n_parameters_ == sum(each.n_parameters_ for each in fitted)
+
+
+def test_forecasters_that_are_alike_are_averaged() -> None:
+    x = np.random.default_rng(1).normal(size=200)
+    for i in range(1, 200):
+        x[i] += 0.8 * x[i - 1]
+    first, *others = choose_forecaster(x, 6)
+    count = int(first.name.rpartition(" ")[2])
+    assert first.name == f"average of the first {count}"
+    assert first.error < others[0].error
+    assert all(each.error <= 1.15 * others[0].error for each in others[:count])
+    fitted = [each.forecaster.fit(x) for each in others[:count]]
+    np.testing.assert_allclose(first.forecaster.predict(), np.mean([each.predict() for each in fitted], axis=0))

@@ -80,7 +80,7 @@ def test_tables_that_pandas_wrote_with_their_index(tmp_path: Path) -> None:
     frame.set_index("date").to_parquet(tmp_path / "times.parquet")
     assert list(read_series(tmp_path / "times.parquet").frame) == ["load"]
     frame[["load"]].assign(more=1.5).to_csv(tmp_path / "bare.csv", header=False)
-    with pytest.raises(ValueError, match=r"the first row of .* has numbers, .*; it must have names of columns"):
+    with pytest.raises(ValueError, match=r"the first line of .* has numbers, .*; it must have names of columns"):
         read_series(tmp_path / "bare.csv")
 
 
@@ -165,3 +165,69 @@ def test_a_table_that_is_read_is_also_predicted(tmp_path: Path, name: str) -> No
         hours().to_csv(path, index=False, sep="\t" if name.endswith("tsv") else ",")
     assert table_columns(path) == ["date", "load"]
     assert list(read_series(path).frame) == ["load"]
+
+
+ROWS = "".join(f"2024-01-{i:02d},{i % 5},{i % 3}\n" for i in range(1, 29))
+
+
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [
+        ("date,a,b\n" + ROWS + ",,\n,,\n", ()),
+        ("date,a,b\n" + ROWS + "Total,99,99\n", ("'Total, 99, 99', has no time",)),
+        ("date,a,b\n" + ROWS + ",99,99\nSource: office of 2024\n", ("'99, 99', has no time", "Source: office")),
+        ("Sales 2024,,\ndate,a,b\n" + ROWS, ("'Sales 2024,,' stands above the header",)),
+        ("Sales 2024\n\ndate,a,b\n" + ROWS, ("'Sales 2024' stands above the header",)),
+        ("date,a,b\n,MW,EUR\n" + ROWS, ("',MW,EUR' below the header",)),
+        ("Price,a,b\nTicker,X,X\ndate,,\n" + ROWS, ("'Ticker,X,X' below", "'date,,' below")),
+        ("sep=;\ndate;a;b\n" + ROWS.replace(",", ";"), ()),
+        ('"sep=,"\r\ndate,a,b\r\n' + ROWS.replace("\n", "\r\n"), ()),
+        ("date,a,b,\n" + ROWS.replace("\n", ",\n"), ()),
+        ("date|a|b\n" + ROWS.replace(",", "|"), ()),
+        ("\ufeffdate,a,b\r" + ROWS.replace("\n", "\r"), ()),
+    ],
+)
+def test_lines_that_are_no_rows(tmp_path: Path, text: str, noted: tuple[str, ...]) -> None:
+    (tmp_path / "data.csv").write_text(text, newline="")
+    table = read_series(tmp_path / "data.csv")
+    assert list(table.frame) == ["a", "b"]
+    assert table.frame.index.name == "date"
+    assert table.frame["a"].tolist() == [i % 5 for i in range(1, 29)]
+    assert len(table.notes) == len(noted)
+    for note, words in zip(table.notes, noted, strict=True):
+        assert words in note
+    assert table_columns(tmp_path / "data.csv") in (["date", "a", "b"], ["date", "a", "b", "Unnamed: 3"])
+
+
+def test_a_total_between_the_rows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("date,a,b\n" + ROWS + "Total,9,9\n" + ROWS.replace("2024-01", "2024-02"))
+    with pytest.raises(ValueError, match=r"has 'Total' in row 29, which is not a time; correct or remove the row"):
+        read_series(tmp_path / "data.csv")
+
+
+def test_marks_for_missing_values(tmp_path: Path) -> None:
+    marks = [".", "-", "..", ":", "NA", "", "n/a", "#N/A"]
+    lines = [f"2024-01-{i:02d},{marks[i % 16] if i % 16 < 8 else i}" for i in range(1, 29)]
+    (tmp_path / "data.csv").write_text("date,x\n" + "\n".join(lines) + "\n")
+    found = read_series(tmp_path / "data.csv").frame["x"]
+    assert found.notna().tolist() == [i % 16 >= 8 for i in range(1, 29)]
+
+
+def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
+    text = "Datum;Gr\u00f6\u00dfe\n2024-01-01;1\n2024-01-02;2\n2024-01-03;4\n"
+    for name, data, words in (
+        ("latin.csv", text.encode("latin1"), "iconv -f latin1"),
+        ("wide.csv", text.encode("utf-16"), "is UTF-16"),
+        ("book.xlsx", b"PK\3\4", "save its sheet as .csv"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=words):
+            read_series(tmp_path / name)
+
+
+def test_rows_of_an_hour_that_occurs_twice_are_averaged(tmp_path: Path) -> None:
+    times = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin").tz_localize(None)
+    table = read_series(written(tmp_path, pd.DataFrame({"time": times, "x": np.arange(60.0)})))
+    assert len(table.frame) == 59
+    assert table.frame.loc["2024-10-27 02:00", "x"] == 26.5
+    assert table.frame.loc["2024-10-27 03:00", "x"] == 28

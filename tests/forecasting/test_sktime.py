@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 
 pytest.importorskip("sktime")
 
+from sktime.forecasting.base import ForecastingHorizon  # pyrefly: ignore[missing-import]
 from sktime.utils.estimator_checks import check_estimator  # pyrefly: ignore[missing-import]
 
 from lagwise.forecasting import LagForecaster
@@ -52,7 +55,8 @@ def test_updates_take_only_what_follows_the_window(kind: str) -> None:
     y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
 
     def after(*parts: pd.Series) -> np.ndarray:
-        adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=[1, 2])
+        steps = [2, 4] if kind == "even numbers" else [1, 2]
+        adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=steps)
         for part in parts:
             adapter.update(part, update_params=False)
         return adapter.predict().to_numpy()
@@ -63,3 +67,51 @@ def test_updates_take_only_what_follows_the_window(kind: str) -> None:
     missing = y.copy()
     missing[90:93] = np.nan
     np.testing.assert_allclose(after(y[80:90], y[93:95]), after(missing[80:95]))
+
+
+@pytest.mark.parametrize("kind", ["dates", "periods", "numbers", "even numbers"])
+def test_rows_that_are_missing_are_unobserved(kind: str) -> None:
+    """In the data to fit and to refit, and the first difference of numbers may be a gap."""
+    x = np.sin(np.arange(110) / 3)
+    dates = pd.date_range("2024-01-01", periods=110, freq="D")
+    numbers = {"numbers": pd.RangeIndex(110), "even numbers": pd.RangeIndex(0, 220, 2)}
+    y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
+    missing = y.copy()
+    missing.iloc[[1, 2, 40, 90, 91]] = np.nan
+    dropped = missing.dropna()
+    step = 2 if kind == "even numbers" else 1
+
+    def forecasts(y: pd.Series, parts: int) -> Any:
+        options = {"look_back": 10, "penalty": 1e-6}
+        adapter = SktimeLagForecaster(**options).fit(y[y.index <= missing.index[95 - 20 * parts]], fh=[step, 3 * step])
+        if parts:
+            adapter.update(y[y.index > missing.index[75]], update_params=True)
+        return adapter.predict()
+
+    for parts in (0, 1):
+        made, expected = forecasts(dropped, parts), forecasts(missing, parts)
+        np.testing.assert_allclose(made, expected)
+        assert (
+            list(made.index) == list(expected.index) == list(y.index[[96, 98]] if not parts else _after(y.index, step))
+        )
+
+
+def _after(index: Any, step: int) -> list[object]:
+    if isinstance(index, pd.RangeIndex):
+        return [index[-1] + step, index[-1] + 3 * step]
+    return [index[-1] + 1 * index.freq, index[-1] + 3 * index.freq]
+
+
+def test_steps_of_numbers_are_those_of_the_index() -> None:
+    x = np.sin(np.arange(100) / 3)
+    y = pd.Series(x, index=pd.RangeIndex(0, 200, 2))
+    made = SktimeLagForecaster(look_back=20).fit(y, fh=[2, 6]).predict()
+    np.testing.assert_allclose(made, LagForecaster(3, 20).fit(x).predict()[[0, 2]])
+    assert list(made.index) == [200, 204]
+    absolute = SktimeLagForecaster(look_back=20).fit(y, fh=ForecastingHorizon([200, 204], is_relative=False))
+    np.testing.assert_allclose(absolute.predict(), made)
+    with pytest.raises(ValueError, match=r"rows are 2 apart, so the steps of fh must be multiples of 2"):
+        SktimeLagForecaster(look_back=20).fit(y, fh=[1, 2])
+    adapter = SktimeLagForecaster(look_back=20).fit(y, fh=[2])
+    with pytest.raises(ValueError, match="the index is irregular: 201 is not"):
+        adapter.update(pd.Series([1.0], index=[201]), update_params=False)

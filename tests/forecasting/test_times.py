@@ -15,6 +15,18 @@ def column(times: Any) -> pd.Series:
     return pd.Series(times, name="t")
 
 
+def read(times: Any) -> tuple[pd.Index, pd.Index, tuple[str, ...]]:
+    """The times, those of their grid, and notes."""
+    made = regular_times(column(times))
+    return made.times, made.grid.times, made.notes
+
+
+def following(times: Any, count: int = 3) -> list[Any]:
+    """The next times, as the table would have them."""
+    made = regular_times(column(list(times)))
+    return made.write(made.grid.following(count))
+
+
 def without(freq: Any, rows: int = 30, start: str = "2019-01-01") -> pd.DatetimeIndex:
     """A calendar with a missing row."""
     return pd.date_range(start, periods=rows, freq=freq).delete(7)
@@ -27,30 +39,28 @@ def without(freq: Any, rows: int = 30, start: str = "2019-01-01") -> pd.Datetime
 def test_one_missing_time_does_not_change_the_calendar(freq: str, text: bool) -> None:
     full = pd.date_range("2019-01-01", periods=31, freq=freq)
     given = without(freq)
-    found, grid, notes = regular_times(column(given.strftime("%Y-%m-%d %H:%M:%S") if text else given))
-    assert list(found) == list(given)
-    assert list(grid) == list(full[:30])
-    step: Any = grid.freq
-    assert step is not None
-    assert pd.date_range(grid[-1], periods=2, freq=step)[1] == full[30]
-    assert notes == ()
+    made = regular_times(column(given.strftime("%Y-%m-%d %H:%M:%S") if text else given))
+    assert list(made.times) == list(given)
+    assert list(made.grid.times) == list(full[:30])
+    assert list(made.grid.following(1)) == list(full[30:])
+    assert made.notes == ()
 
 
 def test_any_day_of_the_month() -> None:
     months = pd.DatetimeIndex([pd.Timestamp(2020 + m // 12, m % 12 + 1, 15) for m in range(24)])
-    assert list(regular_times(column(months.delete(3)))[1]) == list(months)
+    assert list(read(months.delete(3))[1]) == list(months)
     quarters = months[::3]
-    assert list(regular_times(column(quarters.delete(3)))[1]) == list(quarters)
+    assert list(read(quarters.delete(3))[1]) == list(quarters)
 
 
 @pytest.mark.parametrize("zone", ["Z", "+02:00", "+0530"])
 def test_one_utc_offset_is_kept_for_hours_and_dropped_for_days(zone: str) -> None:
     hours = pd.date_range("2024-03-01", periods=50, freq="h")
-    found, grid, notes = regular_times(column(hours.strftime("%Y-%m-%dT%H:%M:%S") + zone))
+    found, grid, notes = read(hours.strftime("%Y-%m-%dT%H:%M:%S") + zone)
     assert found.tz is not None
     assert (len(grid), grid[0].hour, notes) == (50, 0, ())
     days = pd.date_range("2024-03-01", periods=50, freq="D")
-    found, grid, _ = regular_times(column(days.strftime("%Y-%m-%d %H:%M") + zone))
+    found, grid, _ = read(days.strftime("%Y-%m-%d %H:%M") + zone)
     assert list(grid) == list(days)
 
 
@@ -60,17 +70,17 @@ def berlin(freq: str, rows: int, form: str = "%Y-%m-%dT%H:%M:%S%z") -> list[str]
 
 
 def test_mixed_utc_offsets() -> None:
-    found, grid, notes = regular_times(column(berlin("h", 200)))
+    found, grid, notes = read(berlin("h", 200))
     assert list(grid) == list(pd.date_range("2024-03-27 23:00", periods=200, freq="h", tz="UTC")) == list(found)
     assert notes == ("times have several UTC offsets; they are read as UTC",)
-    _, grid, notes = regular_times(column(berlin("D", 10)))
+    _, grid, notes = read(berlin("D", 10))
     assert list(grid) == list(pd.date_range("2024-03-28", periods=10, freq="D"))
     assert "without the offset" in notes[0]
     zoned = pd.date_range("2024-03-28", periods=10, freq="D", tz="Europe/Berlin").delete(2)  # as of a .parquet
-    assert list(regular_times(column(zoned))[1]) == list(grid)
+    assert list(read(zoned)[1]) == list(grid)
     mixed = [*berlin("h", 5), "2024-03-28T05:00:00"]
     with pytest.raises(ValueError, match=r"with and without a UTC offset, such as .*\+0100.* and .*05:00"):
-        regular_times(column(mixed))
+        read(mixed)
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y %H:%M", "%m-%d-%Y", "%d %b %Y", "%Y-%m-%d"])
@@ -79,34 +89,32 @@ def test_days_and_months_in_either_order(form: str, freq: str, rows: int) -> Non
     times = pd.date_range("2023-02-01", periods=rows, freq=freq)
     if freq == "h":
         form = f"{form.split()[0]} %H:%M" if "%b" not in form else f"{form} %H:%M"
-    found, grid, _ = regular_times(column(times.strftime(form)))
+    found, grid, _ = read(times.strftime(form))
     assert list(found) == list(grid) == list(times)
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%Y", "%m/%d/%Y"])
 def test_ambiguous_dates(form: str) -> None:
     days = pd.date_range("2024-03-01", periods=12, freq="D")
-    with pytest.raises(ValueError, match=r"such as '03/01/2024'|such as '01/03/2024'.*month first or day first"):
-        regular_times(column(days.strftime(form)))
+    with pytest.raises(ValueError, match=r"such as '0[13]/0[13]/2024', which may have the month or the day first"):
+        read(days.strftime(form))
 
 
 def test_dates_as_numbers_and_other_numbers() -> None:
     days = pd.date_range("2024-01-28", periods=9, freq="D")
-    assert list(regular_times(column([int(day.strftime("%Y%m%d")) for day in days]))[1]) == list(days)
+    assert list(read([int(day.strftime("%Y%m%d")) for day in days])[1]) == list(days)
     months = pd.date_range("2021-11-01", periods=9, freq="MS")
-    assert list(regular_times(column([int(day.strftime("%Y%m")) for day in months if day.month != 1]))[1]) == list(
-        months
-    )
+    assert list(read([int(day.strftime("%Y%m")) for day in months if day.month != 1])[1]) == list(months)
     hours = pd.date_range("2023-12-31 20:00", periods=30, freq="h")
-    assert list(regular_times(column([int(hour.strftime("%Y%m%d%H")) for hour in hours]))[1]) == list(hours)
+    assert list(read([int(hour.strftime("%Y%m%d%H")) for hour in hours])[1]) == list(hours)
     since_1970 = [1_700_000_000 + 3600 * i for i in range(9)]
-    assert list(regular_times(column(since_1970))[1]) == since_1970
+    assert list(read(since_1970)[1]) == list(pd.date_range("2023-11-14 22:13:20", periods=9, freq="h"))
     numbered = [202398, 202399, 202400, 202401]  # 98 is no month
-    assert list(regular_times(column(numbered))[1]) == numbered
+    assert list(read(numbered)[1]) == numbered
     years = [1990, 1991, 1993, 1994]
-    assert list(regular_times(column(years))[1]) == list(range(1990, 1995))
+    assert list(read(years)[1]) == list(range(1990, 1995))
     seconds = np.arange(20) * 0.1
-    found, grid, _ = regular_times(column(np.delete(seconds, 4)))
+    found, grid, _ = read(np.delete(seconds, 4))
     np.testing.assert_allclose(grid, seconds)
     assert len(found) == 19
 
@@ -116,7 +124,7 @@ def test_opening_hours_keep_every_row_at_its_time(first: int, days: int) -> None
     """pandas infers business hours, which are 9 to 17 on weekdays, from steps of 1, 17 and 65 hours alone."""
     dates = [day for day in pd.date_range("2024-01-01", periods=35, freq="D") if day.dayofweek < days]
     times = [day + pd.Timedelta(hours=hour) for day in dates for hour in range(first, first + 8)]
-    found, grid, _ = regular_times(column(times))
+    found, grid, _ = read(times)
     assert list(found) == times
     assert set(times) <= set(grid)
 
@@ -126,13 +134,13 @@ def test_an_offset_of_whole_hours() -> None:
     times = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Berlin")
     texts = [time.strftime("%Y-%m-%d %H:%M:%S%z")[:-2] for time in times]
     assert {text[-3:] for text in texts} == {"+01", "+02"}
-    assert list(regular_times(column(texts))[1]) == list(times.tz_convert("UTC"))
+    assert list(read(texts)[1]) == list(times.tz_convert("UTC"))
 
 
 def test_quarters_in_words() -> None:
     for form in ("{}Q{}", "{} Q{}", "{}-q{}"):
         quarters = [form.format(2018 + i // 4, i % 4 + 1) for i in range(12) if i != 3]
-        grid = regular_times(column(quarters))[1]
+        grid = read(quarters)[1]
         assert list(grid) == list(pd.date_range("2018-01-01", periods=12, freq="QS"))
 
 
@@ -141,15 +149,83 @@ def test_a_row_of_another_format_is_named(odd: str | None) -> None:
     times = list(pd.date_range("2024-03-01", periods=30, freq="D").strftime("%m/%d/%Y"))
     times[4] = odd
     with pytest.raises(ValueError, match=r"column 't' has .* in row 5, which is not a time"):
-        regular_times(column(times))
+        read(times)
 
 
 def test_dates_with_and_without_a_time_of_day() -> None:
     times = pd.date_range("2024-03-01", periods=30, freq="h")
     text = [str(time).removesuffix(" 00:00:00") for time in times]
-    assert list(regular_times(column(text))[1]) == list(times)
+    assert list(read(text)[1]) == list(times)
 
 
 def test_infinite_times_are_named() -> None:
     with pytest.raises(ValueError, match="inf"):
-        regular_times(column([0.0, 1.0, np.inf, 3.0]))
+        read([0.0, 1.0, np.inf, 3.0])
+
+
+WEEKS = pd.date_range("2014-12-22", periods=120, freq="W-MON")
+QUARTERS = [f"Q{1 + i % 4} {2015 + i // 4}" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (pd.date_range("2015-01-01", periods=60, freq="MS").strftime("%b-%y"), ["Jan-20", "Feb-20", "Mar-20"]),
+        (pd.date_range("2015-01-01", periods=60, freq="MS").strftime("%y-%b"), ["20-Jan", "20-Feb", "20-Mar"]),
+        (pd.date_range("1950-01-01", periods=240, freq="MS").strftime("%b %y"), ["Jan 70", "Feb 70", "Mar 70"]),
+        (pd.date_range("1995-01-01", periods=120, freq="MS").strftime("%m/%y"), ["01/05", "02/05", "03/05"]),
+        (pd.date_range("2015-01-01", periods=60).strftime("%d.%m.%y"), ["02.03.15", "03.03.15", "04.03.15"]),
+        (pd.date_range("2015-01-01", periods=60).strftime("%y-%m-%d"), ["15-03-02", "15-03-03", "15-03-04"]),
+        (pd.date_range("2015-01-01", periods=60).strftime("%d%m%Y"), ["02032015", "03032015", "04032015"]),
+        (pd.date_range("2015-01-01", periods=24, freq="MS").strftime("%YM%m"), ["2017M01", "2017M02", "2017M03"]),
+        (pd.date_range("2015-01-01", periods=24, freq="MS").strftime("%m.%Y"), ["01.2017", "02.2017", "03.2017"]),
+        (WEEKS.strftime("%G-W%V"), ["2017-W15", "2017-W16", "2017-W17"]),
+        (QUARTERS, ["Q1 2020", "Q2 2020", "Q3 2020"]),
+        ([f"{i % 4 + 1}Q{15 + i // 4}" for i in range(20)], ["1Q20", "2Q20", "3Q20"]),
+        ([f"{2015 + i // 2}-S{i % 2 + 1}" for i in range(10)], ["2020-S1", "2020-S2", "2021-S1"]),
+        ([f"{1958 + (i + 2) / 12:.2f}" for i in range(60)], [1963.17, 1963.25, 1963.33]),
+        ([1_704_067_200_000 + 60_000 * i for i in range(9)], [1_704_067_740_000, 1_704_067_800_000, 1_704_067_860_000]),
+        (pd.date_range("2024-03-01", periods=9, freq="h").strftime("%d/%m/%Y %I %p"), None),
+        (
+            pd.date_range("2024-03-13", periods=9, freq="h").strftime("%m/%d/%Y %I:%M %p"),
+            ["03/13/2024 09:00 AM", "03/13/2024 10:00 AM", "03/13/2024 11:00 AM"],
+        ),
+    ],
+)
+def test_times_as_people_write_them_continue_in_the_same_form(times: Any, expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(ValueError, match="column 't' has "):
+            following(times)
+    else:
+        assert following(times) == expected
+
+
+@pytest.mark.parametrize("form", ["%H:%M", "%I:%M %p", "%H:%M:%S"])
+def test_times_of_day_get_no_date(form: str) -> None:
+    times = pd.date_range("2024-01-01 08:00", periods=9, freq="15min").strftime(form)
+    with pytest.raises(ValueError, match="times of day without a date"):
+        read(times)
+
+
+def test_days_without_a_year_are_not_years() -> None:
+    for form in ("%d-%b", "%b-%d", "%d.%m."):
+        with pytest.raises(ValueError, match="are not clear"):
+            read(pd.date_range("2015-01-01", periods=20).strftime(form))
+
+
+@pytest.mark.parametrize(("zone", "freq"), [("Europe/Berlin", "h"), ("America/New_York", "15min")])
+def test_hours_that_occur_twice_when_the_clock_goes_back(zone: str, freq: str) -> None:
+    local = pd.date_range("2023-10-20", "2024-11-20", freq=freq, tz=zone).tz_localize(None)
+    found, grid, notes = read(local)
+    assert len(found) == len(local)
+    assert list(grid) == list(pd.date_range(local[0], local[-1], freq=freq))
+    assert "clock goes back" in notes[0]
+    assert notes[0].count("2023-1") == notes[0].count("2024-1") == 1
+
+
+def test_other_times_that_occur_twice_are_named() -> None:
+    hours = list(pd.date_range("2024-06-01", periods=60, freq="h"))
+    with pytest.raises(ValueError, match=r"has 2024-06-02 01:00:00 more than once.*UTC offset if the clock"):
+        read([*hours, hours[25]])
+    with pytest.raises(ValueError, match=r"has 2024-10-27 02:00:00 more than once"):
+        read([*pd.date_range("2024-10-27", periods=60, freq="h"), *[pd.Timestamp("2024-10-27 02:00")] * 2])

@@ -9,7 +9,7 @@ import pytest
 
 from lagwise.forecasting import LagForecaster, choose_forecaster
 from lagwise.forecasting.design import make_design
-from lagwise.forecasting.errors import error_quantiles, error_sizes
+from lagwise.forecasting.errors import error_quantiles, window_errors
 from lagwise.forecasting.fitting import fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward
 from lagwise.forecasting.moments import LEVELS, level_weights
@@ -127,9 +127,11 @@ def test_intervals_count_observed_errors_only() -> None:
     filled, targets = np.zeros((25, 1)), np.full((25, 1), NAN)
     targets[-4:, 0] = [4, 1, 3, -2]  # the errors of repeating the last value, 0, in 4 of 20 windows
     maps = [np.eye(5)[:, -1:]]
-    assert error_quantiles(error_sizes(maps, filled, targets), 0.5)[0, 0] == 3  # rank ceil(5 / 2) of 4
-    assert error_quantiles(error_sizes(maps, filled, targets), 0.9)[0, 0] == 4
-    assert error_quantiles(error_sizes(maps, filled, np.full_like(targets, NAN)), 0.9)[0, 0] == np.inf
+    assert error_quantiles(np.abs(window_errors(maps, filled, targets)), 0.5)[0, 0] == pytest.approx(
+        3
+    )  # rank ceil(5 / 2) of 4
+    assert error_quantiles(np.abs(window_errors(maps, filled, targets)), 0.9)[0, 0] == pytest.approx(4)
+    assert error_quantiles(np.abs(window_errors(maps, filled, np.full_like(targets, NAN))), 0.9)[0, 0] == np.inf
 
 
 def test_series_that_are_missing_at_the_end() -> None:

@@ -67,7 +67,7 @@ def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
     table.loc[38, "price"] = np.nan
     table.to_csv(tmp_path / "new.csv", index=False)
     made = predict_run(run, source=str(tmp_path / "new.csv"), progress=False)
-    assert [row["time"] for row in made] == list(pd.date_range(times[-1], periods=7, freq="h")[1:])
+    assert [row["time"] for row in made] == list(map(str, pd.date_range(times[-1], periods=7, freq="h")[1:]))
     assert [list(row) for row in made] == [["time", "load", "price"]] * 6
     for name in ("load", "price"):
         (alone,) = predict_run(run, [{"past_values": table[name].tolist()}], progress=False)

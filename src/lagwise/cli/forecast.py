@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,9 @@ _ENDINGS = r"(\.(csv|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
 
 
 def forecast(
-    data: Annotated[Path, typer.Option(parser=path, help="A .csv (also .gz, .xz) or .parquet of series over time.")],
+    data: Annotated[
+        Path, typer.Option(parser=path, help="A .csv, .tsv or .txt (also .gz, .xz) or .parquet of series over time.")
+    ],
     horizon: Annotated[int, typer.Option(callback=at_least(1), help="Rows to forecast.")],
     time: Annotated[
         str | None,
@@ -33,14 +34,20 @@ def forecast(
         str | None,
         typer.Option(
             callback=not_empty,
-            help="ridge, toeplitz, rpe, frequency, modal or s4d.",
-            show_default="the best of several on a held-out end",
+            help="smoothing, seasonal, ridge, toeplitz, rpe, frequency, modal or s4d.",
+            show_default="the best of several on held-out rows",
         ),
     ] = None,
     look_back: Annotated[
         int | None,
         typer.Option(
             callback=at_least(1), help="Rows that a forecast is made from.", show_default="chosen in the same way"
+        ),
+    ] = None,
+    period: Annotated[
+        int | None,
+        typer.Option(
+            callback=at_least(1), help="Rows of a season, 1 for none.", show_default="those of a day, week or year"
         ),
     ] = None,
     coverage: Annotated[
@@ -57,14 +64,17 @@ def forecast(
 ) -> None:
     """Forecast your own series, with intervals and a plot.
 
-    Tries closed-form models and look-backs, prints which has the lowest error on the last fifth of the rows, fits it to
-    all rows, and forecasts the rows that follow.
+    Tries exponential smoothing and other closed-form models with several look-backs, prints which has the lowest error
+    on rows it was not fitted to, fits it to all rows, and forecasts the rows that follow.
 
     lagwise forecast --data my.csv --time date --horizon 96
 
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
     """
     from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
+    from lagwise.forecasting.choosing import BASELINE
+    from lagwise.forecasting.seasons import season
+    from lagwise.forecasting.times import plain_times
     from lagwise.forecasting.writing import check_names
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
@@ -74,40 +84,53 @@ def forecast(
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
     table = read_series(data, time, None if columns is None else columns.split(","))
     check_names(list(table.frame.columns))
-    first, last = (_times([at])[0] for at in table.frame.index[[0, -1]])
+    first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:
         typer.echo(plain(f"note: {note}"))
-    ranked = choose_forecaster(table.frame, horizon, model=model, look_back=look_back, coverage=coverage, progress=True)
-    print_table(
-        "Mean squared error on the held-out end (standardised)",
-        ("model", "error", "parameters"),
-        [(each.name, f"{each.error:.4f}", f"{each.forecaster.n_parameters_:,}") for each in ranked],
+    rows = season(table.frame) if period is None else period
+    if rows > 1:
+        typer.echo(f"season: {rows} rows" + ("; --period gives another" if period is None else ""))
+    ranked = choose_forecaster(
+        table.frame, horizon, model=model, look_back=look_back, period=rows, coverage=coverage, progress=True
     )
+    names = list(table.frame.columns)
+    unit = "in the unit of the series" if len(names) == 1 else "in standard deviations, the mean of all series"
+    print_table(
+        f"Mean absolute error of forecasts of held-out rows, {unit}",
+        ("model", "error"),
+        [(each.name, _number(each.errors[0] if len(names) == 1 else each.error)) for each in ranked],
+    )
+    if len(names) > 1:
+        baseline = next(each for each in ranked if each.name == BASELINE)
+        errors = zip(names[:_SERIES], ranked[0].errors, baseline.errors, strict=False)
+        print_table(
+            "In the unit of each series" + (f" ({_SERIES} of {len(names)})" if len(names) > _SERIES else ""),
+            ("series", ranked[0].name, BASELINE)[: 2 + (ranked[0] is not baseline)],
+            [(name, *map(_number, (own, last)[: 1 + (ranked[0] is not baseline)])) for name, own, last in errors],
+        )
     typer.echo(f"\n{plain(reason(ranked))}")
     made, picture = write_forecast(table, ranked[0].forecaster, out)
-    names = list(table.frame.columns)
     parts = [f"first {_ROWS} rows"] if len(made) > _ROWS else []
     parts += [f"{_SERIES} of {len(names)} series"] if len(names) > _SERIES else []
     print_table(
         "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
         (str(made.index.name), *(text for name in names[:_SERIES] for text in (name, f"{coverage:.0%} interval"))),
         [
-            (at, *(text for name in names[:_SERIES] for text in _cells(row, name)))
-            for at, (_, row) in zip(_times(made.index[:_ROWS]), made.head(_ROWS).iterrows(), strict=True)
+            (str(at), *(text for name in names[:_SERIES] for text in _cells(row, name)))
+            for at, row in made.head(_ROWS).iterrows()
         ],
     )
-    typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series) and {picture}"))
+    plot = "; for a plot, pip install 'lagwise[plot]'" if picture is None else f" and {picture}"
+    typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series){plot}"))
 
 
-def _times(index: Iterable[object]) -> list[str]:
-    """Times as text, as dates if all are midnight."""
-    texts = [str(at) for at in index]
-    midnight = " 00:00:00"
-    return [text.removesuffix(midnight) for text in texts] if all(t.endswith(midnight) for t in texts) else texts
+def _number(value: float) -> str:
+    """Five significant digits, and all of larger whole parts."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.5g}"
 
 
 def _cells(row: object, name: str) -> tuple[str, str]:
     values = [row[name], row[f"{name}_lower"], row[f"{name}_upper"]]  # type: ignore[index]
-    value, lower, upper = (f"{each:.5g}" for each in values)
+    value, lower, upper = map(_number, values)
     return value, f"{lower} to {upper}"

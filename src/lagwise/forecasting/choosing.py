@@ -1,27 +1,76 @@
-"""Choose a forecaster for some series, by errors on a held-out end."""
+"""Choose a forecaster for some series, by forecasts of rows that it was not fitted to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 from lagwise.forecasting.design import make_design
-from lagwise.forecasting.estimator import LagForecaster
+from lagwise.forecasting.errors import independent_errors
+from lagwise.forecasting.estimator import LagForecaster, averaged
+from lagwise.forecasting.gaps import scales
 from lagwise.progress import progress_bar
+from lagwise.tables import whole_number
 
 _LONGEST = 1440  # longest look-back to try, in rows
+_SEPARATE = 20  # series, of which each has a smoothing of its own
+_MEMORY = 200  # look-back of exponential smoothing, or 3 seasons
+_MOST_ORIGINS = 10  # rows from which candidates are fitted anew
+_VALUES = 20_000  # values over the number of origins
+_MOST = 500  # windows that errors come from
+_NEAR = 1.15  # times the lowest error: forecasters that are averaged
+_INNER = 0.2  # of the rows before an origin: they choose penalties
 BASELINE = "last value"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A fitted forecaster, its name, and its mean squared error on the held-out end."""
+    """A forecaster, fitted if it is the best, its name, the mean absolute error of its forecasts of held-out rows for
+    each series in its own units, and the mean over series of these errors in standard deviations."""
 
     name: str
     forecaster: LagForecaster
+    errors: tuple[float, ...]
     error: float
+
+
+@dataclass(frozen=True)
+class _Backtest:
+    """Errors ``(windows, horizon, series)`` of what candidates forecast at some rows, in standard deviations of the
+    series or, with ``logs``, of its logarithms; NaN where not observed."""
+
+    errors: list[np.ndarray]
+    logs: list[bool]
+    targets: np.ndarray
+    scale: np.ndarray
+
+    def sizes(self, picked: Sequence[int], windows: Any = slice(None)) -> np.ndarray:
+        """Absolute errors of the average of candidates, in standard deviations of values."""
+        errors = np.mean([self.errors[i][windows] for i in picked], axis=0)
+        if self.logs[picked[0]]:
+            errors = self.targets[windows] / self.scale * np.expm1(errors)
+        return np.abs(errors)
+
+    def ranks(self, windows: Any = slice(None)) -> tuple[list[int], np.ndarray]:
+        """The candidates, best first, and their mean errors in this order."""
+        found = np.array([_mean(self.sizes([i], windows), (0, 1)).mean() for i in range(len(self.errors))])
+        order = np.argsort(found, kind="stable")
+        return order.tolist(), found[order]
+
+    def picked(self, windows: Any = slice(None)) -> list[int]:
+        """The candidates to average: those nearly as good as the best, which also forecast logarithms if it does, or
+        the best alone if it is better than their average. Repeating the last value, the first one, stays alone."""
+        order, means = self.ranks(windows)
+        if order[0] == 0:
+            return [0]
+        near = [i for i, mean in zip(order, means, strict=True) if mean <= _NEAR * means[0]]
+        near = [i for i in near if self.logs[i] == self.logs[order[0]]]
+        return near if _mean(self.sizes(near, windows), (0, 1)).mean() < means[0] else order[:1]
 
 
 def choose_forecaster(
@@ -30,85 +79,211 @@ def choose_forecaster(
     *,
     model: str | None = None,
     look_back: int | None = None,
+    period: int = 1,
     coverage: float = 0.9,
     progress: bool = False,
 ) -> list[Candidate]:
-    """Fit candidates to series and rank them by their error on held-out rows at the end.
+    """Compare forecasters on rows that they were not fitted to, and fit the best to all rows.
 
-    The last fifth of the rows is held out, or one horizon if that is more. Repeating the last value is among the
-    candidates. Candidates that cannot be fitted, because gaps are too long for them, are left out.
+    At up to 10 rows of the second half (one, after four fifths, for large data), each candidate is fitted to the rows
+    before and forecasts those after. The forecast is that with the lowest mean absolute error, or its average with
+    those whose errors are at most 15 percent larger, whichever is better. Its intervals come from its errors there,
+    times the ratio by which errors are larger when the candidates for each origin's rows are chosen without them.
 
     Args:
         x: ``(rows, series)``.
         horizon: Rows to forecast.
-        model: Try only this model. By default ``ridge`` with the window's mean or its last value removed, and
-            ``toeplitz``.
-        look_back: Try only this look-back. By default the horizon times 1, 2, 4 ... up to a third of the training rows.
+        model: Try only this model. By default ``smoothing``, also of logarithms where all values are above 0, ``ridge``
+            with the window's mean or its last value removed, ``toeplitz``, and with a period ``seasonal``. Repeating
+            the last value is always among the candidates.
+        look_back: Try only this look-back. By default the horizon and the period times 1, 2, 4 ... up to a third of the
+            training rows.
+        period: Rows of a season, such as 12 months; 1 for none.
         coverage: Of the intervals.
         progress: Whether to show a progress bar.
 
     Returns:
-        The candidates, best first.
+        The candidates, best first, after their average if several are averaged. Only the first one's forecaster is
+        fitted.
 
     Raises:
         ValueError: If the data have fewer than 2 horizons + 1 rows, or no candidate can be fitted.
     """
+    x = np.asarray(x, dtype=np.float64)
+    x = x[:, None] if (one := x.ndim == 1) else x
     rows = len(x)
-    held = max(horizon, round(0.2 * rows))
+    whole_number("period", period)
     if rows < 2 * horizon + 1:
         raise ValueError(
             f"horizon = {horizon} needs at least {2 * horizon + 1} rows, a horizon to learn from and one to judge by; "
             f"the data has {rows}"
         )
-    held = min(held, rows - horizon - 1)
-    longest = rows - held - horizon
-    if look_back is not None and look_back > longest:
-        raise ValueError(
-            f"look_back = {look_back} is longer than the data allow: {rows} rows less {held} held out and a horizon of "
-            f"{horizon} leave {longest}"
-        )
-    options: dict[str, dict[str, Any]] = {BASELINE: {"look_back": 1, "level": "last", "penalty": math.inf}}
-    for each in _look_backs(horizon, (rows - held) // 3, longest) if look_back is None else [look_back]:
-        for name, level in _kinds(model):
-            label = f"{name}, look-back {each}, {level} removed"
-            options[label] = {"look_back": each, "model": name, "level": level}
-    fitted, failed = [], []
+    begin = int((~np.isnan(x)).any(1).argmax())  # rows before have no value at all
+    origins = _origins(rows, x.shape[1], horizon, look_back, begin)
+    options = _options(x, horizon, origins[0], model, look_back, period)
+    starts, groups = _starts(origins, rows - horizon + 1)
+    names, errors, failed = [], [], []
     for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
-        forecaster = LagForecaster(horizon, validation=held, coverage=coverage, **chosen)
-        make_design(forecaster)  # errors in options apply to all candidates
+        make_design(_forecaster(chosen, horizon, rows, coverage))  # errors in options apply to all candidates
         try:
-            forecaster.fit(x)
+            errors.append(_errors(chosen, x, horizon, origins, starts, groups))
+            names.append(name)
         except ValueError as error:  # such as gaps that are too long for a short look-back
             failed.append(error)
-            continue
-        assert forecaster.validation_error_ is not None
-        fitted.append(Candidate(name, forecaster, forecaster.validation_error_))
-    if not fitted:
-        raise failed[-1]
-    return sorted(fitted, key=lambda each: each.error)
+    if not names or names[0] != BASELINE:
+        raise failed[0]
+    logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
+    errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
+    targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
+    tested = _Backtest(errors, logs, targets, scale)
+    picked, (order, _) = tested.picked(), tested.ranks()
+    data = x[:, 0] if one else x
+    fitted = [_forecaster(options[names[i]], horizon, rows, coverage).fit(data) for i in picked]
+    forecaster = averaged(fitted)
+    own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
+    if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
+        groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
+    forecaster.errors_ = np.sort(np.abs(own), axis=0) * _selection(tested, groups, picked)
+    forecaster.independent_ = independent_errors(own, (rows - origins[0]) / horizon)
+
+    def candidate(name: str, forecaster: LagForecaster, picked: Sequence[int]) -> Candidate:
+        each = _mean(tested.sizes(picked), (0, 1))
+        return Candidate(name, forecaster, tuple(map(float, each * scale)), float(each.mean()))
+
+    ranked = [candidate(names[i], _forecaster(options[names[i]], horizon, rows, coverage), [i]) for i in order]
+    if len(picked) > 1:
+        return [candidate(f"average of the first {len(picked)}", forecaster, picked), *ranked]
+    return [candidate(names[picked[0]], forecaster, picked), *ranked[1:]]
 
 
 def reason(ranked: Sequence[Candidate]) -> str:
     """One sentence on why `choose_forecaster` ranked the first candidate first."""
     best = ranked[0]
-    held = f"the last {best.forecaster.validation:,} rows, which no candidate was trained on"
+    held = "held-out rows, which no candidate was fitted to"
     if best.name == BASELINE:
         return f"No model beat repeating the last value on {held}; forecasts repeat it."
-    baseline = next((each.error for each in ranked if each.name == BASELINE), None)
-    better = f"{1 - best.error / baseline:.0%} below repeating the last value" if baseline else "as good as any"
+    baseline = next(each.error for each in ranked if each.name == BASELINE)
+    below = f", {1 - best.error / baseline:.0%} below repeating the last value" if baseline > 0 else ""
+    if best.name.startswith("average"):
+        return f"Chosen: the {best.name} of these. Its mean absolute error on {held}, is the lowest{below}."
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""
-    return f"Chosen: {best.name}{shared}. Its squared error on {held}, is the lowest, {better}."
+    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest{below}."
 
 
-def _kinds(model: str | None) -> list[tuple[str, str]]:
-    if model is not None:
-        return [(model, "mean"), (model, "last")]
-    return [("ridge", "mean"), ("ridge", "last"), ("toeplitz", "mean")]
+def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin: int) -> list[int]:
+    """The rows before which candidates are fitted, in order. Data too short for a given look-back are an error."""
+    last = rows - horizon
+    count = min(_MOST_ORIGINS, _VALUES // (rows * series))
+    first = max(rows // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * rows) - horizon)
+    first = min(last, max(first, begin + horizon))
+    if look_back is not None:
+        if look_back > (most := _longest(last, horizon)):
+            raise ValueError(
+                f"look_back = {look_back} is longer than the data allow: {rows} rows less those held out and a horizon "
+                f"of {horizon} leave {most}"
+            )
+        while look_back > _longest(first, horizon):
+            first += 1
+    if count <= 1:
+        return [first]
+    return sorted({round(each) for each in np.linspace(first, last, count)})
 
 
-def _look_backs(horizon: int, usual: int, longest: int) -> list[int]:
-    """The horizon times powers of 2, within bounds; at least one."""
-    most = min(_LONGEST, usual)
-    found = [int(horizon * 2**i) for i in range(12) if horizon * 2**i <= most]
-    return found or [max(1, min(horizon, most, longest))]
+def _inner(rows: int, horizon: int) -> int:
+    return max(horizon, round(_INNER * rows))
+
+
+def _longest(rows: int, horizon: int) -> int:
+    """The longest look-back for which these rows have a window to learn from and rows to choose a penalty by."""
+    return rows - _inner(rows, horizon) - horizon
+
+
+def _options(
+    x: np.ndarray, horizon: int, rows: int, model: str | None, look_back: int | None, period: int
+) -> dict[str, dict[str, Any]]:
+    """The options of `LagForecaster` for each candidate, which at least ``rows`` rows are fitted to."""
+
+    def repeating(period: int) -> dict[str, Any]:
+        return {"look_back": period, "model": {"name": "seasonal", "period": period}, "shared": True, "validation": 0}
+
+    found = {BASELINE: repeating(1)}
+    if period > 1 and rows >= period and model in (None, "seasonal"):
+        found[f"seasonal, period {period}"] = repeating(period)
+    if model in (None, "smoothing"):
+        label = f"smoothing, period {period}" if period > 1 else "smoothing"
+        chosen = {
+            "look_back": min(rows, max(_MEMORY, 3 * period) if look_back is None else look_back),
+            "model": {"name": "smoothing", "period": period},
+            "shared": not 1 < x.shape[1] <= _SEPARATE,
+            "validation": 0,
+        }
+        found[label] = chosen
+        if np.nanmin(x) > 0:
+            found[f"{label}, logarithms"] = {**chosen, "logs": True}
+    if model in ("smoothing", "seasonal"):
+        return found
+    looks = [look_back] if look_back is not None else _look_backs(horizon, period, rows)
+    for each in looks:
+        kinds = [("ridge", "mean"), ("ridge", "last"), ("toeplitz", "mean")]
+        for name, level in kinds if model is None else [(model, "mean"), (model, "last")]:
+            found[f"{name}, look-back {each}, {level} removed"] = {"look_back": each, "model": name, "level": level}
+    return found
+
+
+def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
+    """The horizon and the period times powers of 2, within bounds; at least one where there are rows for one."""
+    longest = _longest(rows, horizon)
+    most = min(_LONGEST, rows // 3, longest)
+    found = {base * 2**i for base in {horizon, period} - {1} for i in range(12) if base * 2**i <= most}
+    return sorted(found) or ([max(1, min(horizon, most))] if longest > 0 else [])
+
+
+def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: float) -> LagForecaster:
+    options = {"validation": _inner(rows, horizon), **options}
+    return LagForecaster(horizon, coverage=coverage, **options)
+
+
+def _starts(origins: Sequence[int], end: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows from which forecasts are made, up to 500 between the first origin and the end, each origin among them,
+    and the number of the last origin before each."""
+    starts, numbers = [], []
+    for i, (begin, until) in enumerate(zip(origins, [*origins[1:], end], strict=True)):
+        count = min(until - begin, math.ceil(_MOST / len(origins)))
+        starts.append(np.unique(np.linspace(begin, until - 1, count).round().astype(int)))
+        numbers.append(np.full(len(starts[-1]), i))
+    return np.concatenate(starts), np.concatenate(numbers)
+
+
+def _errors(
+    options: Mapping[str, Any],
+    x: np.ndarray,
+    horizon: int,
+    origins: Sequence[int],
+    starts: np.ndarray,
+    numbers: np.ndarray,
+) -> np.ndarray:
+    """Errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin."""
+    made = np.full((len(starts), horizon, x.shape[1]), np.nan)
+    for i, begin in enumerate(origins):
+        known = ~np.isnan(x[:begin]).all(0)  # others begin later
+        fitted = _forecaster(options, horizon, begin, 0.9).fit(x[:begin, known])
+        rows = np.flatnonzero(numbers == i)
+        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(x[:, known], starts[rows])
+    return made
+
+
+def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
+    """The mean of what was observed; 0 where nothing was."""
+    count = np.count_nonzero(~np.isnan(sizes), axis=axis)
+    return np.nansum(sizes, axis=axis) / np.maximum(1, count)
+
+
+def _selection(tested: _Backtest, groups: np.ndarray, picked: Sequence[int]) -> float:
+    """By how much errors are larger where each group of windows is forecast by the candidates that the others choose:
+    at least 1."""
+    if len(set(groups)) < 2:
+        return 1.0
+    nested = [tested.sizes(tested.picked(groups != group), groups == group) for group in sorted(set(groups))]
+    own = _mean(tested.sizes(picked), (0, 1)).mean()
+    return max(1.0, float(_mean(np.concatenate(nested), (0, 1)).mean() / own)) if own > 0 else 1.0

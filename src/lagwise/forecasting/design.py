@@ -11,16 +11,20 @@ import numpy as np
 
 from lagwise.forecasting.learned import learned_size
 from lagwise.forecasting.moments import LEVELS
+from lagwise.forecasting.smoothing import Smoothing
 from lagwise.forecasting.solving import PENALTIES, parameter_count
 from lagwise.tables import known, shown, whole_number
 
 CLOSED_FORM = ("ridge", "toeplitz")
+SIMPLE = ("seasonal", "smoothing")  # fitted without windows; their option is the period, in rows
 LEARNED = ("rpe", "frequency", "modal", "s4d")
 _OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, if only the name is given
     "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
     "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
     "modal": {"modes": 128},
     "s4d": {"modes": 128, "start": "lin"},
+    "seasonal": {"period": 1},
+    "smoothing": {"period": 1},
 }
 
 
@@ -49,9 +53,16 @@ class Design:
         return self.look_back + self.horizon
 
     @property
+    def windowless(self) -> bool:
+        """Whether nothing is fitted to windows."""
+        return self.spec["name"] in SIMPLE or self.penalties == (math.inf,)
+
+    @property
     def parameters(self) -> int:
         """Number of parameters in the map of one group of series."""
-        if self.penalties == (math.inf,):
+        if self.spec["name"] == "smoothing":
+            return Smoothing(1.0, 0.0, 0.9, 0.0, self.spec["period"]).parameters
+        if self.windowless:
             return 0
         if self.spec["name"] in LEARNED:
             return len(self.look_backs) * learned_size(self.spec, self.kernels)
@@ -63,7 +74,12 @@ def make_design(forecaster: Any) -> Design:
     """The design for a forecaster's parameters. A ValueError names a parameter that is out of range."""
     model, rank, penalty = forecaster.model, plain(forecaster.rank), forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
-    name = known(spec.get("name"), CLOSED_FORM + LEARNED, "model")
+    name = known(spec.get("name"), CLOSED_FORM + LEARNED + SIMPLE, "model")
+    if name in SIMPLE:
+        spec = {**_OPTIONS[name], **spec}
+        for key in spec:
+            known(key, ("name", "period"), f"option of model {name!r}")
+        whole_number("period", plain(spec["period"]))
     horizon, kernels = (whole_number(option, plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
     look_back = plain(forecaster.look_back)
     look_backs = [look_back] if isinstance(look_back, int | str) else [plain(each) for each in look_back]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
-from lagwise.forecasting.errors import error_quantiles, error_sizes, forecast_errors
+from lagwise.forecasting.errors import error_quantiles, forecast_errors, independent_errors, window_errors
 from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.forecasting.moments import window_count
@@ -39,6 +41,9 @@ class LagForecaster(BaseEstimator):
     - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank`` limits its rank.
     - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
       ``kernels`` of them, each for equally many consecutive horizons.
+    - ``smoothing``: exponential smoothing, with or without a trend, a damped trend and a season, its parameters by an
+      information criterion; ``seasonal``: the last period repeated. Both have the option ``period``, in rows:
+      ``{"name": "smoothing", "period": 12}``.
     - ``rpe``, ``frequency``, ``modal``, ``s4d``: the same with k a kernel of `lagwise.kernels`, trained by gradients on
       the normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
 
@@ -50,6 +55,7 @@ class LagForecaster(BaseEstimator):
         kernels: for ``toeplitz``; must divide the horizon.
         rank: for ``ridge``; None for any.
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
+        logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
         normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
             only changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
@@ -69,6 +75,7 @@ class LagForecaster(BaseEstimator):
         penalty_: of each map and look-back.
         validation_error_: mean squared error on the held-out rows.
         errors_: absolute errors of at most 500 held-out windows (windows, horizon, series), sorted; None without.
+        independent_: how many of these errors count as independent.
         n_parameters_: number of parameters.
         n_features_in_: number of series.
 
@@ -99,6 +106,7 @@ class LagForecaster(BaseEstimator):
         kernels: int = 1,
         rank: int | None = None,
         level: str = "mean",
+        logs: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -113,6 +121,7 @@ class LagForecaster(BaseEstimator):
         self.kernels = kernels
         self.rank = rank
         self.level = level
+        self.logs = logs
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
@@ -132,18 +141,20 @@ class LagForecaster(BaseEstimator):
         x = self._validated(X, reset=True)
         held = held_out_rows(design, self.validation, len(x))
         cut = len(x) - held
-        window_count(cut, design.look_back, design.horizon)
+        window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
         later = np.isnan(x[:cut]).all(0)  # series that start in the held-out rows
         self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = carry_forward(z), np.isnan(z)
         self.shared_, fits = self._fits(design, filled, missing, cut)
         self.validation_error_ = _error(fits) if held else None
-        self.errors_ = None
+        self.errors_, self.independent_ = None, None
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            self.errors_ = error_sizes([fit.maps for fit in fits], filled[begin:], targets)
+            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets)
+            self.errors_ = np.sort(np.abs(errors), axis=0)
+            self.independent_ = independent_errors(errors, held / design.horizon)
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [
@@ -167,6 +178,10 @@ class LagForecaster(BaseEstimator):
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
+        return self._shaped(self._raw(self._forecast(steps, X)))
+
+    def _forecast(self, steps: int, X: Any) -> np.ndarray:
+        """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms."""
         if X is None:
             recent = np.stack(self._recent)
         else:
@@ -176,27 +191,26 @@ class LagForecaster(BaseEstimator):
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
             recent = carry_forward(self._standardized(x))[-look_back:]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
-        return self._shaped(z * self.scale_ + self.mean_)
+        return z * self.scale_ + self.mean_
 
     def predict_interval(
         self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of intervals around `predict`, with its shape.
 
-        For each horizon and series, half the width is the ``coverage`` quantile (by default the forecaster's own) of
-        absolute errors on at most 500 held-out windows at even distances, with the finite-sample rank ``ceil((n + 1)
-        coverage)`` of split conformal prediction (Vovk et al. 2005). Its guarantee requires exchangeable errors. Those
-        of overlapping windows of a changing series are not exchangeable, so coverage is approximate.
+        Half the width is a quantile of absolute errors on at most 500 held-out windows at even distances
+        (`lagwise.forecasting.errors.error_quantiles`), wider where few of them are independent. Errors of overlapping
+        windows of a changing series are not exchangeable, so coverage is approximate.
         """
-        centre = self.predict(horizon, X=X)
+        check_is_fitted(self)
+        centre = self._forecast(self._steps(horizon), X)
         if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
         coverage = self.coverage if coverage is None else coverage
         if not 0 <= coverage < 1:
             raise ValueError(f"coverage must be in [0, 1), got {coverage!r}")
-        half = error_quantiles(self.errors_[:, : self._steps(horizon)], coverage)
-        half = self._shaped(half * self.scale_)
-        return centre - half, centre + half
+        half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)] * self.scale_
+        return self._shaped(self._raw(centre - half)), self._shaped(self._raw(centre + half))
 
     def update(self, row: Any) -> Self:
         """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
@@ -205,6 +219,8 @@ class LagForecaster(BaseEstimator):
         values = np.asarray(row, dtype=np.float64).reshape(-1)
         if values.shape != (self.n_features_in_,) or np.isinf(values).any():
             raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
+        if self.logs:
+            values = self._logarithms(values[None])[0]
         self._recent.append(carry_forward(self._standardized(values[None]), self._recent[-1])[0])
         return self
 
@@ -215,7 +231,7 @@ class LagForecaster(BaseEstimator):
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
         filled = carry_forward(z)
-        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage)
+        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage, self.independent_)
         squares = absolutes = inside = count = 0.0
         for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows)):
             sizes = np.abs(errors)
@@ -228,6 +244,18 @@ class LagForecaster(BaseEstimator):
             raise ValueError("X has no observed value to score a forecast by")
         coverage = None if half is None else float(inside / count)
         return Scores(float(squares / count), float(absolutes / count), windows, coverage)
+
+    def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
+        """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with ``logs`` of
+        logarithms; NaN where not observed."""
+        check_is_fitted(self)
+        x = self._validated(np.asarray(X).reshape(len(X), -1), reset=False)
+        look_back, horizon = self.maps_.shape[1:]
+        filled = carry_forward(self._standardized(x))
+        targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
+        windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
+        made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0) * self.scale_ + self.mean_
+        return made - targets
 
     def score(self, X: Any, y: None = None) -> float:
         """Minus the mean squared error of `evaluate`: greater is better."""
@@ -273,7 +301,10 @@ class LagForecaster(BaseEstimator):
         """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
         forecasters of any look-back are compared on the same targets."""
         x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
-        train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
+        if design.windowless:  # gaps do not matter
+            train = [Stretch(x[:cut], gaps[:cut])]
+        else:
+            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
         valid = [Stretch(x[cut - look_back :], gaps[cut - look_back :])] if cut < len(x) else []
         return fit_maps(design, train, valid, choices)
 
@@ -299,7 +330,17 @@ class LagForecaster(BaseEstimator):
         x = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
         if reset and np.isnan(x).all(0).any():
             raise ValueError(f"{self._name(np.isnan(x).all(0))} has no observed value")
-        return x
+        return self._logarithms(x) if self.logs else x
+
+    def _logarithms(self, x: np.ndarray) -> np.ndarray:
+        low = np.atleast_1d((x <= 0).any(0))
+        if low.any():
+            raise ValueError(f"logs=True needs values above 0; {self._name(low)} has others")
+        return np.log(x)
+
+    def _raw(self, x: np.ndarray) -> np.ndarray:
+        """Values of the series, from themselves or their logarithms."""
+        return np.exp(x) if self.logs else x
 
     def _name(self, flags: np.ndarray) -> str:
         """The first series whose flag is set, for messages."""
@@ -311,6 +352,24 @@ class LagForecaster(BaseEstimator):
 
     def _shaped(self, x: np.ndarray) -> np.ndarray:
         return x[:, 0] if self._one_series else x
+
+
+def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
+    """A forecaster whose forecasts are the mean of those of several, fitted to the same rows, all of values or all of
+    logarithms.
+
+    It is the one with the longest look-back with the mean of all maps, which is exact because their columns sum to 1:
+    they forecast a constant by itself, so that they are the same on any scale.
+    """
+    made = copy.deepcopy(max(forecasters, key=lambda each: each.maps_.shape[1]))
+    look_back = made.maps_.shape[1]
+    padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
+    total: Any = sum(padded)  # one map is that of all series
+    made.maps_ = total / len(padded)
+    made.shared_ = all(each.shared_ for each in forecasters)
+    made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
+    made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
+    return made
 
 
 def _error(fits: Sequence[Fit]) -> float:

@@ -20,6 +20,7 @@ from lagwise.forecasting.moments import (
     total,
     window_moments,
 )
+from lagwise.forecasting.smoothing import fit_smoothing
 from lagwise.forecasting.solving import Refill, ridge_path
 from lagwise.forecasting.unobserved import Stretch, Unobserved, held_out_windows
 
@@ -99,8 +100,18 @@ def _candidates(
     choice: Choice | None,
 ) -> Iterator[tuple[np.ndarray, Choice]]:
     """Maps from raw inputs for each penalty."""
-    moments, unobserved = _training_sums(design, train, look_back)
+    if design.spec["name"] == "smoothing":
+        rows = Stretch(*(np.concatenate(parts, axis=1) for parts in zip(*train, strict=True)))
+        yield fit_smoothing(*rows, design.spec["period"]).map(look_back, design.horizon), Choice(0.0)
+        return
+    if design.spec["name"] == "seasonal":
+        yield seasonal_map(look_back, design.horizon, design.spec["period"]), Choice(0.0)
+        return
     level = level_weights(design.level, look_back)
+    if design.penalties == (math.inf,):  # the level alone, which needs no rows to train on
+        yield np.outer(level, np.ones(design.horizon)), Choice(math.inf)
+        return
+    moments, unobserved = _training_sums(design, train, look_back)
 
     def raw(maps: np.ndarray) -> np.ndarray:
         """Maps of inputs without their level, with the level added back."""
@@ -112,7 +123,7 @@ def _candidates(
 
     refill: Refill | None = refilled if unobserved else None
     penalties = design.penalties if choice is None else (choice.penalty,)
-    if design.spec["name"] in CLOSED_FORM or penalties == (math.inf,):
+    if design.spec["name"] in CLOSED_FORM:
         path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
         for penalty, maps in zip(penalties, path, strict=True):
             yield raw(maps), Choice(penalty)
@@ -129,6 +140,15 @@ def _candidates(
             seed=design.seed,
         )
         yield raw(maps), Choice(penalty, steps)
+
+
+def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
+    """The map that repeats the last ``period`` rows."""
+    if period > look_back:
+        raise ValueError(f"look_back must be at least the period of {period} rows, got {look_back}")
+    maps = np.zeros((look_back, horizon))
+    maps[look_back - period + np.arange(horizon) % period, np.arange(horizon)] = 1
+    return maps
 
 
 def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:

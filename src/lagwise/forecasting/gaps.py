@@ -37,13 +37,16 @@ def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[i
 
 
 def scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of the observed values of each series ``(rows, series)``. The deviation is 1 for a constant
-    series. Mean and deviation are 0 and 1 for a series without observed values."""
+    """Mean and deviation of the observed values of each series ``(rows, series)``, of any finite size. The deviation is
+    1 for a constant series. Mean and deviation are 0 and 1 for a series without observed values."""
     observed = ~np.isnan(x)
     count = np.maximum(1, observed.sum(0))
-    mean = np.where(observed, x, 0).sum(0) / count
-    deviation = np.sqrt((np.where(observed, x - mean, 0) ** 2).sum(0) / count)
-    return mean, np.where(deviation > 1e-12 * np.maximum(1, np.abs(mean)), deviation, 1.0)
+    largest = np.where(observed, np.abs(x), 0).max(0, initial=0)
+    unit = np.where(largest > 0, largest, 1.0)  # sums of squares of values divided by it neither overflow nor vanish
+    scaled = np.where(observed, x, 0) / unit
+    mean = scaled.sum(0) / count
+    deviation = np.sqrt((np.where(observed, scaled - mean, 0) ** 2).sum(0) / count)
+    return mean * unit, np.where(deviation > 1e-12, deviation * unit, 1.0)
 
 
 def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:

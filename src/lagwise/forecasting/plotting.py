@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.figures import panels
+from lagwise.figures import pyplot
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,24 +17,39 @@ _HISTORY = 3  # horizons of history to show
 
 
 def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, interval: Any, coverage: float) -> Figure:
-    """The end of each series, its forecast and interval, for at most 8 series.
+    """The end of each series, its forecast and interval, for at most 8 series: one under the other up to four, then in
+    two columns.
 
     Shapes: forecast ``(horizon, series)`` at ``times``; interval: lower and upper ends, like forecast.
     """
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
     count = min(_MOST, history.shape[1])
     shown = history.iloc[-max(_HISTORY * len(times), 20) :]
-    figure, drawn = panels(count, height=2.4)
-    figure.set_size_inches(max(3.6 * min(count, 2 if count < 5 else 3), 7.5), figure.get_size_inches()[1])
-    for i, axes in enumerate(drawn):
+    columns = 1 if count <= 4 else 2
+    rows = -(-count // columns)
+    figure, grid = pyplot().subplots(
+        rows, columns, figsize=(8 * columns**0.5, 3.4 if rows == 1 else 2.3 * rows), layout="constrained", squeeze=False
+    )
+    for axes in grid.flat[count:]:
+        axes.axis("off")
+    for i, axes in enumerate(grid.flat[:count]):
         name = history.columns[i]
+        last = shown[name].last_valid_index()
+        # From the last value on, so that no gap looks like a missing row.
+        joined = [last, *times], [shown[name][last], *forecast[:, i]]
         axes.grid(alpha=0.3)
-        axes.plot(shown.index, shown[name], color="0.35", linewidth=1, label="observed")
-        axes.plot(times, forecast[:, i], color="C0", linewidth=1.5, label="forecast")
+        axes.plot(shown.index, shown[name], color="0.35", linewidth=1, marker=".", markersize=3, label="observed")
+        axes.plot(*joined, color="C0", linewidth=1.5, label="forecast")
         lower, upper = (bound[:, i] for bound in interval)
         axes.fill_between(times, lower, upper, color="C0", alpha=0.2, linewidth=0, label=f"{coverage:.0%} interval")
-        axes.set_title(name, fontsize=9)
-        axes.tick_params(labelsize=7)
-        axes.tick_params(axis="x", rotation=30)
-    handles, labels = drawn[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.tick_params(labelsize=8)
+        axes.margins(x=0.01)
+        if hasattr(times, "strftime"):
+            locator = AutoDateLocator(maxticks=9 if columns == 1 else 6)
+            axes.xaxis.set_major_locator(locator)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ try:
     from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
 
     from lagwise.forecasting.estimator import LagForecaster
+    from lagwise.forecasting.grids import Grid, regular_grid, steps
 except ModuleNotFoundError as error:
     raise explained(error, "sktime") from error
 
@@ -25,7 +27,9 @@ class SktimeLagForecaster(BaseForecaster):
     update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
     ``update_params=True`` the forecaster is fitted again. Parameters and errors are those of `LagForecaster`.
 
-    Rows that the window has already are passed over, and rows that are missing between count as unobserved.
+    Rows that the window has already are passed over, and rows that are missing between, in `fit` and `update`, count as
+    unobserved. sktime counts steps of an index of numbers in its units: where its rows are 2 apart, ``fh=[2, 4]`` are
+    the next rows.
 
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
@@ -60,6 +64,7 @@ class SktimeLagForecaster(BaseForecaster):
         kernels: int = 1,
         rank: int | None = None,
         level: str = "mean",
+        logs: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -72,6 +77,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.kernels = kernels
         self.rank = rank
         self.level = level
+        self.logs = logs
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
@@ -81,16 +87,17 @@ class SktimeLagForecaster(BaseForecaster):
         super().__init__()
 
     def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
+        self.grid_ = _grid(y.index)
         horizon = int(self._steps(fh).max())
-        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(y.to_numpy())
+        rows = y.reindex(self.grid_.times).to_numpy()
+        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(rows)
         self.columns_ = y.columns
         self.last_ = y.index[-1]
-        self.frequency_ = _frequency(y.index)
         return self
 
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
         made = self.forecaster_.predict()[self._steps(fh) - 1]
-        return pd.DataFrame(made, index=fh.to_absolute_index(self.cutoff), columns=self.columns_)
+        return pd.DataFrame(made, index=self._index(fh), columns=self.columns_)
 
     def _predict_interval(self, fh: Any, X: Any, coverage: Sequence[float]) -> pd.DataFrame:
         names = [self._get_varnames(), list(coverage), ["lower", "upper"]]
@@ -98,7 +105,7 @@ class SktimeLagForecaster(BaseForecaster):
         chosen = ends[:, :, self._steps(fh) - 1]  # (coverage, end, steps, series)
         return pd.DataFrame(
             chosen.transpose(2, 3, 0, 1).reshape(len(fh), -1),
-            index=fh.to_absolute_index(self.cutoff),
+            index=self._index(fh),
             columns=pd.MultiIndex.from_product(names),
         )
 
@@ -106,25 +113,41 @@ class SktimeLagForecaster(BaseForecaster):
         if update_params:
             return self._fit(self._y, X, self.fh)
         new = y[y.index > self.last_]
-        following = self._following(y.index)
-        for row in (new.reindex(following) if new.index.isin(following).all() else new).to_numpy():
-            self.forecaster_.update(row)
-        self.last_ = max(self.last_, y.index[-1])
+        if len(new):
+            grid = _following(self.grid_, new.index[-1])
+            _check_on_grid(new.index, grid.times)
+            for row in new.reindex(grid.times[1:]).to_numpy():
+                self.forecaster_.update(row)
+            self.grid_, self.last_ = grid, new.index[-1]
         return self
 
-    def _following(self, index: pd.Index) -> pd.Index:
-        """The times from the window's last row to the end of ``index``, also those that it lacks."""
-        if isinstance(index, pd.PeriodIndex):
-            return pd.period_range(self.last_, index[-1])[1:]
-        if not isinstance(index, pd.DatetimeIndex):
-            return pd.RangeIndex(self.last_ + self.frequency_, index[-1] + 1, self.frequency_)
-        if self.frequency_ is None:
-            return index[index > self.last_]
-        return pd.date_range(self.last_, index[-1], freq=self.frequency_)[1:]
-
     def _steps(self, fh: Any) -> np.ndarray:
-        """The steps of a horizon after the data, from 1; sktime refuses others."""
-        return fh.to_relative(self.cutoff).to_numpy().astype(int)
+        """The rows of a horizon after the data, from 1; sktime refuses earlier ones.
+
+        sktime counts a relative horizon of numbers in units of the index, whatever the distance of its rows.
+        """
+        times = self.grid_.times
+        if isinstance(times, pd.DatetimeIndex | pd.PeriodIndex):
+            if fh.is_relative:
+                return fh.to_numpy().astype(int)
+            wanted = fh.to_absolute_index(self.cutoff)
+            following = _following(self.grid_, wanted.max()).times
+            _check_on_grid(wanted, following)
+            return following.get_indexer(wanted)
+        step = int(times[1] - times[0]) if len(times) > 1 else 1
+        relative = fh.to_relative(self.cutoff).to_numpy().astype(int)
+        if (relative % step).any():
+            raise ValueError(
+                f"rows are {step} apart, so the steps of fh must be multiples of {step}, such as fh=[{step}, {2 * step}"
+                f"], got {relative.tolist()}"
+            )
+        return relative // step
+
+    def _index(self, fh: Any) -> pd.Index:
+        if fh.is_relative and isinstance(self.grid_.times, pd.DatetimeIndex):
+            steps = self._steps(fh)
+            return self.grid_.following(int(steps.max()))[steps - 1]
+        return fh.to_absolute_index(self.cutoff)
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
@@ -133,10 +156,34 @@ class SktimeLagForecaster(BaseForecaster):
         return [options, {**options, "model": "toeplitz", "level": "last"}]
 
 
-def _frequency(index: pd.Index) -> Any:
-    """The distance of rows: of dates as pandas has it, None if there is none; of numbers the first difference."""
-    if isinstance(index, pd.DatetimeIndex):
-        return index.freq or (pd.infer_freq(index) if len(index) > 2 else None)
+def _grid(index: pd.Index) -> Grid:
+    """The regular grid of an index: of periods and of dates with a frequency by it, of other dates as of a table, and
+    of numbers by their largest common step."""
     if isinstance(index, pd.PeriodIndex):
-        return index.freq
-    return index[1] - index[0] if len(index) > 1 else 1
+        return Grid(pd.period_range(index[0], index[-1]), pd.period_range)
+    if isinstance(index, pd.DatetimeIndex):
+        freq: Any = index.freq
+        if freq is None and len(index) < 3:
+            freq = index[-1] - index[0] or pd.Timedelta(days=1)
+        if freq is None:
+            return regular_grid(index)
+        make = partial(steps, freq=freq)
+        return Grid(make(index[0], index[-1], None), make)
+    step = int(np.gcd.reduce(np.diff(index))) if len(index) > 1 else 1
+    make = partial(_numbers, step=step)
+    return Grid(make(index[0], index[-1], None), make)
+
+
+def _numbers(first: Any, last: Any, count: Any, *, step: int) -> pd.RangeIndex:
+    return pd.RangeIndex(first, first + count * step if last is None else last + 1, step)
+
+
+def _following(grid: Grid, last: Any) -> Grid:
+    """The grid from its last time to a later one, which it need not contain."""
+    return Grid(grid.make(grid.times[-1], last, None), grid.make)
+
+
+def _check_on_grid(index: pd.Index, times: pd.Index) -> None:
+    """ValueError for a time that is not on the grid."""
+    if not index.isin(times).all():
+        raise ValueError(f"the index is irregular: {index[~index.isin(times)][0]} is not one of the times of its grid")

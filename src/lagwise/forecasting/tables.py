@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lagwise.extras import require
-from lagwise.files import one_line
-from lagwise.forecasting.times import regular_times
+from lagwise.forecasting.files import Table, read_file
+from lagwise.forecasting.grids import Grid
+from lagwise.forecasting.numbers import decimal_separator, missing_codes, to_numbers
+from lagwise.forecasting.times import Times, Writer, regular_times
 from lagwise.tables import known, shown
 
 if TYPE_CHECKING:
@@ -19,31 +21,30 @@ if TYPE_CHECKING:
 
 
 _UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a name: the index of a table that pandas wrote
+_MOST_BELOW = 20  # lines below the rows, such as totals and notes
 
 
 @dataclass(frozen=True)
 class SeriesTable:
-    """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, and notes on how it was
-    read."""
+    """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, notes on how it was read,
+    its grid of times, and the function that writes times as the table had them."""
 
     frame: pd.DataFrame
     notes: tuple[str, ...]
+    grid: Grid
+    write: Writer
 
-    def next_times(self, count: int) -> Any:
+    def next_times(self, count: int) -> pd.Index:
         """The times of the next rows."""
-        import pandas as pd
-
-        index = self.frame.index
-        if isinstance(index, pd.DatetimeIndex):
-            return pd.date_range(index[-1], periods=count + 1, freq=index.freq)[1:]
-        return index[-1] + (index[-1] - index[-2]) * np.arange(1, count + 1)
+        return self.grid.following(count)
 
 
 def read_series(path: str | Path, time: str | None = None, columns: Sequence[str] | None = None) -> SeriesTable:
     """Read a table with a column of times and columns of numbers.
 
     Rows are sorted by time, as `lagwise.forecasting.times.regular_times` reads it. Times that are missing from a
-    regular grid become rows of missing values, with a note.
+    regular grid become rows of missing values, with a note. So do numbers such as -999, far from all others, that stand
+    for a missing value. Lines such as totals below the rows are left out, with a note.
 
     Args:
         path: A .csv (also compressed; commas, tabs, or semicolons with decimal commas or points) or .parquet.
@@ -55,13 +56,11 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
             numbers.
     """
     path = Path(path)
-    frame = _read(path)
+    table = read_file(path)
+    frame = table.frame
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
         raise ValueError(f"{str(path)!r} has no rows, or no column besides the times")
-    names = [str(name) for name in frame.columns]
-    if all(_is_number(name) for name in names[1:]) and (_is_number(names[0]) or _is_time(names[0])):
-        raise ValueError(f"the first row of {str(path)!r} has numbers, {shown(names)}; it must have names of columns")
-    frame.columns = names
+    frame.columns = names = [str(name) for name in frame.columns]
     if names[0] == _UNNAMED and time in (None, _UNNAMED):
         frame = frame.rename(columns={_UNNAMED: "time"})
     elif names[0] == _UNNAMED:  # the row number
@@ -73,95 +72,74 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
         chosen = [name for name in names if name != time]
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
-    times, grid, notes = regular_times(frame[time])
-    values = type(frame)({name: _numbers(frame[name], name) for name in chosen})
-    full, more = _regular(values, times, grid)
-    return SeriesTable(full, (*notes, *more))
+    frame, below = _without_totals(frame[[time, *chosen]], time)
+    times = regular_times(frame[time])
+    values, codes = _values(table, frame[chosen])
+    full, more = _regular(values, times)
+    return SeriesTable(full, (*table.notes, *below, *times.notes, *codes, *more), times.grid, times.write)
 
 
 def table_columns(path: str | Path) -> list[str] | None:
     """The names of the columns of a .csv, .tsv or .txt (also compressed) or .parquet; None for other files."""
     suffixes = {suffix.lower() for suffix in Path(path).suffixes}
     if Path(path).is_file() and {".csv", ".tsv", ".txt", ".parquet"} & suffixes:
-        return [str(name) for name in _read(Path(path), rows=0).columns]
+        return [str(name) for name in read_file(Path(path), names_only=True).frame.columns]
     return None
 
 
-def _read(path: Path, rows: int | None = None) -> pd.DataFrame:
-    require("forecast", "a table of series", "pandas")
+def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str]]:
+    """The rows without those at the end that have a word, or nothing, for a time (Total, Source: ...), and notes."""
     import pandas as pd
 
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {str(path)!r}")
-    try:
-        if path.suffix.lower() != ".parquet":
-            head = ",".join(map(str, pd.read_csv(path, nrows=0).columns))
-            mark = max(",;\t", key=head.count)
-            frame = pd.read_csv(path, sep=mark, decimal="," if mark == ";" else ".", nrows=rows)
-            if rows is None and not isinstance(frame.index, pd.RangeIndex):
-                raise ValueError("its rows have more fields than its first line")
-            return frame
-        frame = pd.read_parquet(path)
-        if isinstance(frame.index, pd.RangeIndex):
-            return frame
-        # Times are often the index; whole numbers without a name are the rows that a selection kept.
-        left_over = frame.index.name is None and pd.api.types.is_integer_dtype(frame.index)
-        return frame.reset_index(drop=left_over)
-    except (ValueError, EOFError, OSError) as error:  # parsing errors of the libraries are ValueErrors
-        raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
+    if not (pd.api.types.is_object_dtype(frame[time]) or pd.api.types.is_string_dtype(frame[time])):
+        return frame, []
+    count, notes = len(frame), []
+    while len(frame) - count < _MOST_BELOW and count > 3:
+        row = frame.iloc[count - 1]
+        text = "" if pd.isna(row[time]) else str(row[time]).strip()
+        word = re.match(r"[\W_]*[^\W\d_]{3,}", text)
+        if not (text == "" or (word and pd.isna(pd.to_datetime(text, errors="coerce")))):
+            break
+        notes.insert(0, f"the last row, {shown(', '.join(map(str, row.dropna())))}, has no time; it is left out")
+        count -= 1
+    above = frame[time].iloc[:count].astype("string").str.contains(r"\d").fillna(False).astype(bool)
+    return (frame.iloc[:count], notes) if above.any() else (frame, [])
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _values(table: Table, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The numbers of a table without codes for missing ones, and notes."""
+    decimal = decimal_separator(frame, table.decimal)
+    values, notes = {}, []
+    for name in frame.columns:
+        values[name], own = missing_codes(name, to_numbers(frame[name], decimal))
+        notes += own
+    return type(frame)(values), notes
 
 
-def _is_time(text: str) -> bool:
-    import pandas as pd
-
-    return not pd.isna(pd.to_datetime(text, errors="coerce", format="ISO8601"))
-
-
-def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    import pandas as pd
-
-    if column.dtype.kind in "mM":  # pandas would count nanoseconds
-        raise ValueError(
-            f"column {name!r} has times, not numbers; choose columns with --columns, or name the times with --time"
-        )
-    numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
-    wrong = numbers.isna() & column.notna() | np.isinf(numbers)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise ValueError(
-            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave "
-            "it empty if it is missing, choose columns with --columns, or name the times with --time"
-        )
-    if numbers.isna().all():
-        raise ValueError(f"column {name!r} has no value at all; choose columns with --columns")
-    return numbers.to_numpy()
-
-
-def _regular(frame: pd.DataFrame, times: pd.Index, grid: pd.Index) -> tuple[pd.DataFrame, list[str]]:
+def _regular(frame: pd.DataFrame, times: Times) -> tuple[pd.DataFrame, list[str]]:
     """The rows at their positions on the grid, missing values between them, and notes."""
     import pandas as pd
 
-    places = times.argsort() if len(grid) == len(times) else None
-    if places is not None:
-        values = frame.to_numpy()[places]
-    else:  # numbers of a grid may differ from those of the table by rounding
-        values = np.full((len(grid), frame.shape[1]), np.nan)
-        values[grid.get_indexer(times, method="nearest")] = frame.to_numpy()
+    grid = times.grid.times
+    at = times.times
+    if at.has_duplicates:
+        frame = frame.groupby(at).mean()
+        at = frame.index
+    values = np.full((len(grid), frame.shape[1]), np.nan)
+    # Numbers of a grid may differ from those of the table by rounding.
+    values[grid.get_indexer(at, method="nearest")] = frame.to_numpy()
     full = pd.DataFrame(values, index=grid, columns=frame.columns)
     notes = []
-    if len(full) > len(frame):
-        notes.append(f"{len(full) - len(frame):,} times are missing from the grid; they count as rows without values")
+    if added := len(full) - len(frame):
+        notes.append(
+            "1 time is missing from the grid; it counts as a row without values"
+            if added == 1
+            else f"{added:,} times are missing from the grid; they count as rows without values"
+        )
     if missing := int(full.isna().to_numpy().sum()):
         notes.append(
-            f"{missing:,} of {full.size:,} values are missing; as inputs, the last value before each stands in for it"
+            f"{missing:,} of {full.size:,} values {'is' if missing == 1 else 'are'} missing; as inputs, the last value "
+            "before each stands in for it"
         )
     for name in full.columns[(full.max() == full.min()).to_numpy()]:
         notes.append(f"series {name!r} is constant")

@@ -1,118 +1,406 @@
-"""Times of the rows of a table, read and placed on a regular grid."""
+"""Times of the rows of a table: read, and placed on a regular grid."""
 
 from __future__ import annotations
 
+import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lagwise.forecasting.grids import Grid, regular_grid
 from lagwise.tables import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_MOST_ADDED = 10  # rows filled in per existing row; a larger number means that the step is wrong
-_MONTHS = (1, 2, 3, 4, 6, 12)  # between rows
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # of UTC, after a time of day
-# Dates as integers. Those with an hour are from 1900 to 2100; later numbers of seconds since 1970 are no dates.
+# Dates as integers. Those with an hour are from 1900 to 2100.
 _INTEGERS = ((180001, 220012, "%Y%m"), (10**7, 10**8, "%Y%m%d"), (1900010100, 2100123123, "%Y%m%d%H"))
-_QUARTER = r"^(\d{4})[ -]?[qQ]([1-4])$"
+_SINCE_1970: Any = (("s", 10**9), ("ms", 10**12), ("us", 10**15), ("ns", 10**18))  # from 2001, up to 2.5 times as much
 _DAY = np.timedelta64(23, "h")  # the shortest
+_CLOCK_MONTHS = (3, 4, 10, 11)  # in which clocks go back, in the south or the north, on a Sunday
+_CLOCK = r"(?i)^\s*\d{1,2}:\d\d(:\d\d(\.\d+)?)?(\s*[ap]\.?m\.?)?\s*$"
+_TIME_OF_DAY = r"(?P<clock>[T ]\s*\d{1,2}:\d\d(?P<seconds>:\d\d(?P<fraction>\.\d+)?)?(?P<half>\s*[ap]m)?)?$"
+# Parts of years. The month in which a part begins is factor * (part - 1) + 1.
+_YEAR, _SHORT = r"(?P<year>\d{4})", r"(?P<year>\d{4}|\d\d)"
+_PARTS = (
+    (rf"^{_YEAR}[ -/]?q(?P<part>[1-4])$", 3),
+    (rf"^q(?P<part>[1-4])[ -/']*{_SHORT}$", 3),
+    (rf"^(?P<part>[1-4])q[ -/']*{_SHORT}$", 3),
+    (rf"^{_YEAR}[ -]?[sh](?P<part>[12])$", 6),
+    (rf"^{_YEAR}[ -]?m(?P<part>0?[1-9]|1[0-2])$", 1),
+)
+_WEEK = rf"^{_YEAR}[ -]?w(?P<part>0?[1-9]|[1-4]\d|5[0-3])$"
+_MONTH_NAME = r"(?i)(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+
+_FIRST = {"Y": "year", "y": "year", "G": "year", "m": "month", "b": "month", "B": "month", "d": "day"}
+
+#: Writes times as the table had them.
+Writer = Callable[["pd.Index"], list[Any]]
 
 
-def regular_times(column: pd.Series) -> tuple[pd.Index, pd.Index, tuple[str, ...]]:
-    """The time of each row of a column, the regular grid that contains them all, in order, and notes on how they were
-    read.
+class Times(NamedTuple):
+    """The time of each row, the regular grid that contains them all, notes on how they were read, and the function that
+    writes times in the same form."""
+
+    times: Any
+    grid: Grid
+    notes: tuple[str, ...]
+    write: Writer
+
+
+class _Reading(NamedTuple):
+    times: Any
+    write: Writer
+    order: str = ""  # what a date begins with: "day", "month" or "year"
+    note: str = ""
+
+
+def regular_times(column: pd.Series) -> Times:
+    """The times of a column, and their regular grid (`lagwise.forecasting.grids.regular_grid`).
 
     Numbers are times on a scale of their own, except for integers such as 202401, 20240131 and 2024013123 (an hour),
-    which are dates. Text is read by one format. Dates such as 01/02/2024 are read month first or day first, whichever
-    gives times on a regular grid. Times with one UTC offset keep it if steps are shorter than a day. With several
-    offsets, days and longer steps follow the local calendar, and shorter ones are in UTC.
+    and seconds, milli-, micro- and nanoseconds since 1970. Text is read by one format: dates with years of four or two
+    digits, months by name or number, quarters (2015-Q1, Q1 2015, 1Q15), half years (2015-S1), months (2015M01) and ISO
+    weeks (2015-W07). Dates that may be read in several ways, such as 01/02/2024, are read in the one that gives times
+    on a regular grid. Years of two digits are the latest before 2050. Times with one UTC offset keep it if steps are
+    shorter than a day. With several offsets, days and longer steps follow the local calendar, and shorter ones are in
+    UTC. Local times that occur twice at the end of summer time may do so.
 
-    The grid is the shortest one that contains all times, among those with a constant step, business days, and months
-    (first days, last days, business or not, any other day), also every 2, 3, 4, 6 or 12 of them.
-
-    ValueError for a time that cannot be read or occurs twice, dates that may be read either way, and times on no
-    regular grid; it names the place.
+    ValueError for a time that cannot be read, has no date or year, or occurs twice, dates that may be read in several
+    ways, and times on no regular grid; it names the place.
     """
     found, failures = [], []
-    for times, notes in _readings(column):
+    for reading in _readings(column):
         try:
-            found.append((times, _grid(times), notes))
+            note = _repeated(reading.times)
+            grid = regular_grid(reading.times.unique().rename(column.name))
         except ValueError as error:
             failures.append(error)
-    if len(found) > 1:
-        raise ValueError(
-            f"column {column.name!r} has dates such as {column.iloc[0]!r}, which may be month first or day first; "
-            "write them as year-month-day"
-        )
+            continue
+        found.append((len(grid.times), reading, Times(reading.times, grid, (note,) if note else (), reading.write)))
     if not found:
         raise failures[0]
-    return found[0]
+    shortest = min(size for size, *_ in found)
+    best = [(reading, made) for size, reading, made in found if size == shortest]
+    if len(best) > 1:
+        raise ValueError(
+            f"column {column.name!r} has dates such as {column.iloc[0]!r}, which may have the "
+            f"{' or the '.join(reading.order for reading, _ in best)} first; write them as year-month-day"
+        )
+    reading, made = best[0]
+    order = (f"dates are read {reading.order} first",) if len(found) + len(failures) > 1 and reading.order else ()
+    return made._replace(notes=(*((reading.note,) if reading.note else ()), *order, *made.notes))
 
 
-def _readings(column: pd.Series) -> list[tuple[pd.Index, tuple[str, ...]]]:
-    """The ways to read a column: two if all of it can be read month first and day first."""
+def _readings(column: pd.Series) -> list[_Reading]:
+    """The ways to read a column: several if all of it can be read in several orders of day, month and year."""
     import pandas as pd
 
-    if pd.api.types.is_numeric_dtype(column):
-        finite = column.where(~column.isin([np.inf, -np.inf]))
-        if finite.isna().any():
-            _no_time(column, finite)
-        if pd.api.types.is_integer_dtype(column):
-            form = next((form for low, high, form in _INTEGERS if column.between(low, high).all()), None)
-            dates = pd.to_datetime(column.astype(str), format=form, errors="coerce") if form else column
-            column = dates if dates.notna().all() else column
-        return [(pd.Index(column), ())]
     if pd.api.types.is_datetime64_any_dtype(column):
         if column.isna().any():
             _no_time(column, column)
-        return [(_of_calendar(pd.DatetimeIndex(column)), ())]
+        return [_Reading(_of_calendar(pd.DatetimeIndex(column)), plain_times)]
+    if pd.api.types.is_numeric_dtype(column):
+        return [_of_numbers(column, column.astype(str))]
     text = column.astype(str).str.strip().where(column.notna())
-    text = text.str.replace(_QUARTER, r"\g<1>Q\g<2>", regex=True)
-    offsets = text.str.extract(_OFFSET)["offset"]
-    if (some := offsets.notna()).any() and not some.all():
+    eight = text.str.fullmatch(r"\d{8}").all() and pd.to_datetime(text, format="%Y%m%d", errors="coerce").isna().any()
+    if not eight and not text.str.fullmatch(r"(0?[1-9]|1[0-2])\.(19|20)\d\d").all():  # months as 01.2024
+        numbers = pd.to_numeric(text.str.replace(",", ".", n=1, regex=False), errors="coerce")
+        if numbers.notna().all():
+            return [_of_numbers(numbers.rename(str(column.name)), text)]
+    if text.isna().any():
+        _no_time(column, text)
+    if text.str.match(_CLOCK).all():
+        raise ValueError(
+            f"column {column.name!r} has times of day without a date, such as {text.iloc[0]!r}; write date and time in "
+            "one column, such as 2024-01-31 08:00"
+        )
+    if parts := _parts_of_years(text):
+        return [parts]
+    return _dates(column, text)
+
+
+def _of_numbers(column: pd.Series, text: pd.Series) -> _Reading:
+    import pandas as pd
+
+    finite = column.where(~column.isin([np.inf, -np.inf]))
+    if finite.isna().any():
+        _no_time(column, finite)
+    whole = bool((column == column.round()).all()) and float(column.abs().max()) < 2**63
+    if whole and not text.str.contains(r"[.,e]", regex=True).any():
+        integers = column.astype("int64")
+        for low, high, form in _INTEGERS:
+            if integers.between(low, high).all():
+                dates = pd.to_datetime(integers.astype(str), format=form, errors="coerce")
+                if dates.notna().all():
+                    return _Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))
+        for unit, least in _SINCE_1970:
+            if integers.between(least, int(2.5 * least)).all():
+                dates = pd.DatetimeIndex(pd.to_datetime(integers, unit=unit))
+                return _Reading(
+                    dates, lambda times, unit=unit: _whole(pd.DatetimeIndex(times).as_unit(unit).astype("int64"))
+                )
+        return _Reading(pd.Index(integers), lambda times: list(times))
+    decimals = int(text.str.extract(r"[.,](\d+)$")[0].str.len().fillna(0).max())
+    return _Reading(pd.Index(column), lambda times: [round(float(at), max(decimals, 1)) for at in times])
+
+
+def _text(times: Any, form: str) -> list[str]:
+    return list(times.strftime(form))
+
+
+def _whole(values: Any) -> list[int]:
+    return [int(value) for value in values]
+
+
+def plain_times(times: Iterable[object]) -> list[str]:
+    """Dates as year-month-day, with a time of day unless all are midnight."""
+    texts = [str(at) for at in times]
+    midnight = r" 00:00:00$"
+    return [re.sub(midnight, "", text) for text in texts] if all(re.search(midnight, t) for t in texts) else texts
+
+
+def _parts_of_years(text: pd.Series) -> _Reading | None:
+    """Quarters, half years, months and ISO weeks as numbers."""
+    import pandas as pd
+
+    for pattern, factor in (*_PARTS, (_WEEK, 0)):
+        first = re.match(pattern, text.iloc[0], re.IGNORECASE)
+        if first is None:
+            continue
+        found = text.str.extract(pattern, flags=re.IGNORECASE)
+        if found.isna().any(axis=None):
+            continue
+        years = _centuries(found["year"].astype(int).to_numpy()) if len(found["year"].iloc[0]) == 2 else found["year"]
+        years, parts = pd.Series(np.asarray(years)).astype(int), found["part"].astype(int).reset_index(drop=True)
+        if factor:
+            times = pd.to_datetime({"year": years, "month": factor * (parts - 1) + 1, "day": 1})
+        else:
+            times = pd.to_datetime(
+                years.astype(str) + "-" + parts.astype(str) + "-1", format="%G-%V-%u", errors="coerce"
+            )
+            if times.isna().any():  # week 53 of a year that has 52
+                continue
+        width = int(found["part"].str.len().min())  # 2 for M01, 1 for M1
+
+        def write(times: pd.Index, first: Any = first, factor: int = factor, width: int = width) -> list[str]:
+            calendar = times.isocalendar()  # type: ignore[missing-attribute]
+            pairs = [
+                (at.year, (at.month - 1) // factor + 1) if factor else (year, week)
+                for at, year, week in zip(times, calendar["year"], calendar["week"], strict=True)
+            ]
+            return [_filled(first, year, part, width) for year, part in pairs]
+
+        return _Reading(pd.DatetimeIndex(times), write)
+    return None
+
+
+def _filled(match: re.Match[str], year: int, part: int, width: int) -> str:
+    """The matched text with another year and part."""
+    digits = match.end("year") - match.start("year")
+    values = {"year": f"{year:04d}"[-digits:], "part": f"{part:0{width}d}"}
+    made, end = "", 0
+    for name in sorted(values, key=match.start):
+        made += match.string[end : match.start(name)] + values[name]
+        end = match.end(name)
+    return made + match.string[end:]
+
+
+def _centuries(years: np.ndarray) -> np.ndarray:
+    """Years of two digits in full: consecutive ones, of which the last is before 2050."""
+    found = np.unique(years % 100)
+    gaps = np.diff(np.append(found, found[0] + 100))
+    last = int(found[gaps.argmax()])  # the largest gap follows it
+    century = 2000 if last < 50 else 1900
+    return np.where(years % 100 <= last, century, century - 100) + years % 100
+
+
+def _dates(column: pd.Series, text: Any) -> list[_Reading]:
+    offsets: Any = text.str.extract(_OFFSET)["offset"]
+    some: Any = offsets.notna()
+    if bool(some.any()) and not some.all():
         raise ValueError(
             f"column {column.name!r} has times with and without a UTC offset, such as {text[some].iloc[0]!r} and "
             f"{text[~some].iloc[0]!r}"
         )
-    notes: tuple[str, ...] = ()
+    note = ""
     if offsets.nunique() > 1:
-        times = (_parsed(text, utc=True) or [_no_time(column, text)])[0]
+        import pandas as pd
+
+        times: Any = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601")
+        times = pd.DatetimeIndex(times if times.notna().all() else pd.to_datetime(text, errors="coerce", utc=True))
+        if times.hasnans:
+            _no_time(column, text)
         if np.median(np.diff(np.sort(times.to_numpy()))) < _DAY:
-            return [(times, ("times have several UTC offsets; they are read as UTC",))]
+            return [_Reading(times, plain_times, note="times have several UTC offsets; they are read as UTC")]
         text = text.str.replace(_OFFSET, r"\g<minutes>", regex=True)
-        notes = ("times have several UTC offsets; dates and times are those written, without the offset",)
-    found = _parsed(text)
+        note = "times have several UTC offsets; dates and times are those written, without the offset"
+    found: list[_Reading] = []
+    for reading in _parsed(text):
+        if not any(reading.times.equals(each.times) for each in found):
+            found.append(reading._replace(times=_of_calendar(reading.times), note=note))
     if not found:
         _no_time(column, text)
-    if len(found) > 1:
-        return [(found[0], (*notes, "dates are read month first")), (found[1], (*notes, "dates are read day first"))]
-    return [(_of_calendar(found[0]), notes)]
+    return found
 
 
-def _parsed(text: pd.Series, utc: bool = False) -> list[pd.DatetimeIndex]:
-    """Text read as ISO 8601, with and without a time of day, or else by one format, month first and day first. Only
-    formats that fit every row count."""
+def _parsed(text: pd.Series) -> Iterator[_Reading]:
+    """Text read as ISO 8601, with and without a time of day; or else by the formats that its first row may have; or
+    else as pandas reads it. Only formats that fit every row count."""
     import pandas as pd
 
-    found: list[pd.DatetimeIndex] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unknown formats, and formats for which dayfirst has no effect
-        for form, day_first in (("ISO8601", False), (None, False), (None, True)):
-            times = pd.to_datetime(text, errors="coerce", utc=utc, format=form, dayfirst=day_first)
+        if text.str.match(r"\d{4}").all():
+            times = pd.to_datetime(text, errors="coerce", format="ISO8601")
             if times.notna().all():
-                found.append(pd.DatetimeIndex(times))
-            if found and form:
-                break
-    return found[:1] if len(found) == 2 and found[0].equals(found[1]) else found
+                yield _Reading(pd.DatetimeIndex(times), _as_first(text, pd.DatetimeIndex(times)))
+                return
+        formats, any_found = _formats(text.iloc[0]), False
+        for form in formats:
+            times = pd.to_datetime(text, errors="coerce", format=form)
+            if times.notna().all():
+                index = pd.DatetimeIndex(times)
+                if "%y" in form:
+                    index = _with_centuries(index)
+                    if "%d" not in form and not _are_months(index):  # days of a month, without a year
+                        continue
+                any_found = True
+                yield _Reading(index, lambda times, form=form: _text(times, form), _order(form))
+        if any_found or formats or not text.str.contains(r"\d{4}").all():
+            return
+        for day_first in (False, True):
+            times = pd.to_datetime(text, errors="coerce", dayfirst=day_first)
+            if times.notna().all():
+                yield _Reading(pd.DatetimeIndex(times), plain_times, "day" if day_first else "month")
 
 
-def _of_calendar(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
+def _as_first(text: Any, times: pd.DatetimeIndex) -> Writer:
+    """Writes ISO 8601 as the table has it, if all its rows have the same form."""
+    from pandas.tseries.api import guess_datetime_format  # type: ignore[missing-module-attribute]
+
+    form = {4: "%Y", 7: "%Y-%m"}.get(len(text.iloc[0])) or guess_datetime_format(text.iloc[0])
+    if form and not re.search("%[zf]", form) and _text(times[[0, -1]], form) == text.iloc[[0, -1]].tolist():
+        return lambda times: _text(times, form)
+    return plain_times
+
+
+def _formats(text: str) -> list[str]:
+    """The formats that a date such as 31.12.15, Jan-15 or 12/31/2015 1:00 PM may have, except ISO 8601."""
+    clock = re.search(f"(?i){_TIME_OF_DAY}", text)
+    date, after = text, ""
+    if clock is not None and clock["clock"]:
+        date = text[: clock.start()]
+        after = clock["clock"][0] + ("%I" if clock["half"] else "%H") + ":%M"
+        after += (":%S" if clock["seconds"] else "") + (".%f" if clock["fraction"] else "")
+        after += (" %p" if clock["half"][0] == " " else "%p") if clock["half"] else ""
+    date = date.strip()
+    weekday = re.match(r"(?i)(mon|tue|wed|thu|fri|sat|sun)[a-z]*[,.]?\s+", date)
+    before = ""
+    if weekday:
+        before = ("%a" if len(weekday[0].strip(" ,.")) == 3 else "%A") + weekday[0][len(weekday[0].rstrip(" ,.")) :]
+        date = date[weekday.end() :]
+    named, word = re.search(_MONTH_NAME, date), ""
+    if named:
+        word = "%b" if len(named[0].rstrip(".")) == 3 else "%B"
+        date = date[: named.start()] + "\0" + date[named.start() + len(named[0].rstrip(".")) :]
+    if re.fullmatch(r"\d{8}", date):
+        return [f"%d%m%Y{after}", f"%m%d%Y{after}"]
+    if re.fullmatch(r"\d{4}-W\d\d-\d", date):
+        return [f"%G-W%V-%u{after}"]
+    numbers = re.findall(r"\d+", date)
+    if re.search(r"[^\d\0 ./,'-]", date) or not all(len(number) in (1, 2, 4) for number in numbers):
+        return []
+    short = [len(number) < 4 for number in numbers]
+    orders: list[str] = []
+    if named and len(numbers) == 1:
+        orders = ["y" if short[0] else "Y"]
+    elif named and len(numbers) == 2:
+        orders = ["dy", "yd"] if all(short) else ["dY" if short[0] else "Yd"]
+    elif not named and len(numbers) == 2:
+        orders = ["my", "ym"] if all(short) else ["mY" if short[0] else "Ym"]
+    elif not named and len(numbers) == 3:
+        orders = ["mdy", "dmy", "ymd"] if all(short) else ["mdY", "dmY"] if short[0] else ["Ymd"]
+    made = []
+    for order in orders:
+        parts = iter(order)
+        form = re.sub(r"\d+", lambda _, parts=parts: f"%{next(parts)}", date)
+        made.append(before + (form.replace("\0", word) if named else form) + after)
+    return made
+
+
+def _order(form: str) -> str:
+    """What a date of this format begins with."""
+    return next(name for mark in re.findall("%([A-Za-z])", form) if (name := _FIRST.get(mark)))
+
+
+def _are_months(times: pd.DatetimeIndex) -> bool:
+    """Whether times read as year and month are in order, and not all in one month of the year."""
+    return (times.is_monotonic_increasing or times.is_monotonic_decreasing) and len(set(times.month)) > 1
+
+
+def _with_centuries(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
+    import pandas as pd
+
+    years = _centuries(np.asarray(times.year))
+    parts: Any = {name: getattr(times, name) for name in ("month", "day", "hour", "minute", "second", "microsecond")}
+    made = pd.to_datetime({"year": years, **parts, "us": parts.pop("microsecond")}, errors="coerce")
+    return pd.DatetimeIndex(made) if made.notna().all() else times
+
+
+def _of_calendar(times: pd.Index) -> Any:
     """Times without their zone if they are days or more apart, because days of a zone may be shorter or longer."""
-    far = times.tz is not None and np.median(np.diff(np.sort(times.tz_convert("UTC").to_numpy()))) >= _DAY
+    import pandas as pd
+
+    if not isinstance(times, pd.DatetimeIndex) or times.tz is None:
+        return times
+    far = np.median(np.diff(np.sort(times.tz_convert("UTC").to_numpy()))) >= _DAY
     return times.tz_localize(None) if far else times
+
+
+def _repeated(times: Any) -> str:
+    """A note on the hours that occur twice because clocks went back; ValueError for other times that occur twice, and
+    for fewer than 3."""
+    import pandas as pd
+
+    again = times[times.duplicated()]
+    if len(again):
+        if not _clock_went_back(times, again):
+            local = isinstance(times, pd.DatetimeIndex) and times.tz is None and (times != times.normalize()).any()
+            offset = ", write local times with their UTC offset if the clock was changed" if local else ""
+            raise ValueError(
+                f"column {times.name!r} has {again.sort_values()[0]} more than once; keep one row for each time"
+                f"{offset}, or give one file for each series"
+            )
+        days = sorted({f"{at:%Y-%m-%d}" for at in again})
+        return (
+            f"times occur twice on {', '.join(days[:3])}{', ...' if len(days) > 3 else ''}, where the clock goes back "
+            "at the end of summer time; the mean of both rows stands for them"
+        )
+    if len(times) < 3:
+        raise ValueError(f"at least 3 rows are needed, got {len(times)}")
+    return ""
+
+
+def _clock_went_back(times: Any, again: Any) -> bool:
+    """Whether the times that occur twice are one whole hour of a night, once a year."""
+    import pandas as pd
+
+    if not isinstance(times, pd.DatetimeIndex) or times.tz is not None or again.duplicated().any():
+        return False
+    again = again.sort_values()
+    nights = again.normalize().unique()
+    if len(nights) > 1 and (nights[1:] - nights[:-1]).min() < pd.Timedelta(days=150):
+        return False
+    step = pd.Series(times.sort_values().unique()).diff().mode()[0]
+    hour = again.floor("h")
+    whole = pd.Series(1, index=again).groupby(hour).sum() * step == pd.Timedelta(hours=1)
+    sunday = (again + pd.Timedelta(hours=1)).dayofweek == 6  # or the last hour of Saturday
+    night = ((again.hour <= 4) | (again.hour == 23)) & sunday & again.month.isin(_CLOCK_MONTHS)
+    return bool(whole.all() and night.all() and len(hour.unique()) == len(nights))
 
 
 def _no_time(column: pd.Series, text: pd.Series) -> Any:
@@ -123,73 +411,19 @@ def _no_time(column: pd.Series, text: pd.Series) -> Any:
     if not missing.any():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            missing = pd.to_datetime(text, errors="coerce", utc=True).isna()
+            read = (pd.to_datetime(text, errors="coerce", utc=True, format=form) for form in _formats(text.iloc[0]))
+            missing = min((times.isna() for times in read), key=lambda found: found.sum(), default=missing)
+            if not missing.any():
+                missing = pd.to_datetime(text, errors="coerce", utc=True).isna()
+    if not missing.any() or (
+        missing.all() and text.str.contains(r"\d").all() and not text.str.contains(r"\d{4}").any()
+    ):
+        raise ValueError(
+            f"column {column.name!r} has times such as {shown(str(text.iloc[0]))}, whose day, month and year are not "
+            "clear; write them as year-month-day, or name the column of times with --time"
+        )
     row = int(missing.to_numpy().argmax())
     raise ValueError(
-        f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a time; name the "
-        "column of times with --time"
-    )
-
-
-def _grid(times: pd.Index) -> pd.Index:
-    """The shortest regular grid that contains all times."""
-    import pandas as pd
-
-    index = times.sort_values()
-    if (again := index.duplicated()).any():
-        raise ValueError(
-            f"column {times.name!r} has {index[again][0]} more than once; keep one row for each time, or give one file "
-            "for each series"
-        )
-    if len(index) < 3:
-        raise ValueError(f"at least 3 rows are needed, got {len(index)}")
-    if not isinstance(index, pd.DatetimeIndex):
-        return _steps(index)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that pandas will return another type, which works here too
-        frequency = pd.infer_freq(index)
-    if frequency is not None:
-        grid = pd.date_range(index[0], index[-1], freq=frequency, name=index.name)
-        if index.isin(grid).all():  # business hours are inferred from steps alone, whatever the hours and days
-            return grid
-    calendars: list[Any] = ["B", *(pd.DateOffset(months=n) for n in _MONTHS)]
-    calendars += [f"{n}{unit}" for unit in ("ME", "MS", "BME", "BMS") for n in _MONTHS]
-    grids: list[pd.Index] = [pd.date_range(index[0], index[-1], freq=offset, name=index.name) for offset in calendars]
-    grids = [grid for grid in grids if len(grid) <= _MOST_ADDED * len(index) and index.isin(grid).all()]
-    try:
-        grids.append(_steps(index))
-    except ValueError:
-        if not grids:
-            raise
-    return min(grids, key=len)
-
-
-def _steps(index: pd.Index) -> pd.Index:
-    """The grid with the most frequent step of the sorted times."""
-    import pandas as pd
-
-    zoned = isinstance(index, pd.DatetimeIndex) and index.tz is not None
-    values = (index.tz_convert("UTC") if zoned else index).to_numpy()  # type: ignore[missing-attribute]
-    steps = np.diff(values)
-    found, counts = np.unique(steps, return_counts=True)
-    step = found[counts.argmax()]
-    multiples = steps / step
-    off = np.abs(multiples - np.round(multiples)) > 1e-6
-    if off.any():
-        _irregular(index, int(off.argmax()) + 1, step)
-    size = int(np.round(multiples).sum()) + 1
-    if size > _MOST_ADDED * len(index):
-        _irregular(index, int(np.argmax(multiples)) + 1, step)
-    if isinstance(index, pd.DatetimeIndex):
-        return pd.date_range(index[0], periods=size, freq=pd.Timedelta(step), name=index.name)
-    return pd.Index(index[0] + step * np.arange(size), name=index.name)
-
-
-def _irregular(index: pd.Index, row: int, step: Any) -> None:
-    import pandas as pd
-
-    step = pd.Timedelta(step) if isinstance(step, np.timedelta64) else step
-    raise ValueError(
-        f"the times in column {index.name!r} are irregular: {index[row]} follows {index[row - 1]} (most rows are "
-        f"{step} apart); resample the data to regular times, or name another column of times with --time"
+        f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a time; correct or "
+        "remove the row, or name the column of times with --time"
     )

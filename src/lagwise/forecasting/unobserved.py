@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from lagwise.forecasting.errors import forecast_errors
 from lagwise.forecasting.moments import Moments, total, window_count, window_moments
 
 _CHUNK = 4096  # missing targets at a time
+_ROUNDING = 1e-9  # of a sum of squares, in units of the terms whose difference it is: 1e6 times that of float64
 
 
 class Stretch(NamedTuple):
@@ -97,16 +99,32 @@ class HeldOut(NamedTuple):
 
     moments: Moments
     unobserved: Unobserved
+    stretches: Sequence[Stretch]
 
     def squares(self, maps: np.ndarray) -> tuple[float, float]:
         """The sum of squared errors on the observed targets, and their number, of maps ``(look_back, horizon)`` or maps
-        with a shorter look-back."""
+        with a shorter look-back.
+
+        It is a difference of the moments. Where rounding would exceed a millionth of it, the errors are computed one by
+        one: of series that are forecast nearly exactly, such as those that end with constant values.
+        """
+        horizon = maps.shape[1]
         moments = self.moments.latest(len(maps))
         found, count = self.unobserved.squares(maps)
-        return (
-            float(moments.error(maps).sum()) * moments.count - found,
-            moments.count * maps.shape[1] - count,
-        )
+        count = moments.count * horizon - count
+        squares = float(moments.error(maps).sum()) * moments.count - found
+        size = float(moments.targets.sum()) + float(np.trace(moments.inputs)) + found
+        if squares > _ROUNDING * size:
+            return squares, count
+        before = len(self.moments.inputs) - len(maps)
+        squares = 0.0
+        for filled, missing in self.stretches:
+            filled, targets = filled[before:], np.where(missing, np.nan, filled)[before:]
+            windows = np.arange(window_count(len(filled), len(maps), horizon))
+            squares += sum(
+                float(np.nansum(errors**2)) for _, errors in forecast_errors([maps], filled, targets, windows)
+            )
+        return squares, count
 
     def error(self, maps: np.ndarray) -> float:
         """The mean squared error on the observed targets."""
@@ -117,4 +135,4 @@ class HeldOut(NamedTuple):
 def held_out_windows(stretches: Sequence[Stretch], look_back: int, horizon: int) -> HeldOut:
     """All windows of some stretches."""
     moments = total(window_moments(each.filled, look_back, horizon) for each in stretches)
-    return HeldOut(moments, Unobserved(stretches, look_back, horizon))
+    return HeldOut(moments, Unobserved(stretches, look_back, horizon), stretches)

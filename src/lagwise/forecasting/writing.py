@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lagwise.figures import close
 from lagwise.files import saved_whole
@@ -23,26 +26,32 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"series {both!r} has the name that intervals of {taken[both]!r} get; rename or omit it")
 
 
-def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path]:
+def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path | None]:
     """Write the forecast of the rows after a table, by a forecaster fitted to it.
 
-    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, and a .png file of the same name the
-    plot. Returns the table and the path of the plot. ValueError as `check_names`.
+    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, at times written as in the table, and
+    a .png file of the same name the plot. Returns what was written and the path of the plot, None without matplotlib.
+    ValueError as `check_names`, and for forecasts too large for floating-point numbers.
     """
     import pandas as pd
 
     check_names(list(table.frame.columns))
     values = forecaster.predict()
     lower, upper = forecaster.predict_interval()
+    if not np.isfinite(values).all():
+        name = table.frame.columns[int(np.isfinite(values).all(0).argmin())]
+        raise ValueError(f"forecasts of series {name!r} exceed floating-point numbers; divide it by its largest value")
     times = table.next_times(len(values))
     columns = {}
     for i, name in enumerate(table.frame.columns):
         columns |= {name: values[:, i], f"{name}_lower": lower[:, i], f"{name}_upper": upper[:, i]}
-    made = pd.DataFrame(columns, index=pd.Index(times, name=table.frame.index.name))
+    made = pd.DataFrame(columns, index=pd.Index(table.write(times), name=table.frame.index.name))
     picture = out.with_suffix(".png")
-    figure = forecast_figure(table.frame, made.index, values, (lower, upper), forecaster.coverage)
     with saved_whole(out.parent, out.name) as partial:
         made.to_csv(partial / out.name)
+        if find_spec("matplotlib") is None:
+            return made, None
+        figure = forecast_figure(table.frame, times, values, (lower, upper), forecaster.coverage)
         figure.savefig(partial / picture.name, dpi=130)
     close(figure)
     return made, picture

@@ -179,7 +179,7 @@ class Forecasting(Task):
                 raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
         made = self._forecast(model, torch.from_numpy(past)[None])[0]
         names = [str(table.frame.index.name), *table.frame.columns]
-        rows = zip(table.next_times(self.horizon), made.tolist(), strict=True)
+        rows = zip(table.write(table.next_times(self.horizon)), made.tolist(), strict=True)
         return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
 
     def columns(self) -> tuple[str, ...]:

@@ -1,0 +1,166 @@
+"""Forecasts and intervals of small real series: lagwise's choice beside AutoETS and a seasonal naive forecast.
+
+    pip install statsforecast statsmodels sktime vega_datasets
+    python benchmarks/small_series.py --out benchmarks/results/small-series-cpu.json
+
+The series come with these packages: monthly, quarterly, yearly, daily and hourly. Each is forecast from its last five
+horizons (fewer of short ones), from the rows before alone, with the same period for every method. Errors are scaled by
+those of the seasonal naive forecast one period ahead on the rows before (MASE, Hyndman and Koehler 2006); coverage is
+that of 90 percent intervals. The candidates of `choose_forecaster` and its rule were fixed with the series of
+``DEVELOPMENT``; the others were only measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lagwise.bench.harness import save_results
+from lagwise.cli.terminal import print_table
+
+ORIGINS = 5
+DEVELOPMENT = (
+    *("airline", "pbs", "income", "savings", "elnino", "realgdp", "unemp", "money", "interest", "nile", "fossil"),
+    *("MSFT", "wind", "construction"),
+)
+
+
+class Series(NamedTuple):
+    values: np.ndarray
+    period: int
+    horizon: int
+
+
+def load_series() -> dict[str, Series]:
+    """Small series that sktime, statsmodels and vega_datasets carry."""
+    import statsmodels.api as sm  # type: ignore[missing-import]
+    from sktime import datasets  # type: ignore[missing-import]
+    from vega_datasets import local_data  # type: ignore[missing-import]
+
+    found: dict[str, Series] = {}
+
+    def add(values: Any, period: int, horizon: int, **names: Any) -> None:
+        for name, column in names.items():
+            x = np.asarray(values if column is None else values[column], dtype=np.float64).ravel()
+            found[name] = Series(x, period, horizon)
+
+    def table(name: str) -> Any:
+        return getattr(sm.datasets, name).load_pandas().data
+
+    add(datasets.load_airline(), 12, 12, airline=None)
+    add(datasets.load_shampoo_sales(), 12, 6, shampoo=None)
+    add(datasets.load_PBS_dataset(), 12, 12, pbs=None)
+    add(datasets.load_lynx(), 1, 10, lynx=None)
+    spending, others = datasets.load_uschange()
+    add(spending, 4, 8, consumption=None)
+    add(others, 4, 8, **{str(name).lower(): name for name in others})
+    add(table("co2").co2.resample("MS").mean().interpolate()[-240:], 12, 12, co2=None)
+    add(table("elnino").iloc[-25:, 1:], 12, 12, elnino=None)
+    add(table("macrodata"), 4, 8, realgdp="realgdp", infl="infl", unemp="unemp", realinv="realinv", bills="tbilrate")
+    add(table("danish_data"), 4, 4, money="lrm", output="lry")
+    add(table("interest_inflation"), 4, 8, inflation="Dp", interest="R")
+    add(table("nile"), 1, 10, nile="volume")
+    add(table("sunspots"), 1, 11, sunspots="SUNACTIVITY")
+    add(table("copper"), 1, 3, copper="WORLDCONSUMPTION")
+    stocks = local_data.stocks()
+    for name in ("MSFT", "AMZN"):
+        add(stocks[stocks.symbol == name].price, 12, 12, **{name: None})
+    add(local_data.seattle_weather()[-500:], 7, 14, heat="temp_max", wind="wind")
+    add(local_data.seattle_temps()[:720], 24, 24, temperature="temp")
+    add(local_data.us_employment(), 12, 12, nonfarm="nonfarm", construction="construction", government="government")
+    iowa = local_data.iowa_electricity()
+    add(iowa[iowa.source == "Fossil Fuels"], 1, 3, fossil="net_generation")
+    return found
+
+
+def origins(series: Series) -> list[int]:
+    """The rows from which a series is forecast: its last five horizons, those with three horizons and two seasons
+    before them."""
+    rows, least = len(series.values), max(3 * series.horizon, 2 * series.period + 2, 10)
+    return [at for i in range(ORIGINS, 0, -1) if (at := rows - i * series.horizon) >= least]
+
+
+Forecast = tuple[np.ndarray, np.ndarray, np.ndarray, str]  # and the ends of intervals, and what was chosen
+
+
+def by_lagwise(x: np.ndarray, period: int, horizon: int) -> Forecast:
+    from lagwise.forecasting import choose_forecaster
+
+    best = choose_forecaster(x, horizon, period=period)[0]
+    return best.forecaster.predict(), *best.forecaster.predict_interval(), best.name
+
+
+def by_ets(x: np.ndarray, period: int, horizon: int) -> Forecast:
+    from statsforecast.models import AutoETS  # type: ignore[missing-import]
+
+    made = AutoETS(season_length=period).forecast(x, horizon, level=[90])
+    return made["mean"], made["lo-90"], made["hi-90"], ""
+
+
+def by_season(x: np.ndarray, period: int, horizon: int) -> Forecast:
+    from statsforecast.models import SeasonalNaive  # type: ignore[missing-import]
+
+    made = SeasonalNaive(season_length=period).forecast(x, horizon, level=[90])
+    return made["mean"], made["lo-90"], made["hi-90"], ""
+
+
+METHODS: dict[str, Callable[[np.ndarray, int, int], Forecast]] = {
+    "lagwise": by_lagwise,
+    "AutoETS": by_ets,
+    "seasonal naive": by_season,
+}
+
+
+def measure(series: Series, method: str) -> dict[str, Any]:
+    """Mean scaled error, coverage and processor seconds over the origins."""
+    errors, inside, names, began = [], [], [], time.process_time()
+    for at in origins(series):
+        x, true = series.values[:at], series.values[at : at + series.horizon]
+        made, lower, upper, name = METHODS[method](x, series.period, series.horizon)
+        scale = np.abs(x[series.period :] - x[: -series.period]).mean()
+        errors.append(np.abs(made - true).mean() / scale)
+        inside.append(((lower <= true) & (true <= upper)).mean())
+        names.append(name)
+    seconds = (time.process_time() - began) / len(errors)
+    return {"mase": float(np.mean(errors)), "coverage": float(np.mean(inside)), "seconds": seconds, "chosen": names}
+
+
+def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Columns and lines of the table: a line for each series, and the means."""
+    columns = ("series", "rows", *(f"MASE, {name}" for name in METHODS), *(f"coverage, {name}" for name in METHODS))
+    lines = []
+    for row in rows:
+        cells = [f"{row[name][kind]:.{digits}f}" for kind, digits in (("mase", 3), ("coverage", 2)) for name in METHODS]
+        lines.append((row["series"] + ("" if row["development"] else " *"), str(row["rows"]), *cells))
+    for title, chosen in (("mean", rows), ("mean of *", [row for row in rows if not row["development"]])):
+        cells = [
+            f"{np.mean([row[name][kind] for row in chosen]):.3f}" for kind in ("mase", "coverage") for name in METHODS
+        ]
+        lines.append((title, "", *cells))
+    return columns, lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows: list[Mapping[str, Any]] = []
+    for name, series in load_series().items():
+        row = {"series": name, "rows": len(series.values), "period": series.period, "horizon": series.horizon}
+        found = {method: measure(series, method) for method in METHODS}
+        rows.append({**row, "origins": len(origins(series)), "development": name in DEVELOPMENT, **found})
+    print_table("Small series", *table_rows(rows))
+    near = np.mean([row["lagwise"]["mase"] <= 1.05 * row["AutoETS"]["mase"] for row in rows])
+    print(f"at most 5 % above AutoETS: {near:.0%} of {len(rows)}")
+    save_results(options.out, "python benchmarks/small_series.py", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()

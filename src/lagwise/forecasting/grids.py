@@ -1,0 +1,206 @@
+"""Regular grids of times: constant steps, calendars, and the hours and days of a week on which something happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST_ADDED = 10  # rows filled in per existing row; a larger number means that the step is wrong
+_MOST_CLOSED = 200  # times at which nothing ever happens, per existing row
+_MONTHS = (1, 2, 3, 4, 6, 12)  # between rows
+_STILL_MISSING = 0.2  # of the times at which something happens; more means that the rest of the week is not closed
+_DAYS, _WEEKS = 3, 2  # that must pass before an hour, or an hour of the week, without any row counts as closed
+
+
+#: Makes the times of a calendar from a first one to a last one, or a number of them: ``make(first, last, count)``.
+Make = Callable[[Any, Any, "int | None"], "pd.Index"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A regular grid: its times, and the calendar that continues them."""
+
+    times: pd.Index
+    make: Make
+
+    def following(self, count: int) -> pd.Index:
+        """The next times."""
+        return self.make(self.times[-1], None, count + 1)[1:]
+
+
+def regular_grid(times: pd.Index) -> Grid:
+    """The shortest regular grid that contains all times, which must be at least 3 and different.
+
+    Grids have a constant step, or follow a calendar: business days; every 1, 2, 3, 4, 6 or 12 months by a day, counted
+    from the first or, for the 29th to 31st, up to the month's end, or by the first or last business day; two days a
+    month; a weekday of a week of the month; or a day or step of which only those times of the week, or of the day, are
+    kept at which there is ever a row (opening hours, a week from Sunday to Thursday).
+
+    ValueError for times on none of these grids; it names the place.
+    """
+    import pandas as pd
+
+    index = times.sort_values()
+    if not isinstance(index, pd.DatetimeIndex):
+        return _numbers(index)
+    found = [
+        _spanned(index, make)
+        for make in (*_calendars(index), _open_times(index))
+        if make is not None and index.isin(make(index[0], index[-1], None)).all()
+    ]
+    found = [grid for grid in found if len(grid.times) <= _MOST_ADDED * len(index)]
+    try:
+        step = _step(index)
+        found.insert(0, _spanned(index, partial(steps, freq=pd.Timedelta(step))))
+    except ValueError:
+        if not found:
+            raise
+    return min(found, key=lambda grid: len(grid.times))
+
+
+def _spanned(index: pd.DatetimeIndex, make: Make) -> Grid:
+    return Grid(make(index[0], index[-1], None).rename(index.name), make)
+
+
+def steps(first: Any, last: Any, count: int | None, *, freq: Any) -> pd.DatetimeIndex:
+    """Times at an offset of pandas."""
+    import pandas as pd
+
+    return pd.date_range(first, last, periods=count, freq=freq)  # type: ignore[no-matching-overload]
+
+
+def _months(first: Any, last: Any, count: int | None, *, months: int, day: int, clock: Any) -> pd.DatetimeIndex:
+    """Every so many months on the same day, or the last day of shorter months."""
+    import pandas as pd
+
+    start = first.tz_localize(None).to_period("M")
+    size = count or (last.tz_localize(None).to_period("M") - start).n // months + 1
+    found = pd.period_range(start, periods=(size - 1) * months + 1, freq="M")[::months]
+    days = pd.to_timedelta(np.minimum(day, found.days_in_month) - 1, unit="D")
+    return (found.to_timestamp() + days + clock).tz_localize(first.tz)
+
+
+def _used(first: Any, last: Any, count: int | None, *, step: Any, origin: Any, used: np.ndarray) -> pd.DatetimeIndex:
+    """Those times of a cycle of steps, which began at the origin, that are used."""
+    periods = None if count is None else (count // int(used.sum()) + 2) * len(used)
+    every = steps(first, last, periods, freq=step)
+    begin = int((first - origin) / step)
+    return every[used[(begin + np.arange(len(every))) % len(used)]][:count]
+
+
+def _evenly(first: Any, last: Any, count: int | None, *, step: Any) -> pd.Index:
+    """Numbers a step apart."""
+    import pandas as pd
+
+    return pd.Index(first + step * np.arange(count or round((last - first) / step) + 1))
+
+
+def _calendars(index: pd.DatetimeIndex) -> list[Make]:
+    """The calendars that may contain these times."""
+    import pandas as pd
+
+    if (index[-1] - index[0]) < pd.Timedelta(days=1) * len(index):  # more than a row a day
+        return []
+    names: list[Any] = ["B", *(f"{n}{unit}" for unit in ("BME", "BMS") for n in _MONTHS)]
+    if len(set(index.dayofweek)) == 1:
+        day: Any = int(index[0].dayofweek)
+        names += [pd.offsets.WeekOfMonth(week=min(3, int(index[0].day - 1) // 7), weekday=day)]
+        names += [pd.offsets.LastWeekOfMonth(weekday=day)]
+    if len(days := sorted(set(index.day))) > 1:
+        names += [pd.offsets.SemiMonthBegin(day_of_month=day) for day in days[1:2] if day <= 27]
+        names += [pd.offsets.SemiMonthEnd(day_of_month=days[0])] if days[0] <= 27 else []
+    day = 31 if index.is_month_end.all() else int(index.day.max())
+    clock = index[0] - index[0].normalize()
+    found: list[Make] = [partial(_months, months=n, day=day, clock=clock) for n in _MONTHS]
+    return found + [partial(steps, freq=freq) for freq in names]
+
+
+def _open_times(index: pd.DatetimeIndex) -> Make | None:
+    """The times of the week, or within two weeks of the day, at which there is ever a row; None if rows are missing at
+    others too often for that to be a calendar."""
+    import pandas as pd
+
+    day, week = np.timedelta64(1, "D"), np.timedelta64(7, "D")
+    zoned = index.tz_convert("UTC") if index.tz is not None else index
+    ticks = np.diff(zoned.as_unit("ns").astype("int64"))
+    step = pd.Timedelta(int(np.gcd.reduce(ticks)), unit="ns")
+    span = index[-1] - index[0]
+    if day % step.to_timedelta64() or span / step > _MOST_CLOSED * len(index):
+        return None
+    full = pd.date_range(index[0], index[-1], freq=step)
+    present = full.isin(index)
+    for cycle, least in ((week, _WEEKS), (day, _DAYS)):
+        if span < least * cycle - step:
+            continue
+        size = int(cycle / step.to_timedelta64())
+        place = np.arange(len(full)) % size
+        used = np.bincount(place, present, minlength=size) > 0
+        kept = used[place]
+        if used.all() or (~present[kept]).mean() > _STILL_MISSING:
+            continue
+
+        return partial(_used, step=step, origin=index[0], used=used)
+    return None
+
+
+def _numbers(index: pd.Index) -> Grid:
+    """Numbers with a constant step, or years with a fraction, rounded as they were written."""
+    values = index.to_numpy()
+    first, last = values[0], values[-1]
+    try:
+        step = _step(index)
+    except ValueError:
+        parts = _parts_of_years(values)
+        if parts is None:
+            raise
+        step, places = 1 / parts, (values - first) * parts
+        first = np.mean(values - np.round(places) / parts)
+    make = partial(_evenly, step=step)
+    return Grid(make(first, last, None).rename(index.name), make)
+
+
+def _parts_of_years(values: np.ndarray) -> int | None:
+    """How many numbers a year there are in years with a rounded fraction, such as 1958.21 and 1958.29: 12, or 4."""
+    if values.dtype.kind != "f" or not 1000 < values[0] <= values[-1] < 3000:
+        return None
+    for parts in (4, 12, 52, 365):
+        places = (values - values[0]) * parts
+        near = np.round(places)
+        if (np.abs(places - near) < 0.2).all() and (np.diff(near) > 0).all() and near[-1] < _MOST_ADDED * len(values):
+            return parts
+    return None
+
+
+def _step(index: pd.Index) -> Any:
+    """The most frequent step of sorted times, of which all others are multiples."""
+    import pandas as pd
+
+    zoned = isinstance(index, pd.DatetimeIndex) and index.tz is not None
+    values = (index.tz_convert("UTC") if zoned else index).to_numpy()  # type: ignore[missing-attribute]
+    steps = np.diff(values)
+    found, counts = np.unique(steps, return_counts=True)
+    step = found[counts.argmax()]
+    multiples = steps / step
+    off = np.abs(multiples - np.round(multiples)) > 1e-6
+    if off.any():
+        _irregular(index, int(off.argmax()) + 1, step)
+    if np.round(multiples).sum() + 1 > _MOST_ADDED * len(index):
+        _irregular(index, int(np.argmax(multiples)) + 1, step)
+    return step
+
+
+def _irregular(index: pd.Index, row: int, step: Any) -> None:
+    import pandas as pd
+
+    step = pd.Timedelta(step) if isinstance(step, np.timedelta64) else step
+    raise ValueError(
+        f"the times in column {index.name!r} are irregular: {index[row]} follows {index[row - 1]} (most rows are "
+        f"{step} apart); resample the data to regular times, or name another column of times with --time"
+    )
