@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lagwise.ops import constants
 from lagwise.ops.ski import NodeGrid, inducing_grid, interpolation, interpolation_matrix, prolong, restrict, spaced_grid
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
@@ -83,8 +84,7 @@ def test_wrong_arguments_are_named() -> None:
 def test_weights_of_a_grid_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they are first needed in inference mode, and then in training."""
     made, compute = [], interpolation._block_weights
-    monkeypatch.setattr(interpolation, "_remembered", {})
-    monkeypatch.setattr(interpolation, "_block_weights", lambda *key: made.append(key) or compute(*key))
+    monkeypatch.setattr(interpolation, "_block_weights", counted := lambda grid: made.append(grid) or compute(grid))
     x = torch.randn(1, 40, 3)
     with torch.inference_mode():
         first = restrict(x.clone(), spaced_grid(40, 4))
@@ -96,4 +96,4 @@ def test_weights_of_a_grid_are_computed_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) == 2
     for length in range(41, 60):
         restrict(torch.randn(1, length, 3), spaced_grid(length, 4))
-    assert len(interpolation._remembered) == interpolation._MOST_REMEMBERED
+    assert len(constants._kept.pop(counted)) == constants._MOST

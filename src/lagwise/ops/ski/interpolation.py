@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import traced
+from lagwise.ops.constants import remembered_tables
 
 _BLOCK = 64
-_MOST_REMEMBERED = 8  # grids: a batch of another length has another
 _ROW_BLOCK = 16  # for rows with individual grids: the nodes of short rows are close together
 
 
@@ -63,9 +62,6 @@ class BlockWeights(NamedTuple):
 
     nodes: Tensor
     weights: Tensor
-
-
-_remembered: dict[tuple[Any, ...], BlockWeights] = {}
 
 
 def restrict(x: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None) -> Tensor:
@@ -125,23 +121,11 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
 
 
 def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
-    """The weights of a grid for signals with the device and dtype of ``like``. The last grids' are remembered: they
-    take many small steps on the host, and a copy to the device."""
-    if traced():
-        return _block_weights(grid, like.device, like.dtype)
-    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # whose tensors have no values
-    key = (grid, like.device, like.dtype, fake)
-    weights = _remembered.pop(key, None)
-    if weights is None:
-        with torch.inference_mode(False):  # or they could not be saved for a backward pass
-            weights = _block_weights(grid, like.device, like.dtype)
-        while len(_remembered) >= _MOST_REMEMBERED:
-            del _remembered[next(iter(_remembered))]
-    _remembered[key] = weights
-    return weights
+    """The weights of a grid for signals with the device and dtype of ``like``."""
+    return remembered_tables(_block_weights, grid, like=like)
 
 
-def _block_weights(grid: NodeGrid, device: torch.device, dtype: torch.dtype) -> BlockWeights:
+def _block_weights(grid: NodeGrid) -> BlockWeights:
     size = min(_BLOCK, grid.length)
     ends = [(i, min(i + size, grid.length) - 1) for i in range(0, grid.length, size)]
     width = max(_first_node(grid, last) - _first_node(grid, first) for first, last in ends) + grid.degree + 1
@@ -152,7 +136,7 @@ def _block_weights(grid: NodeGrid, device: torch.device, dtype: torch.dtype) -> 
     weights = F.pad(weights, (0, 0, 0, rest)).view(len(ends), size, -1)
     columns = (first - start)[..., None] + torch.arange(grid.degree + 1)
     dense = torch.zeros(len(ends), size, width, dtype=torch.float64).scatter(2, columns, weights)
-    return BlockWeights((start + torch.arange(width)).to(device), dense.to(device=device, dtype=dtype))
+    return BlockWeights(start + torch.arange(width), dense)
 
 
 def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -> BlockWeights:

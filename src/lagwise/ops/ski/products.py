@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.constants import remembered_tables
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
@@ -172,8 +173,7 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    ramp, spread = _split_constants(plan)
-    ramp, spread = (t.to(device=coarse.device, dtype=coarse.dtype) for t in (ramp, spread))
+    ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
     head = coarse[:, : len(ramp)] * ramp
     with torch.autocast(coarse.device.type, enabled=False):
         return short - head @ spread, torch.cat([head, coarse[:, len(ramp) :]], dim=1)

@@ -1,0 +1,39 @@
+"""Tables that depend on sizes alone, such as interpolation weights, remembered on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.bilinear import traced
+
+_Tables = TypeVar("_Tables", bound=tuple[Tensor, ...])
+_MOST = 8  # tables of one kind: a batch of another length has another
+_kept: dict[Any, dict[Any, Any]] = {}
+
+
+def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tensor) -> _Tables:
+    """``make(*sizes)``, a tuple of tensors on the host, on the device of ``like``, those of real numbers in its dtype.
+
+    The last of each kind are remembered: they take many small steps on the host, and copies to the device.
+    """
+    if traced():
+        return _moved(make(*sizes), like)
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # whose tensors have no values
+    key, kept = (sizes, like.device, like.dtype, fake), _kept.setdefault(make, {})
+    tables = kept.pop(key, None)
+    if tables is None:
+        with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
+            tables = _moved(make(*sizes), like)
+        while len(kept) >= _MOST:
+            del kept[next(iter(kept))]
+    kept[key] = tables  # the last to be forgotten
+    return tables
+
+
+def _moved(tables: Any, like: Tensor) -> Any:
+    moved = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in tables]
+    return tuple(moved) if type(tables) is tuple else type(tables)(*moved)
