@@ -210,7 +210,7 @@ def test_marks_for_missing_values(tmp_path: Path) -> None:
     lines = [f"2024-01-{i:02d},{marks[i % 16] if i % 16 < 8 else i}" for i in range(1, 29)]
     (tmp_path / "data.csv").write_text("date,x\n" + "\n".join(lines) + "\n")
     found = read_series(tmp_path / "data.csv").frame["x"]
-    assert found.notna().tolist() == [i % 16 >= 8 for i in range(1, 29)]
+    assert found.notna().tolist() == [i % 16 >= 8 for i in range(8, 29)]
 
 
 def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
@@ -231,3 +231,20 @@ def test_rows_of_an_hour_that_occurs_twice_are_averaged(tmp_path: Path) -> None:
     assert len(table.frame) == 59
     assert table.frame.loc["2024-10-27 02:00", "x"] == 26.5
     assert table.frame.loc["2024-10-27 03:00", "x"] == 28
+
+
+def test_rows_without_any_value_are_no_part_of_the_grid(tmp_path: Path) -> None:
+    """Every second day, weekends that are listed but empty, and days at the end that are yet to come."""
+    days = pd.date_range("2024-01-01", periods=84, freq="D")
+    for is_open, following in (
+        (np.arange(84) % 2 == 0, "2024-03-25"),
+        (days.dayofweek < 5, "2024-03-25"),
+        (np.arange(84) < 70, "2024-03-11"),
+    ):
+        frame = pd.DataFrame({"day": days, "x": np.where(is_open, np.arange(84.0), np.nan)})
+        table = read_series(written(tmp_path, frame))
+        assert table.frame["x"].tolist() == np.flatnonzero(is_open).tolist()
+        assert table.next_times(1)[0] == pd.Timestamp(following)
+    frame["x"] = np.where(np.arange(84) % 12 == 0, 1.5, np.nan)
+    frame.loc[[7, 20], "x"] = 2.5
+    assert len(read_series(written(tmp_path, frame)).frame) <= 84

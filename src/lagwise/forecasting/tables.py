@@ -73,8 +73,17 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
     frame, below = _without_totals(frame[[time, *chosen]], time)
-    times = regular_times(frame[time])
-    values, codes = _values(table, frame[chosen])
+    try:
+        values, codes = _values(table, frame[chosen])
+    except ValueError:
+        regular_times(frame[time])  # a wrong column of times is what to name first
+        raise
+    some = values.notna().any(axis=1).to_numpy()
+    try:  # rows without any value say nothing about the times at which something happens
+        times = regular_times(frame[time][some].reset_index(drop=True))
+        values = values[some]
+    except ValueError:
+        times = regular_times(frame[time])
     full, more = _regular(values, times)
     return SeriesTable(full, (*table.notes, *below, *times.notes, *codes, *more), times.grid, times.write)
 
