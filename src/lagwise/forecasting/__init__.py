@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-if missing := next((name for name in ("sklearn", "pandas") if find_spec(name) is None), None):
-    raise ImportError(f"forecasting needs {missing}: pip install 'lagwise[forecast]'")
+if missing := [name for name in ("pandas", "sklearn") if find_spec(name) is None]:
+    raise ImportError(f"forecasting needs {' and '.join(missing)}: pip install 'lagwise[forecast]'")
 
 from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
 from lagwise.forecasting.estimator import LagForecaster, Scores
