@@ -6,8 +6,8 @@
 The series come with these packages: monthly, quarterly, yearly, daily and hourly. Each is forecast from its last five
 horizons (fewer of short ones), from the rows before alone, with the same period for every method. Errors are scaled by
 those of the seasonal naive forecast one period ahead on the rows before (MASE, Hyndman and Koehler 2006); coverage is
-that of 90 percent intervals. The candidates of `choose_forecaster` and its rule were fixed with the series of
-``DEVELOPMENT``; the others were only measured.
+that of 90 percent intervals. The candidates of `choose_forecaster` and its rule were decided by the series of
+``DEVELOPMENT``.
 """
 
 from __future__ import annotations

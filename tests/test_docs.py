@@ -249,7 +249,10 @@ def test_the_results_in_signals_equal_the_results_files() -> None:
         assert speed["chunk"] == 12 or re.search(rf"\| {speed['chunk']} \| [\d.]+ \| {re.escape(times)} \|", page)
 
 
-def test_the_results_in_forecasting_equal_the_results_files() -> None:
+def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import small_series
+
     from lagwise.bench.forecasting import coverage_rows, table_rows
 
     page = (ROOT / "docs" / "forecasting.md").read_text()
@@ -260,6 +263,10 @@ def test_the_results_in_forecasting_equal_the_results_files() -> None:
         assert f"| {' | '.join(line)} |" in page
     ridge = next(line for line in lines if line[0] == "ridge")
     assert f"reaches a mean squared error of {ridge[-2]} (the mean of the 16 ETT cells" in page
+    for line in small_series.table_rows(json.loads((results / "small-series-cpu.json").read_text())["results"]["rows"])[
+        1
+    ]:
+        assert f"| {' | '.join(line)} |" in page
     for row in json.loads((results / "forecast-peers-cpu.json").read_text())["results"]["rows"]:
         figures = f"{row['seconds']:.1f} | {row['bytes'] / 2**20:,.0f} | {row['mse']:.4f}"
         assert f"| {row['method']} | {row['data']} | {figures} |" in page

@@ -160,3 +160,17 @@ def test_every_series_has_a_panel(data: Path, count: int) -> None:
     assert len({axes.get_position().x0 for axes in drawn}) == (1 if count <= 4 else 2)
     assert drawn[0].lines[1].get_ydata()[0] == 38
     close(figure)
+
+
+def test_a_plot_that_cannot_be_drawn_loses_no_table(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    frame = pd.DataFrame({"t": np.arange(60), "x": 1e308 * (1 + 0.5 * np.sin(np.arange(60) / 2))})
+    frame["early"] = np.where(np.arange(60) < 30, 1.0, np.nan)
+    frame.to_csv("large.csv", index=False)
+    result = runner.invoke(app, ["forecast", "--data", "large.csv", "--horizon", "2", "--columns", "x"])
+    assert result.exit_code == 0, result.output
+    assert "no plot (" in result.output
+    assert np.isfinite(pd.read_csv("large-forecast.csv")["x"]).all()
+    result = runner.invoke(app, ["forecast", "--data", "large.csv", "--horizon", "2", "--columns", "early"])
+    assert result.exit_code == 0, result.output
+    assert Path("large-forecast.png").is_file()

@@ -210,7 +210,7 @@ def test_marks_for_missing_values(tmp_path: Path) -> None:
     lines = [f"2024-01-{i:02d},{marks[i % 16] if i % 16 < 8 else i}" for i in range(1, 29)]
     (tmp_path / "data.csv").write_text("date,x\n" + "\n".join(lines) + "\n")
     found = read_series(tmp_path / "data.csv").frame["x"]
-    assert found.notna().tolist() == [i % 16 >= 8 for i in range(1, 29)]
+    assert found.notna().tolist() == [i % 16 >= 8 for i in range(8, 29)]
 
 
 def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
@@ -231,3 +231,37 @@ def test_rows_of_an_hour_that_occurs_twice_are_averaged(tmp_path: Path) -> None:
     assert len(table.frame) == 59
     assert table.frame.loc["2024-10-27 02:00", "x"] == 26.5
     assert table.frame.loc["2024-10-27 03:00", "x"] == 28
+
+
+def test_rows_without_any_value_say_nothing_about_the_grid(tmp_path: Path) -> None:
+    """Every second day, and weekends that are listed but empty. Missing days at the end stay."""
+    days = pd.date_range("2024-01-01", periods=84, freq="D")
+    for is_open, following, noted in (
+        (np.arange(84) % 2 == 0, "2024-03-25", 0),
+        (days.dayofweek < 5, "2024-03-25", 0),
+        (np.arange(84) < 80, "2024-03-25", 1),
+    ):
+        frame = pd.DataFrame({"day": days, "x": np.where(is_open, np.arange(84.0), np.nan)})
+        table = read_series(written(tmp_path, frame))
+        assert table.frame["x"].dropna().tolist() == np.flatnonzero(is_open).tolist()
+        assert table.next_times(1)[0] == pd.Timestamp(following)
+        assert len(table.notes) == noted
+        assert table.frame["x"].isna().sum() == 4 * noted
+
+
+def test_times_in_several_columns(tmp_path: Path) -> None:
+    times = pd.date_range("2023-02-01", periods=60, freq="h")
+    parts = {"Date": times.strftime("%d.%m.%Y"), "Time": times.strftime("%H:%M"), "x": np.arange(60.0)}
+    table = read_series(written(tmp_path, pd.DataFrame(parts)))
+    assert list(table.frame) == ["x"]
+    assert list(table.frame.index) == list(times)
+    assert table.notes[0] == "times are those of columns 'Date' and 'Time' together"
+    assert table.write(table.next_times(1)) == ["03.02.2023 12:00"]
+    for freq in ("D", "MS"):
+        times = pd.date_range("2023-01-01", periods=60, freq=freq)
+        days = {"day": times.day} if freq == "D" else {}
+        frame = pd.DataFrame({"Year": times.year, "month": times.month, **days, "x": np.arange(60.0)})
+        table = read_series(written(tmp_path, frame))
+        assert list(table.frame) == ["x"]
+        assert list(table.frame.index) == list(times)
+        assert list(read_series(written(tmp_path, frame), columns=["x"]).frame.index) == list(times)

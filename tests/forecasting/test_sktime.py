@@ -46,13 +46,19 @@ def test_forecasts_equal_ours_and_updates_stream() -> None:
         SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])
 
 
-@pytest.mark.parametrize("kind", ["dates", "periods", "numbers", "even numbers"])
-def test_updates_take_only_what_follows_the_window(kind: str) -> None:
-    """sktime passes rows that overlap with those before; others are missing."""
-    x = np.sin(np.arange(110) / 3)
+KINDS = ["dates", "periods", "numbers", "even numbers"]
+
+
+def wave(kind: str) -> pd.Series:
     dates = pd.date_range("2024-01-01", periods=110, freq="D")
     numbers = {"numbers": pd.RangeIndex(110), "even numbers": pd.RangeIndex(0, 220, 2)}
-    y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
+    return pd.Series(np.sin(np.arange(110) / 3), index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_take_only_what_follows_the_window(kind: str) -> None:
+    """sktime passes rows that overlap with those before; others are missing."""
+    y = wave(kind)
 
     def after(*parts: pd.Series) -> np.ndarray:
         steps = [2, 4] if kind == "even numbers" else [1, 2]
@@ -69,13 +75,10 @@ def test_updates_take_only_what_follows_the_window(kind: str) -> None:
     np.testing.assert_allclose(after(y[80:90], y[93:95]), after(missing[80:95]))
 
 
-@pytest.mark.parametrize("kind", ["dates", "periods", "numbers", "even numbers"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_are_missing_are_unobserved(kind: str) -> None:
     """In the data to fit and to refit, and the first difference of numbers may be a gap."""
-    x = np.sin(np.arange(110) / 3)
-    dates = pd.date_range("2024-01-01", periods=110, freq="D")
-    numbers = {"numbers": pd.RangeIndex(110), "even numbers": pd.RangeIndex(0, 220, 2)}
-    y = pd.Series(x, index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
+    y = wave(kind)
     missing = y.copy()
     missing.iloc[[1, 2, 40, 90, 91]] = np.nan
     dropped = missing.dropna()

@@ -121,7 +121,7 @@ def forecast(
             for at, row in made.head(_ROWS).iterrows()
         ],
     )
-    plot = "; for a plot, pip install 'lagwise[plot]'" if picture is None else f" and {picture}"
+    plot = f"; {picture}" if isinstance(picture, str) else f" and {picture}"
     typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series){plot}"))
 
 

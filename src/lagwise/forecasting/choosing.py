@@ -24,6 +24,7 @@ _MOST_ORIGINS = 10  # rows from which candidates are fitted anew
 _VALUES = 20_000  # values over the number of origins
 _MOST = 500  # windows that errors come from
 _NEAR = 1.15  # times the lowest error: forecasters that are averaged
+_PENALTY = 0.1  # where rows are too few to choose one
 _INNER = 0.2  # of the rows before an origin: they choose penalties
 BASELINE = "last value"
 
@@ -48,6 +49,7 @@ class _Backtest:
     logs: list[bool]
     targets: np.ndarray
     scale: np.ndarray
+    near: float
 
     def sizes(self, picked: Sequence[int], windows: Any = slice(None)) -> np.ndarray:
         """Absolute errors of the average of candidates, in standard deviations of values."""
@@ -63,14 +65,13 @@ class _Backtest:
         return order.tolist(), found[order]
 
     def picked(self, windows: Any = slice(None)) -> list[int]:
-        """The candidates to average: those nearly as good as the best, which also forecast logarithms if it does, or
-        the best alone if it is better than their average. Repeating the last value, the first one, stays alone."""
+        """The candidates to average: those whose errors are at most ``near`` times the lowest, and which also forecast
+        logarithms if the best does. Repeating the last value, the first one, stays alone."""
         order, means = self.ranks(windows)
         if order[0] == 0:
             return [0]
-        near = [i for i, mean in zip(order, means, strict=True) if mean <= _NEAR * means[0]]
-        near = [i for i in near if self.logs[i] == self.logs[order[0]]]
-        return near if _mean(self.sizes(near, windows), (0, 1)).mean() < means[0] else order[:1]
+        near = [i for i, mean in zip(order, means, strict=True) if mean <= self.near * means[0]]
+        return [i for i in near if self.logs[i] == self.logs[order[0]]]
 
 
 def choose_forecaster(
@@ -86,9 +87,10 @@ def choose_forecaster(
     """Compare forecasters on rows that they were not fitted to, and fit the best to all rows.
 
     At up to 10 rows of the second half (one, after four fifths, for large data), each candidate is fitted to the rows
-    before and forecasts those after. The forecast is that with the lowest mean absolute error, or its average with
-    those whose errors are at most 15 percent larger, whichever is better. Its intervals come from its errors there,
-    times the ratio by which errors are larger when the candidates for each origin's rows are chosen without them.
+    before and forecasts those after. The forecast is that with the lowest mean absolute error, and in small data its
+    average with those whose errors are at most 15 percent larger, a difference that is often chance. Its intervals come
+    from its errors there, times the ratio by which errors are larger when the candidates for each origin's rows are
+    chosen without them.
 
     Args:
         x: ``(rows, series)``.
@@ -135,7 +137,7 @@ def choose_forecaster(
     logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
     errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
-    tested = _Backtest(errors, logs, targets, scale)
+    tested = _Backtest(errors, logs, targets, scale, _NEAR if len(origins) > 1 else 1.0)
     picked, (order, _) = tested.picked(), tested.ranks()
     data = x[:, 0] if one else x
     fitted = [_forecaster(options[names[i]], horizon, rows, coverage).fit(data) for i in picked]
@@ -163,12 +165,15 @@ def reason(ranked: Sequence[Candidate]) -> str:
     if best.name == BASELINE:
         return f"No model beat repeating the last value on {held}; forecasts repeat it."
     baseline = next(each.error for each in ranked if each.name == BASELINE)
-    below = f", {1 - best.error / baseline:.0%} below repeating the last value" if baseline > 0 else ""
+    below = f"{1 - best.error / baseline:.0%} below repeating the last value"
     if best.name.startswith("average"):
-        return f"Chosen: the {best.name} of these. Its mean absolute error on {held}, is the lowest{below}."
+        return (
+            f"Chosen: the {best.name}, whose errors on {held}, differ by less than {_NEAR - 1:.0%}. Its mean absolute "
+            f"error is {below}."
+        )
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""
-    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest{below}."
+    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest, {below}."
 
 
 def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin: int) -> list[int]:
@@ -178,13 +183,12 @@ def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin:
     first = max(rows // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * rows) - horizon)
     first = min(last, max(first, begin + horizon))
     if look_back is not None:
-        if look_back > (most := _longest(last, horizon)):
+        if look_back > (most := last - horizon):
             raise ValueError(
                 f"look_back = {look_back} is longer than the data allow: {rows} rows less those held out and a horizon "
                 f"of {horizon} leave {most}"
             )
-        while look_back > _longest(first, horizon):
-            first += 1
+        first = max(first, look_back + horizon)
     if count <= 1:
         return [first]
     return sorted({round(each) for each in np.linspace(first, last, count)})
@@ -240,8 +244,10 @@ def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
 
 
 def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: float) -> LagForecaster:
-    options = {"validation": _inner(rows, horizon), **options}
-    return LagForecaster(horizon, coverage=coverage, **options)
+    inner: dict[str, Any] = {"validation": _inner(rows, horizon)}
+    if options["look_back"] > _longest(rows, horizon):
+        inner = {"validation": 0, "penalty": _PENALTY, "shared": True}
+    return LagForecaster(horizon, coverage=coverage, **{**inner, **options})
 
 
 def _starts(origins: Sequence[int], end: int) -> tuple[np.ndarray, np.ndarray]:

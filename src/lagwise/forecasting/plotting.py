@@ -35,9 +35,8 @@ def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, int
         axes.axis("off")
     for i, axes in enumerate(grid.flat[:count]):
         name = history.columns[i]
-        last = shown[name].last_valid_index()
-        # From the last value on, so that no gap looks like a missing row.
-        joined = [last, *times], [shown[name][last], *forecast[:, i]]
+        observed = shown[name].dropna().iloc[-1:]  # joined to the forecast, so that no gap looks like a missing row
+        joined = [*observed.index, *times], [*observed, *forecast[:, i]]
         axes.grid(alpha=0.3)
         axes.plot(shown.index, shown[name], color="0.35", linewidth=1, marker=".", markersize=3, label="observed")
         axes.plot(*joined, color="C0", linewidth=1.5, label="forecast")

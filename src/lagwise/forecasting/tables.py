@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lagwise.forecasting.files import Table, read_file
 from lagwise.forecasting.grids import Grid
 from lagwise.forecasting.numbers import decimal_separator, missing_codes, to_numbers
-from lagwise.forecasting.times import Times, Writer, regular_times
+from lagwise.forecasting.times import Times, Writer, is_clock, regular_times
 from lagwise.tables import known, shown
 
 if TYPE_CHECKING:
@@ -67,16 +67,23 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
         frame = frame.drop(columns=_UNNAMED)
     names = list(frame.columns)
     time = names[0] if time in (None, _UNNAMED) else known(time, names, "column of times")
-    chosen = [known(name, names, "column") for name in columns or () if name != time]
+    frame, parts, joined = _joined_times(frame, time)
+    chosen = [known(name, names, "column") for name in columns or () if name not in (time, *parts)]
     if columns is None:
-        chosen = [name for name in names if name != time]
+        chosen = [name for name in names if name not in (time, *parts)]
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
     frame, below = _without_totals(frame[[time, *chosen]], time)
-    times = regular_times(frame[time])
-    values, codes = _values(table, frame[chosen])
-    full, more = _regular(values, times)
-    return SeriesTable(full, (*table.notes, *below, *times.notes, *codes, *more), times.grid, times.write)
+    try:
+        values, codes = _values(table, frame[chosen])
+    except ValueError:
+        regular_times(frame[time])  # a wrong column of times is what to name first
+        raise
+    some = values.notna().any(axis=1).to_numpy()
+    times = regular_times(frame[time], some)
+    kept = some | times.times.isin(times.grid.times)
+    full, more = _regular(values[kept], times._replace(times=times.times[kept]))
+    return SeriesTable(full, (*table.notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write)
 
 
 def table_columns(path: str | Path) -> list[str] | None:
@@ -85,6 +92,28 @@ def table_columns(path: str | Path) -> list[str] | None:
     if Path(path).is_file() and {".csv", ".tsv", ".txt", ".parquet"} & suffixes:
         return [str(name) for name in read_file(Path(path), names_only=True).frame.columns]
     return None
+
+
+def _joined_times(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str], list[str]]:
+    """The table with whole times in the column ``time`` where they are spread over columns: a date and a time of day,
+    or year, month and day; the other columns that they came from; and notes."""
+    import pandas as pd
+
+    parts = {name.lower(): name for name in frame.columns if name.lower() in ("year", "month", "day")}
+    clocks = [name for name in frame.columns if name != time and is_clock(frame[name])]
+    if time in parts.values() and {"year", "month"} <= parts.keys():
+        values: Any = {key: pd.to_numeric(frame[name], errors="coerce") for key, name in parts.items()}
+        times = pd.to_datetime({"day": 1, **values}, errors="coerce")
+        others = [name for name in parts.values() if name != time]
+    elif len(clocks) == 1 and not is_clock(frame[time]) and pd.api.types.is_string_dtype(frame[time]):
+        others = clocks
+        times = frame[time].str.strip() + " " + frame[others[0]].str.strip()
+    else:
+        return frame, [], []
+    if times.isna().any():
+        return frame, [], []
+    names = " and ".join(map(repr, [time, *others]))
+    return frame.assign(**{time: times}), others, [f"times are those of columns {names} together"]
 
 
 def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str]]:

@@ -58,7 +58,7 @@ class _Reading(NamedTuple):
     note: str = ""
 
 
-def regular_times(column: pd.Series) -> Times:
+def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
     """The times of a column, and their regular grid (`lagwise.forecasting.grids.regular_grid`).
 
     Numbers are times on a scale of their own, except for integers such as 202401, 20240131 and 2024013123 (an hour),
@@ -69,14 +69,16 @@ def regular_times(column: pd.Series) -> Times:
     shorter than a day. With several offsets, days and longer steps follow the local calendar, and shorter ones are in
     UTC. Local times that occur twice at the end of summer time may do so.
 
+    some: whether each row has any value, by default all. Rows without one say nothing about the times at which
+    something happens, so the grid is that of the others, up to the last row that is on it.
+
     ValueError for a time that cannot be read, has no date or year, or occurs twice, dates that may be read in several
     ways, and times on no regular grid; it names the place.
     """
     found, failures = [], []
     for reading in _readings(column):
         try:
-            note = _repeated(reading.times)
-            grid = regular_grid(reading.times.unique().rename(column.name))
+            note, grid = _placed(reading.times.rename(column.name), some)
         except ValueError as error:
             failures.append(error)
             continue
@@ -93,6 +95,27 @@ def regular_times(column: pd.Series) -> Times:
     reading, made = best[0]
     order = (f"dates are read {reading.order} first",) if len(found) + len(failures) > 1 and reading.order else ()
     return made._replace(notes=(*((reading.note,) if reading.note else ()), *order, *made.notes))
+
+
+def is_clock(column: pd.Series) -> bool:
+    """Whether a column has times of day, and no dates."""
+    import pandas as pd
+
+    return bool(pd.api.types.is_string_dtype(column) and len(column) and column.str.match(_CLOCK).all())
+
+
+def _placed(times: Any, some: np.ndarray | None) -> tuple[str, Grid]:
+    """A note on times that occur twice, and the grid."""
+    if some is None or some.all():
+        return _repeated(times), regular_grid(times.unique())
+    try:
+        note, grid = _repeated(times[some]), regular_grid(times[some].unique())
+    except ValueError:
+        return _placed(times, None)
+    if times.max() > grid.times[-1]:
+        longer = grid.make(grid.times[0], times.max(), None).rename(times.name)
+        grid = Grid(longer[longer <= times[times.isin(longer)].max()], grid.make)
+    return note, grid
 
 
 def _readings(column: pd.Series) -> list[_Reading]:
@@ -113,7 +136,7 @@ def _readings(column: pd.Series) -> list[_Reading]:
             return [_of_numbers(numbers.rename(str(column.name)), text)]
     if text.isna().any():
         _no_time(column, text)
-    if text.str.match(_CLOCK).all():
+    if is_clock(text):
         raise ValueError(
             f"column {column.name!r} has times of day without a date, such as {text.iloc[0]!r}; write date and time in "
             "one column, such as 2024-01-31 08:00"

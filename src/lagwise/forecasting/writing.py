@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lagwise.figures import close
-from lagwise.files import saved_whole
+from lagwise.files import one_line, saved_whole
 from lagwise.forecasting.estimator import LagForecaster
 from lagwise.forecasting.plotting import forecast_figure
 from lagwise.forecasting.tables import SeriesTable
@@ -26,11 +26,11 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"series {both!r} has the name that intervals of {taken[both]!r} get; rename or omit it")
 
 
-def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path | None]:
+def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path | str]:
     """Write the forecast of the rows after a table, by a forecaster fitted to it.
 
     ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, at times written as in the table, and
-    a .png file of the same name the plot. Returns what was written and the path of the plot, None without matplotlib.
+    a .png file of the same name the plot. Returns what was written, and the path of the plot or why there is none.
     ValueError as `check_names`, and for forecasts too large for floating-point numbers.
     """
     import pandas as pd
@@ -49,9 +49,13 @@ def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> 
     picture = out.with_suffix(".png")
     with saved_whole(out.parent, out.name) as partial:
         made.to_csv(partial / out.name)
-        if find_spec("matplotlib") is None:
-            return made, None
-        figure = forecast_figure(table.frame, times, values, (lower, upper), forecaster.coverage)
-        figure.savefig(partial / picture.name, dpi=130)
-    close(figure)
+    if find_spec("matplotlib") is None:
+        return made, "for a plot, pip install 'lagwise[plot]'"
+    try:
+        with saved_whole(out.parent, picture.name) as partial:
+            figure = forecast_figure(table.frame, times, values, (lower, upper), forecaster.coverage)
+            figure.savefig(partial / picture.name, dpi=130)
+            close(figure)
+    except (OSError, ValueError, OverflowError) as error:  # matplotlib cannot draw the largest numbers
+        return made, f"no plot ({one_line(error)})"
     return made, picture
