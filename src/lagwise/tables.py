@@ -126,11 +126,19 @@ def known(name: Any, names: Any, what: str) -> Any:
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:
-    """The name that was probably meant: a close one, or one that has the other at its start. None is better than one
-    that misleads."""
+    """The name that was probably meant: a close one, or one that begins as it does. None is better than one that
+    misleads."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    begun = [each for each in names if min(len(each), len(name)) > 2 and each[: len(name)] == name[: len(each)]]
+    begun = [
+        each
+        for each in names
+        if len(name) > 2 and _common_start(each, name) >= max(2, 2 / 3 * min(len(each), len(name)))
+    ]
     return next(iter([*close, *begun]), None)
+
+
+def _common_start(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:

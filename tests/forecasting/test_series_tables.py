@@ -217,12 +217,13 @@ def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
     text = "Datum;Gr\u00f6\u00dfe\n2024-01-01;1\n2024-01-02;2\n2024-01-03;4\n"
     for name, data, words in (
         ("latin.csv", text.encode("latin1"), "iconv -f latin1"),
-        ("wide.csv", text.encode("utf-16"), "is UTF-16"),
         ("book.xlsx", b"PK\3\4", "save its sheet as .csv"),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=words):
             read_series(tmp_path / name)
+    (tmp_path / "wide.csv").write_bytes(text.encode("utf-16"))  # with a byte order mark
+    assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1, 2, 4]
 
 
 def test_rows_of_an_hour_that_occurs_twice_are_averaged(tmp_path: Path) -> None:

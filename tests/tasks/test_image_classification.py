@@ -101,7 +101,7 @@ def test_torchvision_is_needed_for_training_only(
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_text("damaged")
-    with pytest.raises(ImportError, match="need a torchvision"):
+    with pytest.raises(ImportError, match="torchvision is missing: install lagwise"):
         ImageClassification(DataOptions(source=str(tmp_path)), **changes).open(progress=False)
     ImageClassification(DataOptions(source="digits"), **changes).open(run=tmp_path, progress=False)
 

@@ -153,9 +153,8 @@ def _fill(subject: Subject, length: int) -> None:
 def _noise_cache(mixer: AttentionMixer, batch: int, length: int) -> AttentionState:
     device = mixer.out.weight.device
     _, state = mixer.prefill(torch.randn(batch, 1, mixer.channels, device=device), mixer.init_state(batch))
-    noise = torch.randn(batch * mixer.heads, length - 1, mixer.channels // mixer.heads, device=device)
-    real = torch.ones(batch, length - 1, 1, dtype=torch.bool, device=device)
-    return AttentionState(state.key.append(noise), state.value.append(noise.flip(1)), state.real.append(real))
+    noise = torch.randn(batch, mixer.heads, length - 1, mixer.channels // mixer.heads, device=device)
+    return AttentionState(state.key.append(noise), state.value.append(noise.flip(2)), state.seen + length - 1)
 
 
 def _timed(subjects: Mapping[str, Subject], length: int, batch: int, repeats: int, *, recompute: bool) -> list[Row]:
