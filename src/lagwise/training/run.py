@@ -27,6 +27,18 @@ from lagwise.tasks import TASKS, Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
+from lagwise.training.first_answer import (
+    FILE,
+    FOLDER,
+    FirstAnswer,
+    fit_first_answer,
+    held_out,
+    held_out_of,
+    is_better,
+    kept_sentence,
+    read_first_answer,
+    save_first_answer,
+)
 from lagwise.training.hardware import bfloat16_is_fast, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
@@ -66,15 +78,20 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     if recipe.task != named.task:
         task = make_task(recipe)
         _open(task, progress=False)
-    arguments = _arguments(recipe, out)
-    trainer = _trainer(recipe, task, arguments, progress)
-    trainer.accelerator.wait_for_everyone()  # all processes check the folder before any writes to it
+    arguments, kind = _arguments(recipe, out), recipe.training.first_answer
+    trainer = None if kind == "only" else _trainer(recipe, task, arguments, progress)
+    state = PartialState()
+    state.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
-        if trainer.is_world_process_zero():
+        first = None
+        if state.is_main_process:
             _check_unused(out)  # another process may have trained there in the meantime
+            if kind != "none":
+                first = fit_first_answer(task, recipe.training.seed)
+            model: Any = first.model if trainer is None else trainer.model_wrapped
             identity = {
                 "data": task.identity(),
-                "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
+                "parameters": sum(p.numel() for p in model.parameters()),
                 "processes": arguments.world_size,
             }
             shutil.rmtree(out / TOKENIZER, ignore_errors=True)
@@ -83,9 +100,13 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
                     copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
+            if first is not None:
+                _keep_first_answer(first, task, out, progress)
+        if trainer is None:
+            return _finish_with_first(task, out)
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
-        return _finish(trainer, task, out)
+        return _finish(trainer, task, out, progress)
 
 
 def resume(out: Path | str, *, progress: bool = True) -> Path:
@@ -117,16 +138,20 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             )
         task = make_task(recipe)
         _open(task, progress)
+        if recipe.training.first_answer != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
+            _keep_first_answer(fit_first_answer(task, recipe.training.seed), task, out, progress)
+        if recipe.training.first_answer == "only":
+            return _finish_with_first(task, out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
-            return _finish(trainer, task, out)
+            return _finish(trainer, task, out, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _finish(trainer, task, out)
+        return _finish(trainer, task, out, progress)
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
@@ -156,8 +181,14 @@ def check_recipe(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
     wrong."""
     _check_batch(recipe)
-    task = make_task(recipe)
-    check_model(recipe, task)
+    task, kind = make_task(recipe), recipe.training.first_answer
+    if kind != "none" and task.linear_class is None:
+        raise ValueError(
+            f"the task {recipe.task['name']} has no first answer (training.first_answer={kind}, model=linear), which is "
+            "for labelled rows"
+        )
+    if kind != "only":
+        check_model(recipe, task)
     return task
 
 
@@ -293,7 +324,7 @@ def _tensorboard(out: Path) -> list[str]:
     return ["tensorboard"]
 
 
-def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
+def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> Path:
     """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
@@ -301,10 +332,58 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
             model.save_pretrained(partial)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
+            if read_first_answer(out) is not None:
+                load_model_weights(model, partial)
+                if not _is_better_than_first(trainer, task, out, progress):
+                    _take_first(out, partial)
             task.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()
+    return out
+
+
+def _keep_first_answer(first: FirstAnswer, task: Task, out: Path, progress: bool) -> None:
+    """Save a first answer, log its scores as of step 0, and print them."""
+    save_first_answer(first, task, out)
+    about = first.about
+    line = {"step": 0, "first_answer": about["scores"][task.headline], "seconds": about["seconds"]}
+    with open(out / METRICS_FILE, "a") as file:
+        file.write(json.dumps(line) + "\n")
+    if progress:
+        print(
+            f"first answer ({about['features']} features): {task.headline_label} {line['first_answer']:.3f} of "
+            f"{about['rows']:,} held-out rows, in {about['seconds']:.1f} seconds",
+            file=sys.stderr,
+        )
+
+
+def _is_better_than_first(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> bool:
+    """Whether the trained model is better than the first answer on the held-out rows; what is kept is noted and
+    printed."""
+    model = trainer.accelerator.unwrap_model(trainer.model).eval()
+    trained, labels = held_out(task, model, trainer.get_eval_dataloader())
+    kept = is_better(task, trained, held_out_of(out), labels)
+    about = {**read_json(out / FILE), "trained": task.metrics(float("nan"), trained, labels), "kept": not kept}
+    write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
+    if progress:
+        print(kept_sentence(about, task.headline_label), file=sys.stderr)
+    return kept
+
+
+def _take_first(out: Path, partial: Path) -> None:
+    """Copy the first answer's model in the place of the one that is being saved."""
+    shutil.rmtree(partial)
+    shutil.copytree(out / FOLDER, partial, ignore=shutil.ignore_patterns("held_out*"))
+
+
+def _finish_with_first(task: Task, out: Path) -> Path:
+    """`_finish` for a run that trains nothing."""
+    if PartialState().is_main_process:
+        with saved_whole(out, "the model", last="config.json") as partial:
+            _take_first(out, partial)
+        write_whole(out / FILE, json.dumps({**read_json(out / FILE), "kept": True}, indent=1) + "\n")
+    PartialState().wait_for_everyone()
     return out
 
 
