@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lagwise.models.linear.modeling import (
         LagwiseLinearForImageClassification,
         LagwiseLinearForSequenceClassification,
-        LagwiseLinearForTokenClassification,
     )
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
@@ -39,7 +38,6 @@ __all__ = [
     "LagwiseLinearConfig",
     "LagwiseLinearForImageClassification",
     "LagwiseLinearForSequenceClassification",
-    "LagwiseLinearForTokenClassification",
     "LagwiseModel",
     "StreamingCache",
     "StreamingClassifier",
@@ -64,7 +62,6 @@ __getattr__, __dir__ = lazy(
         "LagwiseLinearConfig": "lagwise.models.linear.configuration",
         "LagwiseLinearForImageClassification": "lagwise.models.linear.modeling",
         "LagwiseLinearForSequenceClassification": "lagwise.models.linear.modeling",
-        "LagwiseLinearForTokenClassification": "lagwise.models.linear.modeling",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",
         "StreamingClassifier": "lagwise.models.streaming_classifier",

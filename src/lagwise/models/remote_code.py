@@ -26,7 +26,6 @@ LINEAR_AUTO_CLASSES = {
     "AutoConfig": "LagwiseLinearConfig",
     "AutoModelForImageClassification": "LagwiseLinearForImageClassification",
     "AutoModelForSequenceClassification": "LagwiseLinearForSequenceClassification",
-    "AutoModelForTokenClassification": "LagwiseLinearForTokenClassification",
 }
 
 _CODE = '''"""Loads the model in this folder with trust_remote_code=True, where lagwise is installed."""

@@ -14,7 +14,7 @@ from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
 from lagwise.tasks import Task
-from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields
+from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields, simple_answers
 
 EVALUATION_FILE = "evaluation.json"
 _LONGEST_NAME = 200  # bytes of changes in a file's name
@@ -27,6 +27,7 @@ def evaluate_run(
     source: str | None = None,
     max_tokens: int | None = None,
     overrides: Sequence[str] = (),
+    baseline: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Score a run on held-out data, as its task does (`Task.evaluate`).
@@ -34,8 +35,9 @@ def evaluate_run(
     lengths, max_tokens: as the task defines them. source: test data other than the run's own (which must not have
     changed). overrides: ``model.key=value`` changes that the weights allow, such as
     ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
-    ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). Errors as `load_model` and the task's `open` and
-    `evaluate`.
+    ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). baseline: whether to score simple answers on the same
+    rows too (`lagwise.training.simple_answers`), which needs the run's own data. Errors as `load_model` and the task's
+    `open` and `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
         raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
@@ -54,8 +56,15 @@ def evaluate_run(
         require_unchanged(run, recipe)
     else:
         result["given"] = True
+    simple: list[tuple[str, Any]] = []
+    if baseline:
+        require_unchanged(run, recipe)
+        task.open(run=run, progress=progress)
+        simple += simple_answers(run, task, recipe.training.seed)
     task.open(run=run, source=source, progress=progress)
     result |= task.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
+    if baseline:
+        result["baselines"] = {name: task.evaluate(each, progress=False)["test"] for name, each in simple}
     if overrides:
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)

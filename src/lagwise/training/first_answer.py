@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.convolutions import LEVELS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
-from lagwise.models.loading import quiet
+from lagwise.models.loading import load_model, quiet
 from lagwise.tasks import Task
 from lagwise.training.closed_form import Fit, fit_linear
 
@@ -46,16 +47,25 @@ class FirstAnswer(NamedTuple):
     held_out: np.ndarray
 
 
+def require_linear(task: Task) -> Any:
+    """The head of the task's first answer. ValueError for a task without one."""
+    if task.linear_class is None:
+        raise ValueError(
+            f"{type(task).__name__} has no first answer (model=linear, training.first_answer, --baseline); tasks of "
+            "labelled rows and pictures have one"
+        )
+    return task.linear_class
+
+
 def fit_first_answer(task: Task, seed: int) -> FirstAnswer:
     """The first answer of a task with open data. ValueError for a task without one."""
     began = time.monotonic()
-    if task.linear_class is None:
-        raise ValueError("this task has no first answer (training.first_answer, model=linear): it is for labelled rows")
+    linear_class = require_linear(task)
     fields = task.linear_fields()
     with torch.inference_mode():
         options, features, fit = _FITTED[task.inputs](task, fields, seed)
     inputs = {name: value for name, value in fields["inputs"].items() if name != "pairs"}
-    model: Any = task.linear_class(LagwiseLinearConfig(**{**fields, "inputs": inputs, "features": options}))
+    model: Any = linear_class(LagwiseLinearConfig(**{**fields, "inputs": inputs, "features": options}))
     model.features.load_state_dict(features.state_dict())
     with torch.no_grad():
         model.classifier.weight.copy_(torch.from_numpy(fit.weights))
@@ -181,6 +191,20 @@ def held_out_of(run: Path) -> np.ndarray:
 def read_first_answer(run: Path) -> dict[str, Any] | None:
     """What is known of the first answer of a run, None if it has none."""
     return read_json(run / FILE) if (run / FILE).is_file() and (run / FOLDER / "config.json").is_file() else None
+
+
+def simple_answers(run: Path, task: Task, seed: int) -> Iterator[tuple[str, Any]]:
+    """What to compare a run with, by name, as models: the answer that is the same for all rows (the most common class,
+    or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without one."""
+    require_linear(task)
+    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(task, seed).model
+    constant, labels = copy.deepcopy(found), _labels(list(task.linear_batches("train")))
+    with torch.no_grad():
+        constant.classifier.weight.zero_()
+        of_class = np.log(np.bincount(labels, minlength=found.num_labels) + 1e-9) if labels.dtype.kind == "i" else None
+        constant.classifier.bias.copy_(torch.from_numpy(np.array([labels.mean()]) if of_class is None else of_class))
+    yield "the mean of all rows" if of_class is None else "most common class", constant
+    yield "first answer", found
 
 
 def kept_sentence(about: Mapping[str, Any], label: str) -> str:

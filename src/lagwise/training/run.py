@@ -37,6 +37,7 @@ from lagwise.training.first_answer import (
     is_better,
     kept_sentence,
     read_first_answer,
+    require_linear,
     save_first_answer,
 )
 from lagwise.training.hardware import bfloat16_is_fast, describe
@@ -182,11 +183,8 @@ def check_recipe(recipe: Recipe) -> Task:
     wrong."""
     _check_batch(recipe)
     task, kind = make_task(recipe), recipe.training.first_answer
-    if kind != "none" and task.linear_class is None:
-        raise ValueError(
-            f"the task {recipe.task['name']} has no first answer (training.first_answer={kind}, model=linear), which is "
-            "for labelled rows"
-        )
+    if kind != "none":
+        require_linear(task)
     if kind != "only":
         check_model(recipe, task)
     return task

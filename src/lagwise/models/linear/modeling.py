@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.embeddings import check_finite
@@ -131,16 +130,9 @@ class LagwiseLinearForImageClassification(LinearModel):
     answer = ImageClassifierOutput
 
 
-class LagwiseLinearForTokenClassification(LinearModel):
-    """A class of each step of a series."""
-
-    answer = TokenClassifierOutput
-
-
 LINEAR_HEADS: dict[Any, type[LinearModel]] = {
     AutoModelForSequenceClassification: LagwiseLinearForSequenceClassification,
     AutoModelForImageClassification: LagwiseLinearForImageClassification,
-    AutoModelForTokenClassification: LagwiseLinearForTokenClassification,
 }
 for _auto, _head in LINEAR_HEADS.items():
     _auto.register(LagwiseLinearConfig, _head, exist_ok=True)
