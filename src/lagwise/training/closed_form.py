@@ -104,7 +104,7 @@ def _sparse(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np
     from sklearn.metrics import log_loss
 
     def logistic(penalty: float) -> Any:
-        return LogisticRegression(C=penalty, max_iter=300, tol=1e-3)
+        return LogisticRegression(C=penalty, max_iter=300)
 
     def loss(model: Any, x: Any, y: np.ndarray) -> float:
         if y.dtype.kind == "f":

@@ -102,7 +102,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                     copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
             if first is not None:
-                _keep_first_answer(first, task, out, progress)
+                _keep_first_answer(first, task, out, alone=kind == "only", progress=progress)
         if trainer is None:
             return _finish_with_first(task, out)
         with quiet(), saved_when_stopped(trainer):
@@ -139,9 +139,11 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             )
         task = make_task(recipe)
         _open(task, progress)
-        if recipe.training.first_answer != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
-            _keep_first_answer(fit_first_answer(task, recipe.training.seed), task, out, progress)
-        if recipe.training.first_answer == "only":
+        kind = recipe.training.first_answer
+        if kind != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
+            first = fit_first_answer(task, recipe.training.seed)
+            _keep_first_answer(first, task, out, alone=kind == "only", progress=progress)
+        if kind == "only":
             return _finish_with_first(task, out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
@@ -341,11 +343,13 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> P
     return out
 
 
-def _keep_first_answer(first: FirstAnswer, task: Task, out: Path, progress: bool) -> None:
-    """Save a first answer, log its scores as of step 0, and print them."""
+def _keep_first_answer(first: FirstAnswer, task: Task, out: Path, *, alone: bool, progress: bool) -> None:
+    """Save a first answer, log its score at step 0, or all of them if it is trained alone, and print it."""
     save_first_answer(first, task, out)
-    about = first.about
-    line = {"step": 0, "first_answer": about["scores"][task.headline], "seconds": about["seconds"]}
+    about, scores = first.about, first.about["scores"]
+    line = {"step": 0, "first_answer": scores[task.headline], "seconds": about["seconds"]}
+    if alone:
+        line |= {f"eval_{name}": value for name, value in scores.items()}
     with open(out / METRICS_FILE, "a") as file:
         file.write(json.dumps(line) + "\n")
     if progress:

@@ -36,8 +36,7 @@ class Ngrams(nn.Module):
 
     A token id stands for its bytes (``spellings``), so the same n-grams are found whatever the tokenizer. Characters
     are decoded from UTF-8, in lower case, with runs of white space as one space; words are runs of letters, digits and
-    underscores. An n-gram is found by a hash of 64 bits, whose last bits are its place in a table of ``buckets``: rare
-    n-grams may be taken for a kept one by chance.
+    underscores. An n-gram is found by its hash of 64 bits among those of the kept ones.
 
     Shapes: input_ids ``(batch, length)``; mask ``(batch, length)``, true at tokens, or None; types, of pairs, 0 at the
     first text and 1 at the second. Padding has no effect.
@@ -47,7 +46,6 @@ class Ngrams(nn.Module):
         words: Largest number of words of an n-gram; 0 for none.
         characters: Numbers of characters of n-grams.
         kept: Numbers of n-grams of words and of characters that have a feature.
-        buckets: Places of the table, a power of 2.
         longest: Bytes of the longest token.
         pairs: Whether rows are pairs of texts.
 
@@ -62,7 +60,6 @@ class Ngrams(nn.Module):
         words: int = 2,
         characters: list[int] | None = None,
         kept: list[int],
-        buckets: int,
         longest: int = 1,
         pairs: bool = False,
     ):
@@ -71,8 +68,6 @@ class Ngrams(nn.Module):
         self.kept, self.pairs = kept, pairs
         if len(kept) != 2 or min(kept) < 0:
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
-        if whole_number("buckets", buckets) & (buckets - 1):
-            raise ValueError(f"buckets must be a power of 2, got {buckets}")
         if min(self.characters, default=1) < 1:
             raise ValueError(f"characters must be numbers of at least 1, got {characters}")
         self.count = sum(kept) + 1  # the last is for all others
@@ -81,7 +76,7 @@ class Ngrams(nn.Module):
         self.register_buffer("spelled", torch.zeros(vocab_size, dtype=torch.uint8))
         self.register_buffer("lower", torch.zeros(_PLANE, dtype=torch.int32))
         self.register_buffer("kinds", torch.zeros(_PLANE, dtype=torch.uint8))
-        self.register_buffer("places", torch.zeros(buckets, dtype=torch.int32))
+        self.register_buffer("hashes", torch.zeros(self.count - 1, dtype=torch.long))  # of words, then of characters
         self.register_buffer("idf", torch.zeros(self.count))
 
     @classmethod
@@ -94,12 +89,11 @@ class Ngrams(nn.Module):
         characters: Sequence[int],
         pairs: bool,
         least: int,
-        most: int = 1 << 22,
     ) -> tuple[dict[str, Any], Ngrams]:
         """The options and the features for training texts. spellings: the bytes of each token id. batches: input_ids,
-        mask and types. least: rows in which an n-gram must occur. most: buckets."""
+        mask and types. least: rows in which an n-gram must occur."""
         shape = {"words": words, "characters": list(characters), "longest": max(1, *map(len, spellings))}
-        scanner = cls(len(spellings), kept=[0, 0], buckets=1, **shape)
+        scanner = cls(len(spellings), kept=[0, 0], **shape)
         scanner._spell(spellings)
         found: list[list[np.ndarray]] = [[], []]
         rows = 0
@@ -114,15 +108,11 @@ class Ngrams(nn.Module):
             chosen = times >= least
             kept.append(hashes[chosen])
             counts.append(times[chosen])
-        wanted = 32 * max(1, sum(map(len, kept)))
-        buckets = min(most, 1 << (wanted - 1).bit_length())
-        options = {**shape, "kept": [len(each) for each in kept], "buckets": buckets, "pairs": pairs}
+        options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs}
         made = cls(len(spellings), **options)
         made._spell(spellings)
-        places = np.full(buckets, made.count - 1, dtype=np.int32)
-        places[np.concatenate(kept) & (buckets - 1)] = np.arange(made.count - 1)
         idf = np.log((1 + rows) / (1 + np.concatenate(counts))) + 1
-        made.places.copy_(torch.from_numpy(places))
+        made.hashes.copy_(torch.from_numpy(np.concatenate(kept)))
         made.idf.copy_(torch.from_numpy(np.append(idf, 0)).float())
         return options, made
 
@@ -166,9 +156,15 @@ class Ngrams(nn.Module):
 
     def _numbers(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Numbers of the n-grams of each text, sorted, ``(batch, n)``."""
-        hashes = torch.cat(self._hashes(ids, mask), 1)
-        known = self.places[hashes & (len(self.places) - 1)].long()
-        return torch.where(hashes == 0, self.count - 1, known).sort(1).values
+        numbers, start = [], 0
+        for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
+            kept = self.hashes[start : start + count]
+            if count:
+                place = torch.searchsorted(kept, hashes).clamp(max=count - 1)
+                numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
+            start += count
+        numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
+        return torch.cat(numbers, 1).sort(1).values
 
     def _weighted(self, numbers: Tensor) -> Sparse:
         """Values of sorted numbers; of those that occur several times the first has the value."""
