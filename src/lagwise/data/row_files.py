@@ -1,4 +1,4 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .wav and .txt, each also compressed as .xz."""
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, sounds and .txt, each also as .xz."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.archive_files import arff_table, ts_table
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
+from lagwise.data.sound_files import SOUNDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
-ONE_ROW = (".wav", ".txt")  # files that are a row each; the name of the folder is its class
+ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of the folder is its class
 
 
 def file_kind(path: Path) -> str | None:
@@ -290,6 +292,8 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".jsonl": _jsonl,
     ".parquet": _parquet,
     ".npz": _npz,
-    ".wav": wav_table,
+    ".ts": ts_table,
+    ".arff": arff_table,
+    **dict.fromkeys(SOUNDS, wav_table),
     ".txt": _txt,
 }

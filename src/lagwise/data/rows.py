@@ -120,13 +120,13 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz or .wav, each also .xz). A folder of such files: in splits by the words
-    train, valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or
+    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also .xz). A folder of such files: in splits
+    by the words train, valid (val, dev) and test in their names, else all of them as one table. ``hub:NAME`` or
     ``hub:NAME:CONFIG``: a Hugging Face data set. The first line of .csv and .tsv names the columns; a .csv may have
-    semicolons instead of commas. Every array of an .npz file is a column, its first axis the rows. A .wav file is a
-    row, whose label is its folder's name: sounds are in a folder for each class, and these may be in a folder for each
-    split. So are .txt files, in the column ``text``, in a folder without other rows; texts beside the class folders
-    and in IMDb's folder of reviews without a label, unsup, are left out.
+    semicolons instead of commas. Every array of an .npz file is a column, its first axis the rows. A sound (.wav,
+    .flac, .mp3, .ogg) is a row, whose label is its folder's name: sounds are in a folder for each class, and these may
+    be in a folder for each split. So are .txt files, in the column ``text``, in a folder without other rows; texts
+    beside the class folders and in IMDb's folder of reviews without a label, unsup, are left out.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """

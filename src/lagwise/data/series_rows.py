@@ -14,6 +14,7 @@ from lagwise.data.reading import read_whole
 from lagwise.data.row_files import file_kind, read_columns, read_table
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.series_files import check_sounds, lines_table, read_sound, recording_table
+from lagwise.data.sound_files import SOUNDS
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SeriesSource(RowSource):
         tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables that are given
         without such files."""
         options: dict[str, Any] = {}
-        sound = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) == ".wav"), None)
+        sound = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) in SOUNDS), None)
         if sound is not None:
             options["rate"] = read_sound(read_whole(sound), sound)[0]
         if not self._tables and (self.features or self.lines is not None):
