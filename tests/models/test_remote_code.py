@@ -16,7 +16,7 @@ import lagwise
 from lagwise import LagwiseConfig
 from lagwise.data import load_tokenizer
 from lagwise.models.loading import HEADS, load_model
-from lagwise.models.remote_code import AUTO_CLASSES
+from lagwise.models.remote_code import AUTO_CLASSES, LINEAR_AUTO_CLASSES
 
 PATCHES = {"name": "patches", "channels": 1, "size": 2}
 FIELDS = {
@@ -79,7 +79,8 @@ def save(name: str, folder: Path) -> PreTrainedModel:
 
 
 def test_every_head_names_its_registered_auto_class() -> None:
-    assert set(AUTO_CLASSES.values()) == {*HEADS, "LagwiseConfig"}
+    named = {*AUTO_CLASSES.values(), *LINEAR_AUTO_CLASSES.values()}
+    assert named == {*HEADS, "LagwiseConfig", "LagwiseLinearConfig"}
     for auto, name in AUTO_CLASSES.items():
         if auto != "AutoConfig":
             assert getattr(transformers, auto)._model_mapping[LagwiseConfig] is HEADS[name]

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from lagwise.analysis.report import plot_run
 from lagwise.models import load_model
-from lagwise.runs import evaluate_run, predict_run
+from lagwise.runs import evaluate_run, export_run, predict_run
 from lagwise.tasks import TASKS
 from lagwise.training import load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.closed_form import fit_linear
@@ -165,3 +165,20 @@ def test_rare_classes_are_trained_in_every_fold() -> None:
     fit = fit_linear(x, labels, (x[:4], labels[:4]), None)
     assert fit.weights.shape == (3, 8)
     assert torch.from_numpy(fit.weights).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("classes of series", "pt2"),
+        ("classes of series", "onnx"),
+        ("classes of pictures", "onnx"),
+        ("classes of text", "pt2"),
+    ],
+)
+def test_first_answers_are_exported(name: str, format: str, tmp_path: Path) -> None:
+    run = train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)
+    found = export_run(run, format=format)
+    assert found["difference"] < 1e-4
+    assert Path(found["out"]).is_file()
+    assert json.loads((Path(found["out"]).parent / "export.json").read_text())["labels"][0] in ("0", "no")

@@ -179,7 +179,10 @@ class ImageClassification(Task):
         return {**class_fields(self.pictures.label_names), "problem_type": "single_label_classification"}
 
     def linear_fields(self) -> dict[str, Any]:
-        return {**self.fields(), "inputs": {"name": "patches", "channels": self.channels}}
+        return {
+            **self.fields(),
+            "inputs": {"name": "patches", "channels": self.channels, "picture": [*self.pictures.size]},
+        }
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         examples = PictureExamples(self.pictures.splits[split], self._reader())

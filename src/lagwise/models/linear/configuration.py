@@ -17,7 +17,8 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     features: the features, by name and options (`lagwise.models.linear.features.FEATURES`): ``convolutions`` of series,
     ``patches`` of pictures, ``ngrams`` of texts.
     inputs: what the model reads, by name and options as in `LagwiseConfig`: ``tokens``, ``values`` (with ``features``,
-    and perhaps ``stride``, ``mean`` and ``std``) or ``patches`` (with ``channels``).
+    and perhaps ``mean`` and ``std``) or ``patches`` (with ``channels``, and ``picture``, the height and width in
+    training).
     vocab_size: number of token ids.
     pad_token_id, bos_token_id, eos_token_id: ids of special tokens.
 

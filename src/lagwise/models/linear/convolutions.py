@@ -196,15 +196,15 @@ class Convolutions(nn.Module):
         total = lagged[0]
         for each in lagged[1:]:
             total = total + each
-        if summed.shape[1] == 1:  # the same for all kernels
+        if summed.shape[1] == 1 and not traced():  # the same for all kernels
             result = z.new_empty(z.shape[0], KERNELS, length)
-            total, tripled = total[:, 0], [3 * each[:, 0] for each in lagged]
+            total, of_tap = total[:, 0], [each[:, 0] for each in lagged]
             for kernel, (a, b, c) in enumerate(_TRIPLES):
-                result[:, kernel] = tripled[a] + tripled[b] + tripled[c] - total
+                result[:, kernel] = 3 * (of_tap[a] + of_tap[b] + of_tap[c]) - total
             return result
         triples = torch.tensor(_TRIPLES, device=z.device)
         own = torch.arange(KERNELS, device=z.device)
-        parts = torch.stack(lagged)  # (taps, batch, kernels, length)
+        parts = torch.stack(lagged).expand(-1, -1, KERNELS, -1)  # (taps, batch, kernels, length)
         three = parts[triples[:, 0], :, own] + parts[triples[:, 1], :, own] + parts[triples[:, 2], :, own]
         return 3 * three.transpose(0, 1) - total
 
@@ -254,7 +254,7 @@ def _exceeded(y: Tensor, biases: Tensor, each: bool) -> Tensor:
     each sample whether it does: ``(batch, length, kernels * n)``."""
     if each:
         return (y[..., None] > biases[:, None]).transpose(1, 2).flatten(2).to(torch.float64)
-    if traced():
-        return torch.stack([(y > b[:, None]).to(y.dtype).sum(2) for b in biases.t()], 2).flatten(1)
+    if traced():  # few operations
+        return (y[..., None] > biases[:, None]).to(y.dtype).sum(2).flatten(1)
     exceeded = torch.empty_like(y)  # comparing into floats is ten times as fast as converting booleans
     return torch.stack([torch.gt(y, b[:, None], out=exceeded).sum(2) for b in biases.t()], 2).flatten(1)

@@ -138,7 +138,7 @@ class Ngrams(nn.Module):
         of_words = merged < self.kept[0]
         cosines = torch.stack([(both * part).sum(1) for part in (of_words, ~of_words)], 1)
         numbers = [a.numbers, b.numbers + self.count, merged + 2 * self.count]
-        last = torch.arange(3 * self.count, self.size, device=ids.device).expand(len(ids), -1)
+        last = torch.arange(3 * self.count, self.size, device=ids.device).expand(ids.shape[0], -1)
         return Sparse(torch.cat([*numbers, last], 1), torch.cat([a.values, b.values, both, _COSINE * cosines], 1))
 
     @staticmethod
@@ -206,11 +206,11 @@ class Ngrams(nn.Module):
                 whole = real & F.pad(real, (lag - 1, 0))[:, : real.shape[1]]
                 found.append(torch.where(whole, _mixed(number + lag * _POSITION), 0))
             number = number * _MULTIPLIER + F.pad(text, (lag, 0))[:, : text.shape[1]] + 1
-        return torch.cat(found, 1) if found else text.new_zeros(len(text), 0)
+        return torch.cat(found, 1) if found else text.new_zeros(text.shape[0], 0)
 
     def _word_hashes(self, text: Tensor, real: Tensor) -> Tensor:
         if not self.words:
-            return text.new_zeros(len(text), 0)
+            return text.new_zeros(text.shape[0], 0)
         inside = real & ((text >= _IDEOGRAPHS) | (self.kinds[text.clamp(max=_PLANE - 1)] == _WORD))
         place = torch.arange(text.shape[1], device=text.device).expand_as(text)
         starts = inside & ~F.pad(inside, (1, 0))[:, :-1]
@@ -241,7 +241,7 @@ def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     counts = kept.sum(1)
     width = x.shape[1] if torch.compiler.is_compiling() else max(1, int(counts.max()))
     target = torch.where(kept, kept.cumsum(1) - 1, width)
-    moved = x.new_zeros(len(x), width + 1).scatter(1, target, x)
+    moved = x.new_zeros(x.shape[0], width + 1).scatter(1, target, x)
     return moved[:, :width], torch.arange(width, device=x.device) < counts[:, None]
 
 

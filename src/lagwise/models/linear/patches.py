@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.ops.bilinear import traced
 from lagwise.tables import whole_number
 
 _SAMPLED = 20_000  # patches from which whitening is computed
@@ -79,7 +80,8 @@ class Patches(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         if min(pixels.shape[2:]) < self.side:
             raise ValueError(f"pictures must have sides of at least {self.side} pixels, got {tuple(pixels.shape[2:])}")
-        return torch.cat([self._pooled(part) for part in pixels.to(self.filters.dtype).split(_TOGETHER)])
+        pixels = pixels.to(self.filters.dtype)
+        return self._pooled(pixels) if traced() else torch.cat([self._pooled(part) for part in pixels.split(_TOGETHER)])
 
     def _pooled(self, pixels: Tensor) -> Tensor:
         patches = _normalised(F.unfold(pixels, self.side).transpose(1, 2)) - self.centre
