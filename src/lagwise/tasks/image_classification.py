@@ -181,7 +181,7 @@ class ImageClassification(Task):
     def linear_fields(self) -> dict[str, Any]:
         return {
             **self.fields(),
-            "inputs": {"name": "patches", "channels": self.channels, "picture": [*self.pictures.size]},
+            "inputs": {"name": "patches", "size": 1, "channels": self.channels, "picture": [*self.pictures.size]},
         }
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
