@@ -15,6 +15,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 import lagwise
 from lagwise import LagwiseConfig
 from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseLinearConfig
 from lagwise.models.loading import HEADS, load_model
 from lagwise.models.remote_code import AUTO_CLASSES, LINEAR_AUTO_CLASSES
 
