@@ -61,16 +61,18 @@ def series_case(name: str, folder: Path) -> Case:
         folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"input_values": v.tolist(), "label": y}) for v, y in zip(*rows[split], strict=True)]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    return Case("signal", str(folder), ("MiniRocket", lambda seed: minirocket(*rows["train"], *rows["test"], seed)))
+    return Case("signal", str(folder), ("MiniRocket", lambda seed: minirocket(rows["train"], rows["test"], seed)))
 
 
-def minirocket(x: list[np.ndarray], y: np.ndarray, unseen: list[np.ndarray], true: np.ndarray, seed: int) -> float:
+def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> float:
     """Accuracy of sktime's MiniRocket with a ridge. Series that it finds too short are repeated at their end."""
     import pandas as pd
     from sklearn.linear_model import RidgeClassifierCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
-    from sktime.transformations.panel.rocket import MiniRocketMultivariate, MiniRocketMultivariateVariable
+
+    rocket = importlib.import_module("sktime.transformations.panel.rocket")
+    (x, y), (unseen, true) = train, test
 
     def nested(rows: list[np.ndarray]) -> pd.DataFrame:
         padded = [np.pad(row, ((0, max(0, _SHORTEST - len(row))), (0, 0)), mode="edge") for row in rows]
@@ -78,7 +80,7 @@ def minirocket(x: list[np.ndarray], y: np.ndarray, unseen: list[np.ndarray], tru
         return pd.DataFrame({f"c{i}": [pd.Series(row[:, i]) for row in padded] for i in columns})
 
     same = len({len(row) for row in x}) == 1
-    made = (MiniRocketMultivariate if same else MiniRocketMultivariateVariable)(random_state=seed)
+    made = (rocket.MiniRocketMultivariate if same else rocket.MiniRocketMultivariateVariable)(random_state=seed)
     ridge = make_pipeline(StandardScaler(with_mean=False), RidgeClassifierCV(alphas=np.logspace(-3, 3, 10)))
     ridge.fit(made.fit_transform(nested(x)), y)
     return float(ridge.score(made.transform(nested(unseen)), true))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ TS = """# two dimensions
 
 def rows_of(path: Path, text: str) -> list[dict]:
     path.write_text(text)
-    return list(open_rows(str(path)).read()["train"])
+    rows: Any = open_rows(str(path)).read()["train"]
+    return list(rows)
 
 
 def test_ts_files_have_series_of_several_dimensions_and_lengths(tmp_path: Path) -> None:

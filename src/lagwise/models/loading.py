@@ -111,7 +111,7 @@ def load_model(
         read_json(folder / "generation_config.json")  # transformers would ignore a damaged one
     try:
         with quiet():
-            model = head.from_pretrained(folder, config=config)
+            model: Any = head.from_pretrained(folder, config=config)
     except Exception as error:  # of any other file in the folder
         raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:

@@ -72,7 +72,8 @@ class StreamingClassifier:
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
         weight = self.model.classifier.weight
-        self._state = self.model.features.start(1) if self.is_linear else None
+        linear: Any = self.model
+        self._state: Any = linear.features.start(1) if self.is_linear else None
         self._cache = None if self.is_linear else StreamingCache(len(self.model.model.layers))
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
@@ -115,7 +116,8 @@ class StreamingClassifier:
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
         if self.is_linear:
-            found, self._state = self.model.features.step(samples[None], self._state)
+            linear: Any = self.model
+            found, self._state = linear.features.step(samples[None], self._state)
             self._steps += found.shape[1]
             return self._shares(self.model.classifier(found[0]))
         out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)

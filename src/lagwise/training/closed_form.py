@@ -50,8 +50,10 @@ def fit_linear(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights:
 
 
 def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray], weights: np.ndarray | None) -> Fit:
-    from sklearn.linear_model import Ridge, RidgeCV
+    from sklearn import linear_model
 
+    ridge_cv: Any = linear_model.RidgeCV
+    ridge: Any = linear_model.Ridge
     scale = x.std(0, dtype=np.float64)
     scale[scale == 0] = 1
     x, other = x / scale, held_out[0] / scale
@@ -61,22 +63,22 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
         targets, true = (((each - shift) / unit)[:, None] for each in (y, held_out[1]))
     else:
         targets, true = (_signs(each, int(y.max()) + 1) for each in (y, held_out[1]))
-    own, others = (None if weights is None else weights[each] for each in (y, held_out[1]))
+    own = None if weights is None else weights[y]
     if min(x.shape) <= _EXACT:
-        fitted = RidgeCV(_RIDGE, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, own)
+        fitted = ridge_cv(_RIDGE, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, own)
         alpha = float(fitted.alpha_)
         best = int(np.flatnonzero(fitted.alpha_ == _RIDGE)[0])
         outside, left_out = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best], targets
         predicted = fitted.predict(other).reshape(true.shape)
     else:
-        tried = [Ridge(alpha, solver="cholesky").fit(x, targets, own) for alpha in _RIDGE[6::2]]
+        tried = [ridge(alpha, solver="cholesky").fit(x, targets, own) for alpha in _RIDGE[6::2]]
         found = [each.predict(other).reshape(true.shape) for each in tried]
         best = int(np.argmin([np.square(each - true).mean() for each in found]))
         alpha, outside, left_out, predicted = float(tried[best].alpha), found[best], true, found[best]
     if y.dtype.kind != "f":
         unit = _likely_scale(outside, (left_out > 0).argmax(1))
-    both = None if weights is None else np.concatenate([own, others])
-    final = Ridge(alpha, solver="cholesky")
+    both = None if weights is None else weights[np.concatenate([y, held_out[1]])]
+    final = ridge(alpha, solver="cholesky")
     final.fit(np.concatenate([x, other]), np.concatenate([targets, true]), both)
     coefficients, biases = np.atleast_2d(final.coef_) / scale, np.atleast_1d(final.intercept_)
     loss = float(np.square(outside - left_out).mean())

@@ -65,7 +65,8 @@ def fit_first_answer(task: Task, seed: int) -> FirstAnswer:
     with torch.inference_mode():
         options, features, fit = _FITTED[task.inputs](task, fields, seed)
     inputs = {name: value for name, value in fields["inputs"].items() if name != "pairs"}
-    model: Any = linear_class(LagwiseLinearConfig(**{**fields, "inputs": inputs, "features": options}))
+    merged: dict[str, Any] = {**fields, "inputs": inputs, "features": options}
+    model: Any = linear_class(LagwiseLinearConfig(**merged))
     model.features.load_state_dict(features.state_dict())
     with torch.no_grad():
         model.classifier.weight.copy_(torch.from_numpy(fit.weights))
@@ -112,9 +113,8 @@ def _series(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[str,
     inputs, batches = fields["inputs"], list(task.linear_batches("train"))
     series = [row[: len(row) if real is None else int(real.sum())] for b in batches for row, real in _rows(b)]
     share = 1.0 if len(series) <= _MANY_SERIES else 0.5
-    options = {**Convolutions.plan([len(row) for row in series], share=share), "levels": LEVELS}
-    scale = {name: inputs.get(name) for name in ("mean", "std")}
-    features = Convolutions(inputs["features"], **options, **scale)
+    options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], share=share), "levels": LEVELS}
+    features = Convolutions(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
     features.prepare(series, seed)
 
     def rows(batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:

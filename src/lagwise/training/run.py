@@ -89,7 +89,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
             _check_unused(out)  # another process may have trained there in the meantime
             if kind != "none":
                 first = fit_first_answer(task, recipe.training.seed)
-            model: Any = first.model if trainer is None else trainer.model_wrapped
+            model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
             identity = {
                 "data": task.identity(),
                 "parameters": sum(p.numel() for p in model.parameters()),
