@@ -127,7 +127,8 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
     for section, options in (("data", DataOptions), ("training", TrainingOptions)):
         for key, _, _, meaning in meanings(options):
             typer.echo(f"# {section}.{key}: {' '.join(meaning.split())}")
-    typer.echo("# model: one word is a kind of model (model=tnn); model.init_from=RUN starts from another run")
+    typer.echo("# model: one word is a kind of model (model=tnn; model=linear stops after the first answer)")
+    typer.echo("# model.init_from: a run to start from")
     typer.echo("# model.block: options of the blocks, mixers and kernels named there; an unknown name lists them all")
 
 
