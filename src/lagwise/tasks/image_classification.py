@@ -33,7 +33,7 @@ from lagwise.data.pictures import (
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
-from lagwise.tasks.classes import class_columns, class_fields, class_names
+from lagwise.tasks.classes import class_columns, class_counts, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.figures import pictures
 from lagwise.tasks.scores import classification_scores
@@ -197,7 +197,7 @@ class ImageClassification(Task):
         self._reader().processor().save_pretrained(folder)
 
     def notes(self) -> Sequence[str]:
-        return self.pictures.describe().splitlines()
+        return [*self.pictures.describe().splitlines(), *class_counts(self.pictures.counts["train"])]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return -(-len(self.pictures.splits["train"]) // batch_size)

@@ -39,7 +39,14 @@ from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
-from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_columns, class_fields, class_names
+from lagwise.tasks.classes import (
+    CLASS_WEIGHTS,
+    balanced_weights,
+    class_columns,
+    class_counts,
+    class_fields,
+    class_names,
+)
 from lagwise.tasks.classification_results import result_figures, result_tables
 from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
@@ -254,7 +261,7 @@ class SequenceClassification(Task):
         return with_pairs(tokenizer, separate=self.separate) if len(self.columns()) == 2 else tokenizer
 
     def notes(self) -> Sequence[str]:
-        return self.rows.describe().splitlines()
+        return [*self.rows.describe().splitlines(), *class_counts(self.rows.counts.get("train", {}))]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return -(-len(self.rows.splits["train"]) // batch_size)
