@@ -15,8 +15,9 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 import lagwise
 from lagwise import LagwiseConfig
 from lagwise.data import load_tokenizer
+from lagwise.models import LagwiseLinearConfig
 from lagwise.models.loading import HEADS, load_model
-from lagwise.models.remote_code import AUTO_CLASSES
+from lagwise.models.remote_code import AUTO_CLASSES, LINEAR_AUTO_CLASSES
 
 PATCHES = {"name": "patches", "channels": 1, "size": 2}
 FIELDS = {
@@ -70,7 +71,24 @@ print(generate("ab", max_new_tokens=3, do_sample=False)[0]["generated_text"])
 """
 
 
+LINEAR = {
+    "LagwiseLinearForSequenceClassification": (
+        {"name": "convolutions", "dilations": [1], "thresholds": [2]},
+        {"name": "values", "features": 2},
+    ),
+    "LagwiseLinearForImageClassification": (
+        {"name": "patches", "side": 2, "filters": 3, "regions": 2},
+        {"name": "patches", "channels": 1},
+    ),
+}
+
+
 def save(name: str, folder: Path) -> PreTrainedModel:
+    if name in LINEAR_AUTO_CLASSES.values():
+        features, inputs = LINEAR[name]
+        linear = HEADS[name](LagwiseLinearConfig(features=features, inputs=inputs)).eval()
+        linear.save_pretrained(folder)
+        return linear
     fields = {"vocab_size": 258, "hidden_size": 8, "num_hidden_layers": 1, "causal": False, **FIELDS.get(name, {})}
     fields = {**fields, "causal": name == "LagwiseForCausalLM", "pad_token_id": 257}
     model = HEADS[name](LagwiseConfig(**fields)).eval()
@@ -79,7 +97,8 @@ def save(name: str, folder: Path) -> PreTrainedModel:
 
 
 def test_every_head_names_its_registered_auto_class() -> None:
-    assert set(AUTO_CLASSES.values()) == {*HEADS, "LagwiseConfig"}
+    named = {*AUTO_CLASSES.values(), *LINEAR_AUTO_CLASSES.values()}
+    assert named == {*HEADS, "LagwiseConfig", "LagwiseLinearConfig"}
     for auto, name in AUTO_CLASSES.items():
         if auto != "AutoConfig":
             assert getattr(transformers, auto)._model_mapping[LagwiseConfig] is HEADS[name]
@@ -92,11 +111,12 @@ def test_the_file_in_a_folder_imports_our_classes(name: str, tmp_path: Path) -> 
     references = [reference for reference in config["auto_map"].values() if reference.endswith(f".{name}")]
     assert len(references) == 1
     assert get_class_from_dynamic_module(references[0], tmp_path) is HEADS[name]
-    assert get_class_from_dynamic_module(config["auto_map"]["AutoConfig"], tmp_path) is LagwiseConfig
+    expected = LagwiseLinearConfig if name in LINEAR else LagwiseConfig
+    assert get_class_from_dynamic_module(config["auto_map"]["AutoConfig"], tmp_path) is expected
 
 
 def test_in_a_process_that_has_not_imported_lagwise(tmp_path: Path) -> None:
-    for name in HEADS:
+    for name in HEADS.keys() - LINEAR.keys():
         save(name, tmp_path / name)
     load_tokenizer("bytes").save_pretrained(tmp_path / "LagwiseForCausalLM")
     arguments = [sys.executable, "-c", ANYWHERE, str(tmp_path), repr(AUTO_CLASSES)]

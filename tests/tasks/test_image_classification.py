@@ -20,6 +20,8 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
 from lagwise.training import load_recipe, load_run, make_task, train
 
+ALONE = ["training.first_answer=none"]
+
 
 def test_mixed_labels_count_once_per_image() -> None:
     """The Trainer counts every entry of the labels that is not -100."""
@@ -46,7 +48,7 @@ def test_masked_metrics_have_a_row_for_each_sequence() -> None:
 
 def test_pictures_in_a_folder_are_predicted(tmp_path: Path) -> None:
     """Those directly in it have no label, whatever the folder is called."""
-    recipe = load_recipe("tnn-digits", ["training.steps=1", "model.inputs.size=4", "model.hidden_size=8"])
+    recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=1", "model.inputs.size=4", "model.hidden_size=8"])
     run, new = train(recipe, tmp_path / "run", progress=False), tmp_path / "new"
     new.mkdir()
     for name in "ab":
@@ -63,7 +65,7 @@ def test_pictures_in_a_folder_are_predicted(tmp_path: Path) -> None:
 
 
 def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
-    recipe = load_recipe("tnn-digits", ["training.steps=3", "model.inputs.size=2", "model.hidden_size=16"])
+    recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=3", "model.inputs.size=2", "model.hidden_size=16"])
     run = train(recipe, tmp_path / "run", progress=False)
     found = evaluate_run(run, [8, 12], progress=False)
     same, larger = found["sizes"]
@@ -109,7 +111,7 @@ def test_torchvision_is_needed_for_training_only(
 def test_a_run_crops_new_pictures(tmp_path: Path) -> None:
     """As its saved image processor does."""
     options = ["task.size=8", "task.crop=0.5", "model.hidden_size=8", "model.initializer_range=0.5"]
-    recipe = load_recipe("tnn-digits", ["training.steps=1", *options])
+    recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=1", *options])
     run = train(recipe, tmp_path / "run", progress=False)
     picture = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
     [found] = predict_run(run, [{"image": encode_array(picture)}], progress=False)

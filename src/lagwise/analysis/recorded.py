@@ -39,6 +39,9 @@ class RecordedRun:
         if seconds := self.curve("seconds"):
             facts["seconds"] = f"{seconds[-1][1]:,.0f}"
         name, label = self.headline
+        for line in self.metrics:
+            if "first_answer" in line:
+                facts[f"first answer's validation {label}"] = f"{line['first_answer']:.4f}"
         if scores := self.curve(f"eval_{name}"):
             step, best = (max if self.task.greater_is_better else min)(scores, key=lambda point: point[1])
             facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"

@@ -72,7 +72,13 @@ def train(
 
         lagwise train --recipe classify --data reviews.csv task.text=review task.label=stars
 
+        lagwise train --recipe classify --data reviews.csv model=linear
+
         lagwise train --recipe classify --data reviews.csv model=ski-tnn
+
+    Recipes for your own labelled rows (`classify`, `signal`, `tnn-digits`) first fit a linear model of fixed features,
+    in seconds, and end with it unless the trained model is better on held-out rows. `model=linear` stops after it;
+    another word, such as `model=tnn`, trains only that model.
 
         lagwise train --recipe associative-recall
 
@@ -139,7 +145,8 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
     for section, options in (("data", DataOptions), ("training", TrainingOptions)):
         for key, _, _, meaning in meanings(options):
             typer.echo(f"# {section}.{key}: {' '.join(meaning.split())}")
-    typer.echo("# model: one word is a kind of model (model=tnn); model.init_from=RUN starts from another run")
+    typer.echo("# model: one word is a kind of model (model=tnn; model=linear stops after the first answer)")
+    typer.echo("# model.init_from: a run to start from")
     typer.echo("# model.block: options of the blocks, mixers and kernels named there; an unknown name lists them all")
 
 
@@ -172,6 +179,10 @@ def evaluate(
             show_default="229377; of a task, those of 1000 sequences",
         ),
     ] = None,
+    baseline: Annotated[
+        bool,
+        typer.Option("--baseline", help="Score simple answers beside it: the most common class, and the first answer."),
+    ] = False,
 ) -> None:
     """Score a run on held-out data.
 
@@ -192,7 +203,8 @@ def evaluate(
         from lagwise.runs import evaluate_run
 
     wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
-    print_evaluation(run, evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or ()))
+    result = evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or (), baseline=baseline)
+    print_evaluation(run, result)
 
 
 def convert(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lagwise.data.rows import RowSource, open_rows, split_rows
     from lagwise.data.series_rows import SeriesSource, open_series
     from lagwise.data.sources import SPLITS, Source, open_source, read_documents
-    from lagwise.data.tokenizers import load_tokenizer, token_bytes, with_mask, with_pairs
+    from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "read_documents",
     "read_labelled",
     "rows_to_score",
+    "spellings",
     "split_rows",
     "token_bytes",
     "with_mask",
@@ -106,6 +107,7 @@ __getattr__, __dir__ = lazy(
         "read_labelled": "lagwise.data.labelled_rows",
         "rows_to_score": "lagwise.data.labelled_rows",
         "split_rows": "lagwise.data.rows",
+        "spellings": "lagwise.data.tokenizers",
         "token_bytes": "lagwise.data.tokenizers",
         "with_mask": "lagwise.data.tokenizers",
         "with_pairs": "lagwise.data.tokenizers",

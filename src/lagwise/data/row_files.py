@@ -1,5 +1,5 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .wav and .txt, each also compressed as .xz, .gz or
-.bz2."""
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, sounds and .txt, each also compressed
+as .xz, .gz or .bz2."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.archive_files import arff_table, ts_table
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
+from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import parse_text_table, read_head
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
-ONE_ROW = (".wav", ".txt")  # files that are a row each; the name of a folder is its class
+ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
 
 
@@ -244,6 +246,8 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".jsonl": _jsonl,
     ".parquet": _parquet,
     ".npz": _npz,
-    ".wav": wav_table,
+    ".ts": ts_table,
+    ".arff": arff_table,
+    **dict.fromkeys(SOUNDS, wav_table),
     ".txt": _txt,
 }

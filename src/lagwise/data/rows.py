@@ -154,13 +154,13 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz or .wav, each also .xz, .gz or .bz2). A folder of such files: in splits
-    by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or ``hub:NAME:CONFIG``: a
-    Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is a column, its first
-    axis the rows. A .wav file is a row, whose label is the name of a folder: sounds are in a folder for each class, and
-    these may be in a folder for each split (`class_folders`). So are .txt files, in the column ``text``, in a folder
-    without other rows; texts beside the class folders and in IMDb's folder of reviews without a label, unsup, are left
-    out. Files of other kinds are counted in the notes.
+    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also .xz, .gz or .bz2). A folder of such
+    files: in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
+    ``hub:NAME:CONFIG``: a Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is
+    a column, its first axis the rows. A sound (.wav, .flac, .mp3, .ogg) is a row, whose label is the name of a folder:
+    sounds are in a folder for each class, and these may be in a folder for each split (`class_folders`). So are .txt
+    files, in the column ``text``, in a folder without other rows; texts beside the class folders and in IMDb's folder
+    of reviews without a label, unsup, are left out. Files of other kinds are counted in the notes.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """

@@ -15,6 +15,7 @@ import numpy as np
 
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
 from lagwise.data.text_tables import TextTable
 from lagwise.tables import known
 
@@ -31,12 +32,15 @@ _KEYS = 4  # columns, the first ones, that may say which series a line is of, an
 
 
 def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
-    """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav file.
+    """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav file, or of a compressed one
+    (`read_compressed`).
 
     Whole numbers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
     Where the header does not know the sizes, as that of a pipe or of a recorder that lost its power, the samples go on
     to the end of the file. ValueError for a file that is truncated, empty, damaged, or compressed.
     """
+    if inner_suffix(path) in COMPRESSED:
+        return read_compressed(data, path)
     from scipy.io import wavfile
 
     try:
@@ -202,11 +206,11 @@ def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
 
 
 def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:
-    """ValueError if .wav files have different sampling rates or numbers of channels, or others than ``rate``, in Hz, or
+    """ValueError if sounds have different sampling rates or numbers of channels, or others than ``rate``, in Hz, or
     cannot be read."""
     wanted, by = rate, "the model was trained at"
     channels: tuple[int, Path] | None = None
-    for path in (path for paths in files.values() for path in paths if inner_suffix(path) == ".wav"):
+    for path in (path for paths in files.values() for path in paths if inner_suffix(path) in SOUNDS):
         own, samples = read_sound(read_whole(path), path)
         if wanted is None:
             wanted, by = own, f"{path} has"

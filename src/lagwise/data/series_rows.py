@@ -22,6 +22,7 @@ from lagwise.data.series_files import (
     recording_table,
     row_numbers,
 )
+from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import is_data, no_header, read_head, read_text_table
 from lagwise.files import expanded
 
@@ -51,7 +52,7 @@ class SeriesSource(RowSource):
         tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables that are given
         without such files."""
         options: dict[str, Any] = {}
-        sound = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) == ".wav"), None)
+        sound = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) in SOUNDS), None)
         if sound is not None:
             options["rate"] = read_sound(read_whole(sound), sound)[0]
         if not self._tables and (self.features or self.lines is not None):

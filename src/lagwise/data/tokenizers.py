@@ -176,6 +176,25 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> n
     return sizes
 
 
+def spellings(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
+    """The text of each token id, in UTF-8; special tokens have none. Exact for byte-level tokenizers; of others, what
+    the token adds to a text after a word, with its space."""
+    special = set(tokenizer.all_special_ids)
+    found = [b""] * len(tokenizer)
+    vocabulary = [(token, index) for token, index in tokenizer.get_vocab().items() if index not in special]
+    if is_byte_level(tokenizer):
+        byte = {char: bytes([number]) for number, char in enumerate(_byte_alphabet())}
+        for token, index in vocabulary:
+            found[index] = b"".join(byte[char] for char in token)
+        return found
+    word = next((index for token, index in vocabulary if token.isalpha()), vocabulary[0][1])
+    before: Any = tokenizer.decode([word])
+    texts: Any = tokenizer.batch_decode([[word, index] for _, index in vocabulary])
+    for (_, index), text in zip(vocabulary, texts, strict=True):
+        found[index] = text.removeprefix(before).encode()
+    return found
+
+
 def _byte_alphabet() -> list[str]:
     """The printable character that byte-level tokenizers write for each byte, in the order of bytes (GPT-2's map)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

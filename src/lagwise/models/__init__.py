@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
     from lagwise.models.image_classification import LagwiseForImageClassification
+    from lagwise.models.linear.configuration import LagwiseLinearConfig
+    from lagwise.models.linear.modeling import (
+        LagwiseLinearForImageClassification,
+        LagwiseLinearForSequenceClassification,
+    )
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
@@ -30,6 +35,9 @@ __all__ = [
     "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
     "LagwiseForTokenClassification",
+    "LagwiseLinearConfig",
+    "LagwiseLinearForImageClassification",
+    "LagwiseLinearForSequenceClassification",
     "LagwiseModel",
     "StreamingCache",
     "StreamingClassifier",
@@ -51,6 +59,9 @@ __getattr__, __dir__ = lazy(
         "LagwiseForQuestionAnswering": "lagwise.models.question_answering",
         "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseForTokenClassification": "lagwise.models.token_classification",
+        "LagwiseLinearConfig": "lagwise.models.linear.configuration",
+        "LagwiseLinearForImageClassification": "lagwise.models.linear.modeling",
+        "LagwiseLinearForSequenceClassification": "lagwise.models.linear.modeling",
         "LagwiseModel": "lagwise.models.modeling",
         "StreamingCache": "lagwise.models.cache",
         "StreamingClassifier": "lagwise.models.streaming_classifier",

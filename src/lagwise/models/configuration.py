@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from lagwise import __version__
-from lagwise.models.remote_code import AUTO_MAP, write_code
+from lagwise.models.remote_code import AUTO_CLASSES, AUTO_MAP, SavedWithCode
 from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
@@ -22,7 +20,7 @@ SINGLE = ("mean", "first", "last", "ends")  # poolings of single texts
 POOLINGS = (*SINGLE, *PAIRS)
 
 
-class LagwiseConfig(PreTrainedConfig):
+class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     """Configuration of every lagwise model.
 
     vocab_size: number of token ids.
@@ -77,6 +75,7 @@ class LagwiseConfig(PreTrainedConfig):
     model_type: ClassVar[str] = "lagwise"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     auto_map: ClassVar[dict[str, str]] = AUTO_MAP
+    auto_classes: ClassVar[dict[str, str]] = AUTO_CLASSES
 
     vocab_size: int = 258
     hidden_size: int = 256
@@ -154,26 +153,9 @@ class LagwiseConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        config_dict = dict(config_dict)
-        config_dict.pop("auto_map", None)  # the class has it, and each save writes the file it names
-        if config_dict.pop("lagwise_version", None) is None:  # written by lagwise 0.1
-            config_dict["block"] = _since_0_2(config_dict.get("block"))
+        if "lagwise_version" not in config_dict:  # written by lagwise 0.1
+            config_dict = {**config_dict, "block": _since_0_2(config_dict.get("block"))}
         return super().from_dict(config_dict, **kwargs)
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        return {**super().to_diff_dict(), "lagwise_version": __version__, "auto_map": AUTO_MAP}
-
-    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers, with an additional file next to config.json that lets the folder load anywhere
-        (`write_code`)."""
-        Path(save_directory).mkdir(parents=True, exist_ok=True)
-        write_code(Path(save_directory))
-        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Does nothing. After loading by `auto_map`, transformers calls it to copy the module of the class into later
-        saves, but `save_pretrained` writes its own file there."""
 
     @property
     def layer_types(self) -> list[str]:

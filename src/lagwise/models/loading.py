@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging
 
@@ -21,9 +21,11 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.image_classification import LagwiseForImageClassification
+from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.linear.modeling import LINEAR_HEADS
 from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
-from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.modeling import LagwiseModel
 from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.question_answering import LagwiseForQuestionAnswering
 from lagwise.models.token_classification import LagwiseForTokenClassification
@@ -45,9 +47,10 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-HEADS: dict[str, type[LagwisePreTrainedModel]] = {
+HEADS: dict[str, type[PreTrainedModel]] = {
     head.__name__: head
     for head in (
+        *LINEAR_HEADS.values(),
         LagwiseForCausalLM,
         LagwiseForImageClassification,
         LagwiseForMaskedLM,
@@ -96,7 +99,8 @@ def load_model(
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     config = read_config(folder, **changes)
     head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
-    check_memory(head, config, training=False)
+    if isinstance(config, LagwiseConfig):
+        check_memory(head, config, training=False)
     with torch.device("meta"):
         planned = head(config)
     try:
@@ -107,7 +111,7 @@ def load_model(
         read_json(folder / "generation_config.json")  # transformers would ignore a damaged one
     try:
         with quiet():
-            model = head.from_pretrained(folder, config=config)
+            model: Any = head.from_pretrained(folder, config=config)
     except Exception as error:  # of any other file in the folder
         raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
@@ -138,19 +142,24 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, limit: int 
     tokenizer.save_pretrained(folder)
 
 
+_CONFIGS: dict[Any, Any] = {each.model_type: each for each in (LagwiseConfig, LagwiseLinearConfig)}
+
+
 def read_config(folder: Path, **changes: Any) -> LagwiseConfig:
-    """The configuration in a folder, with changes to its fields. ValueError if it is damaged or of another model."""
+    """The configuration in a folder, a `LagwiseLinearConfig` where the folder holds a linear model, with changes to its
+    fields. ValueError if it is damaged or of another model, and for changes to a linear model."""
     values = read_json(folder / "config.json")
-    if values.get("model_type") != LagwiseConfig.model_type:
-        raise ValueError(
-            f"{str(folder)!r} holds a model of type {shown(values.get('model_type'))}, not a lagwise model"
-        )
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in _CONFIGS:
+        raise ValueError(f"{str(folder)!r} holds a model of type {shown(kind)}, not a lagwise model")
+    if changes and _CONFIGS[kind] is LagwiseLinearConfig:
+        raise ValueError(f"{str(folder)!r} holds a first answer (a linear model), which has none of {sorted(changes)}")
     if values.get("dtype") not in (None, "float16", "bfloat16", "float32", "float64"):
         raise ValueError(
             f"config.json in {str(folder)!r} has dtype {shown(values['dtype'])}, not a floating-point type"
         )
     try:
-        return LagwiseConfig.from_dict({**values, **changes})
+        return _CONFIGS[kind].from_dict({**values, **changes})
     except Exception as error:  # transformers raises many types of exceptions for its own fields
         raise ValueError(f"config.json in {str(folder)!r} is not valid: {one_line(error)}") from error
 

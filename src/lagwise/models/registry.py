@@ -12,6 +12,7 @@ from lagwise.models import (
     token_classification,
 )
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.linear import modeling as linear
 from lagwise.models.modeling import LagwiseModel
 
 AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
@@ -20,6 +21,7 @@ __all__ = [
     "causal_lm",
     "classification",
     "image_classification",
+    "linear",
     "masked_lm",
     "prediction",
     "question_answering",

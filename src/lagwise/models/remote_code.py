@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
+
+from lagwise import __version__
 
 _MODULE = "modeling_lagwise"
 #: The Auto class that loads each of our classes.
@@ -17,8 +21,12 @@ AUTO_CLASSES = {
     "AutoModelForTimeSeriesPrediction": "LagwiseForPrediction",
     "AutoModelForTokenClassification": "LagwiseForTokenClassification",
 }
-#: Their entry in config.json: transformers imports ``modeling_lagwise.py`` if trust_remote_code=True.
-AUTO_MAP = {auto: f"{_MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
+#: The same for the models that `LagwiseLinearConfig` describes.
+LINEAR_AUTO_CLASSES = {
+    "AutoConfig": "LagwiseLinearConfig",
+    "AutoModelForImageClassification": "LagwiseLinearForImageClassification",
+    "AutoModelForSequenceClassification": "LagwiseLinearForSequenceClassification",
+}
 
 _CODE = '''"""Loads the model in this folder with trust_remote_code=True, where lagwise is installed."""
 
@@ -27,8 +35,39 @@ from lagwise.models import ({names}
 '''
 
 
-def write_code(folder: Path) -> None:
-    """Write the file that `AUTO_MAP` names. If lagwise is not installed, transformers asks to "Run `pip install
-    lagwise`"."""
-    names = "".join(f"\n    {name}," for name in sorted(AUTO_CLASSES.values()))
-    (folder / f"{_MODULE}.py").write_text(_CODE.format(names=names))
+def auto_map(classes: Mapping[str, str]) -> dict[str, str]:
+    """The entry in config.json: transformers imports ``modeling_lagwise.py`` if trust_remote_code=True."""
+    return {auto: f"{_MODULE}.{name}" for auto, name in classes.items()}
+
+
+#: The entry of `LagwiseConfig`.
+AUTO_MAP = auto_map(AUTO_CLASSES)
+
+
+class SavedWithCode:
+    """A configuration whose folder has the file that its ``auto_map`` names. If lagwise is not installed, transformers
+    asks to "Run `pip install lagwise`"."""
+
+    auto_classes: ClassVar[Mapping[str, str]]
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        config_dict = {k: v for k, v in config_dict.items() if k not in ("auto_map", "lagwise_version")}
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        written = super().to_diff_dict()  # type: ignore[misc]
+        return {**written, "lagwise_version": __version__, "auto_map": auto_map(self.auto_classes)}
+
+    def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As in transformers, with an additional file next to config.json that lets the folder load anywhere."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = "".join(f"\n    {name}," for name in sorted(self.auto_classes.values()))
+        (folder / f"{_MODULE}.py").write_text(_CODE.format(names=names))
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Does nothing. After loading by `auto_map`, transformers calls it to copy the module of the class into later
+        saves, but `save_pretrained` writes its own file there."""

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from lagwise.models.cache import StreamingCache
 from lagwise.models.classification import LagwiseForSequenceClassification
-from lagwise.models.embeddings import ValueInput
+from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.offload import require_loaded
 from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import whole_number
+
+_LINEAR_CHUNK = 64  # samples of a linear model, of which each has ten thousand features
 
 
 class StreamingClassifier:
@@ -26,7 +28,8 @@ class StreamingClassifier:
             for probabilities in stream.push(samples):  # (classes,), one for each step of `stride` samples
                 ...
 
-    With a `LagwiseForTokenClassification` these are the probabilities of the step; with a
+    A first answer of series (`LagwiseLinearForSequenceClassification`) streams too. With a
+    `LagwiseForTokenClassification` these are the probabilities of the step; with a
     `LagwiseForSequenceClassification` those of the signal up to and including the step. Of several labels
     (``problem_type="multi_label_classification"``) each has a probability of its own.
 
@@ -42,14 +45,14 @@ class StreamingClassifier:
     """
 
     def __init__(self, model: Any, *, chunk: int = 4096):
-        if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification):
+        if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification | LinearModel):
             raise ValueError(
-                "model must be a LagwiseForTokenClassification or LagwiseForSequenceClassification, got "
-                f"{type(model).__name__}"
+                "model must be a LagwiseForTokenClassification or LagwiseForSequenceClassification, or a linear model "
+                f"of series, got {type(model).__name__}"
             )
         if not model.config.causal:
             raise ValueError("only causal models stream; this one has causal=False")
-        if not isinstance(model.model.embed_tokens, ValueInput):
+        if model.config.input_name != "values":
             raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
         if model.config.problem_type == "regression":
             raise ValueError("the model must predict classes, this one is of problem_type 'regression'")
@@ -60,19 +63,23 @@ class StreamingClassifier:
             raise ValueError(f"the model takes at most {model.length_limit} steps, but a stream is unbounded")
         self.model = model
         self.chunk = whole_number("chunk", chunk)
-        self.features: int = model.model.embed_tokens.features
-        self.stride: int = model.model.embed_tokens.stride
+        inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
+        self.features: int = inputs.get("features", 1)
+        self.stride: int = inputs.get("stride", 1)
+        self.is_linear = isinstance(model, LinearModel)
         self.reset()
 
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
         weight = self.model.classifier.weight
-        self._cache = StreamingCache(len(self.model.model.layers))
+        linear: Any = self.model
+        self._state: Any = linear.features.start(1) if self.is_linear else None
+        self._cache = None if self.is_linear else StreamingCache(len(self.model.model.layers))
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
         self._steps = 0
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
-        self._pooled = weight.new_zeros(1, self.model.config.hidden_size, dtype=wide)
+        self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
 
     @property
     def samples(self) -> int:
@@ -102,17 +109,25 @@ class StreamingClassifier:
         x = torch.cat([self._waiting, x])
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()
-        parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
+        chunk = min(self.chunk, _LINEAR_CHUNK) if self.is_linear else self.chunk
+        parts = [self._step(part) for part in x[:whole].split(chunk * self.stride) if len(part)]
         return torch.cat(parts) if parts else self.model.classifier.weight.new_zeros(0, self.model.num_labels)
 
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
+        if self.is_linear:
+            linear: Any = self.model
+            found, self._state = linear.features.step(samples[None], self._state)
+            self._steps += found.shape[1]
+            return self._shares(self.model.classifier(found[0]))
         out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)
         hidden, dtype = out.last_hidden_state[0], self.model.classifier.weight.dtype
         if isinstance(self.model, LagwiseForSequenceClassification):
             hidden = self.model.hidden(self._pool(hidden).to(dtype))
         self._steps += len(hidden)
-        logits = self.model.classifier(hidden.to(dtype))
+        return self._shares(self.model.classifier(hidden.to(dtype)))
+
+    def _shares(self, logits: Tensor) -> Tensor:
         several = self.model.config.problem_type == "multi_label_classification"
         return logits.sigmoid() if several else logits.softmax(-1)
 

@@ -15,7 +15,7 @@ from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
 from lagwise.tasks import Task
-from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields
+from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields, simple_answers
 
 EVALUATION_FILE = "evaluation.json"
 _SCORED = {"test": "length", "sizes": "size"}  # lists of scores in a result, and what differs between them
@@ -29,6 +29,7 @@ def evaluate_run(
     source: str | None = None,
     max_tokens: int | None = None,
     overrides: Sequence[str] = (),
+    baseline: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Score a run on held-out data, as its task does (`Task.evaluate`).
@@ -37,8 +38,9 @@ def evaluate_run(
     changed). overrides: ``model.key=value`` changes that the weights allow, such as
     ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
     ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). The file keeps the scores at other lengths of earlier
-    evaluations on the same data. ``left_out`` of the result: lengths that are over the model's limit. Errors as
-    `load_model` and the task's `open` and `evaluate`.
+    evaluations on the same data. baseline: whether to score simple answers on the same rows too
+    (`lagwise.training.simple_answers`), which needs the run's own data. ``left_out`` of the result: lengths that are
+    over the model's limit. Errors as `load_model` and the task's `open` and `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
         raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
@@ -57,11 +59,18 @@ def evaluate_run(
         require_unchanged(run, recipe)
     else:
         result["given"] = True
+    simple: list[tuple[str, Any]] = []
+    if baseline:
+        require_unchanged(run, recipe)
+        task.open(run=run, progress=progress)
+        simple += simple_answers(run, task, recipe.training.seed)
     task.open(run=run, source=source, progress=progress)
     result |= task.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
     limit = model.length_limit if task.inputs == "tokens" else None
     if left_out := [length for length in lengths or () if limit is not None and length > limit]:
         result["left_out"] = left_out
+    if baseline:
+        result["baselines"] = {name: task.evaluate(each, progress=False)["test"] for name, each in simple}
     if overrides:
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)

@@ -14,7 +14,9 @@ import torch
 
 from lagwise.files import is_unused, read_json, saved_whole
 from lagwise.models.export import EXPORTS, require_format
-from lagwise.models.loading import load_language_model, quiet
+from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.loading import load_language_model, quiet, read_config
+from lagwise.runs.export_linear import export_first_answer
 from lagwise.tables import known
 
 EXPORT_FILE = "export.json"  # marks a folder that holds exported files
@@ -22,7 +24,8 @@ EXPORT_FILE = "export.json"  # marks a folder that holds exported files
 
 @torch.no_grad()
 def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str = "step") -> dict[str, Any]:
-    """Write a language model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with its tokenizer's files beside.
+    """Write a language model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with its tokenizer's files beside;
+    or a first answer, of which there is no step (`export_first_answer`).
 
     format: ``onnx`` or ``pt2``; what: ``forward``, of whole texts, or ``step``, of one token (see
     `lagwise.models.export`). Everything is in float32.
@@ -35,6 +38,8 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     require_format(format)
     run = run.resolve()
     out = out or run.with_name(run.name + "-export")
+    if (run / "config.json").is_file() and isinstance(read_config(run), LagwiseLinearConfig):
+        return export_first_answer(run, out, format=format)
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another --out")
     model, tokenizer = load_language_model(run)

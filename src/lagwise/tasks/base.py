@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +19,9 @@ from lagwise.tables import known
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+T = TypeVar("T")
 
 
 class Table(NamedTuple):
@@ -64,6 +67,11 @@ class Task:
         """The head that is trained."""
         raise NotImplementedError
 
+    @property
+    def linear_class(self) -> type[PreTrainedModel] | None:
+        """The head of a first answer, a linear model of fixed features; None if the task has none."""
+        return None
+
     def fixed_fields(self) -> dict[str, Any]:
         """Fields of the model's configuration that are known before the data are read."""
         return {}
@@ -106,6 +114,22 @@ class Task:
     def resolved(self) -> dict[str, Any]:
         """The task's options, completed from the data and saved with a run, so that it predicts without its data."""
         return {}
+
+    def linear_fields(self) -> dict[str, Any]:
+        """Fields of `LagwiseLinearConfig` that depend on the data."""
+        raise NotImplementedError
+
+    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+        """The labelled rows of ``train`` or ``valid``, as a linear model reads them; of ``valid`` those of
+        `validation_examples`, in that order."""
+        raise NotImplementedError
+
+    @staticmethod
+    def unseen(splits: Mapping[str, T], model: Any) -> dict[str, T]:
+        """The splits that a model was not fitted to: a first answer is fitted to the validation rows too, once its
+        penalty is chosen."""
+        is_linear = model.config.model_type == "lagwise-linear"
+        return {split: rows for split, rows in splits.items() if not (is_linear and split == "valid")}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer as a run saves it, for other programs: it encodes a text as in training."""
@@ -156,6 +180,9 @@ class Task:
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """A batch of validation examples."""
         return self.collate(rows)
+
+    #: the weight of each class, where they differ
+    weights: Tensor | None = None
 
     #: the arguments of the model that are labels, where they are not those that transformers finds
     label_arguments: Sequence[str] = ()

@@ -12,6 +12,7 @@ from torch import Tensor
 from lagwise.tables import known, typed
 
 CLASS_WEIGHTS = ("none", "balanced")
+_SHOWN = 20  # classes of a line
 
 
 def checked_class_weights(given: str | Mapping[str, float]) -> str | dict[str, float]:
@@ -39,6 +40,15 @@ def class_fields(names: Sequence[str]) -> dict[str, Any]:
 def class_names(config: Any) -> tuple[str, ...]:
     """The classes of a model by id, from its configuration."""
     return tuple(config.id2label[i] for i in range(config.num_labels))
+
+
+def class_counts(counts: Mapping[str, int]) -> list[str]:
+    """A line with the number of training rows of each class; of many classes, of the most and the least common."""
+    ordered = sorted(counts.items(), key=lambda each: -each[1])
+    shown = [f"{name} {count:,}" for name, count in ordered]
+    if len(shown) > _SHOWN:
+        shown = [*shown[: _SHOWN - 3], "...", *shown[-3:]]
+    return [f"classes in train: {', '.join(shown)}"] if shown else []
 
 
 def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:

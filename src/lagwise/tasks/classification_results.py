@@ -27,6 +27,10 @@ def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
     names = [name for name in splits[0][1] if name != "rows"]
     rows = [(split, *(f"{s[name]:.4f}" for name in names), s["rows"]) for split, s in splits]
     tables = [Table("Scores", ("", *(name.replace("_", " ") for name in names), unit), rows)]
+    if baselines := evaluation.get("baselines"):
+        of_test = {"this run": evaluation["test"], **baselines}
+        rows = [(name, *(f"{scores[key]:.4f}" for key in names)) for name, scores in of_test.items()]
+        tables.append(Table("Test scores beside simple answers", ("", *(n.replace("_", " ") for n in names)), rows))
     if evaluation["kind"] == "regression":
         return [*tables, *_mistakes(evaluation)]
     by_class = [

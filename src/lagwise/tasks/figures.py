@@ -60,7 +60,8 @@ def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, 
 
 
 def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, chance: float | None = None) -> Figure:
-    """Training loss, and a validation metric on an axis of its own, over steps; ``chance``: the value of guessing."""
+    """Training loss, and a validation metric on an axis of its own, over steps, with that of the first answer if there
+    is one; ``chance``: the value of guessing."""
     figure, axes = single()
     train = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     valid = [(line["step"], line[f"eval_{name}"]) for line in metrics if f"eval_{name}" in line]
@@ -72,6 +73,8 @@ def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, 
     right.set_ylabel(f"validation {label}", color="C0")
     if chance is not None:
         right.axhline(chance, color="C0", linestyle=":", linewidth=1, label="accuracy of the most common class")
+    for first in [line["first_answer"] for line in metrics if "first_answer" in line]:
+        right.axhline(first, color="C1", linestyle="--", linewidth=1, label="first answer")
     handles, labels = (a + b for a, b in zip(*(a.get_legend_handles_labels() for a in (axes, right)), strict=True))
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
     return figure

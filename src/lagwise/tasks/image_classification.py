@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,7 +33,7 @@ from lagwise.data.pictures import (
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, Task, finite, require_none
-from lagwise.tasks.classes import class_columns, class_fields, class_names
+from lagwise.tasks.classes import class_columns, class_counts, class_fields, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
 from lagwise.tasks.figures import pictures
 from lagwise.tasks.scores import classification_scores
@@ -121,6 +121,12 @@ class ImageClassification(Task):
 
         return LagwiseForImageClassification
 
+    @property
+    def linear_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseLinearForImageClassification
+
+        return LagwiseLinearForImageClassification
+
     def fixed_fields(self) -> dict[str, Any]:
         return {"causal": False}
 
@@ -172,6 +178,17 @@ class ImageClassification(Task):
     def fields(self) -> dict[str, Any]:
         return {**class_fields(self.pictures.label_names), "problem_type": "single_label_classification"}
 
+    def linear_fields(self) -> dict[str, Any]:
+        return {
+            **self.fields(),
+            "inputs": {"name": "patches", "size": 1, "channels": self.channels, "picture": [*self.pictures.size]},
+        }
+
+    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+        examples = PictureExamples(self.pictures.splits[split], self._reader())
+        for start in range(0, len(examples), _BATCH):
+            yield collate_pictures([examples[i] for i in range(start, min(start + _BATCH, len(examples)))])
+
     def resolved(self) -> dict[str, Any]:
         found = self.pictures
         return {"size": list(found.size), "mean": list(self.mean or found.mean), "std": list(self.std or found.std)}
@@ -180,7 +197,7 @@ class ImageClassification(Task):
         self._reader().processor().save_pretrained(folder)
 
     def notes(self) -> Sequence[str]:
-        return self.pictures.describe().splitlines()
+        return [*self.pictures.describe().splitlines(), *class_counts(self.pictures.counts["train"])]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return -(-len(self.pictures.splits["train"]) // batch_size)
@@ -237,7 +254,7 @@ class ImageClassification(Task):
         require_none("image_classification", **{"--tokens": max_tokens})
         sizes = [self._resized(side, model.config) for side in lengths or ()]
         result: dict[str, Any] = {"kind": "classification", "labels": self.label_names}
-        for split, rows in self.scored.items():
+        for split, rows in self.unseen(self.scored, model).items():
             labels, logits = np.asarray(rows["label"][:]), self._logits(model, rows, progress)
             scores, details = classification_scores(logits.argmax(-1), labels, self.label_names)
             # details of the last split only, the test pictures

@@ -17,7 +17,7 @@ from lagwise.tasks.base import finite
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
 
-_TOKENS_A_BATCH = 16384
+TOKENS_A_BATCH = 16384
 
 
 @torch.inference_mode()
@@ -34,7 +34,7 @@ def row_logits(
     examples, lengths = EncodedExamples(ordered), [-(-n // stride) for n in ordered["length"][:]]
     result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
     with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
-        for places in like_lengths(lengths, _TOKENS_A_BATCH):
+        for places in like_lengths(lengths, TOKENS_A_BATCH):
             batch = collate([{k: v for k, v in examples[i].items() if k != "label"} for i in places])
             logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
             result[order[places.start : places.stop]] = logits.float().cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,16 +32,23 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
-from lagwise.data.batches import by_length, length_step, series, with_all_labels
+from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
-from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_columns, class_fields, class_names
+from lagwise.tasks.classes import (
+    CLASS_WEIGHTS,
+    balanced_weights,
+    class_columns,
+    class_counts,
+    class_fields,
+    class_names,
+)
 from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
-from lagwise.tasks.row_logits import row_logits
+from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
 
 if TYPE_CHECKING:
@@ -156,6 +163,12 @@ class SequenceClassification(Task):
 
         return LagwiseForSequenceClassification
 
+    @property
+    def linear_class(self) -> type[PreTrainedModel]:
+        from lagwise.models import LagwiseLinearForSequenceClassification
+
+        return LagwiseLinearForSequenceClassification
+
     def fixed_fields(self) -> dict[str, Any]:
         inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}
         return {"causal": False} | inputs
@@ -189,7 +202,6 @@ class SequenceClassification(Task):
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
         self.label_names = self.rows.label_names
         check_metric(self.metric, self.rows.kind, self.label_names)
-        self.weights: Tensor | None = None
         if self.label_names is not None and self.class_weights == "balanced":
             counts = torch.tensor([self.rows.counts["train"][name] for name in self.label_names])
             self.weights = balanced_weights(counts)
@@ -246,6 +258,20 @@ class SequenceClassification(Task):
             return fields | {"num_labels": 1, "problem_type": "regression", **spread}
         return fields | class_fields(names) | {"problem_type": "single_label_classification"}
 
+    def linear_fields(self) -> dict[str, Any]:
+        fields = self.fields()
+        if self.inputs == "values":
+            fields["inputs"] = {**fields["inputs"], "stride": 1}
+        else:
+            fields["inputs"] = {"name": "tokens", "pairs": len(self.columns()) == 2}
+        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
+
+    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+        rows = by_length(self.rows.splits[split])[0]
+        examples = EncodedExamples(rows)
+        for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
+            yield self._padded([examples[i] for i in places], stride=1)
+
     def resolved(self) -> dict[str, Any]:
         columns, source = self.rows.encoder.columns, self._source
         found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text
@@ -256,7 +282,7 @@ class SequenceClassification(Task):
         return with_pairs(tokenizer, separate=self.separate) if len(self.columns()) == 2 else tokenizer
 
     def notes(self) -> Sequence[str]:
-        return self.rows.describe().splitlines()
+        return [*self.rows.describe().splitlines(), *class_counts(self.rows.counts.get("train", {}))]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return -(-len(self.rows.splits["train"]) // batch_size)
@@ -283,7 +309,7 @@ class SequenceClassification(Task):
 
     def _padded(self, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         pad = None if self.tokenizer is None else self.tokenizer.pad_token_id
-        return with_all_labels(PaddingCollator(pad, stride=self.stride, **options)(rows))
+        return with_all_labels(PaddingCollator(pad, **{"stride": self.stride, **options})(rows))
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Cross-entropy with class weights and label smoothing, or the squared error over the labels' variance: a mean
@@ -316,8 +342,8 @@ class SequenceClassification(Task):
         require_none("sequence_classification", **{"--lengths": lengths, "--tokens": max_tokens})
         kind = "regression" if self.label_names is None else "classification"
         result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
-        for split, (rows, labels) in self.scored.items():
-            logits = row_logits(model, rows, self.collate_evaluation, progress, self.stride)
+        for split, (rows, labels) in self.unseen(self.scored, model).items():
+            logits = self._logits(model, rows, progress)
             scores, details = self._scores(logits, np.asarray(labels))
             worst = worst_rows(logits, np.asarray(labels), self.label_names)
             mistakes = [{"row": self._shown(rows, i), **each} for i, each in worst.items()]
@@ -346,10 +372,16 @@ class SequenceClassification(Task):
     def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
         features = model.config.inputs["features"] if self.inputs == "values" else None
-        logits = row_logits(model, self._encoder(features)(rows), self.collate_evaluation, progress, self.stride)
+        logits = self._logits(model, self._encoder(features)(rows), progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
         return class_columns(logits, class_names(model.config))
+
+    def _logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
+        """Logits of encoded rows, in steps of the model: a first answer reads single samples."""
+        inputs = model.config.inputs
+        stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
+        return row_logits(model, rows, partial(self._padded, stride=stride), progress, stride)
 
     def _encoder(self, features: int | None) -> RowEncoder:
         is_bytes = self.data.tokenizer == "bytes"

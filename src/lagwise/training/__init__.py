@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
+    from lagwise.training.first_answer import simple_answers
     from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
@@ -22,6 +23,7 @@ __all__ = [
     "read_metrics",
     "recipe_names",
     "resume",
+    "simple_answers",
     "train",
 ]
 
@@ -36,6 +38,7 @@ __getattr__, __dir__ = lazy(
         "kept_model": "lagwise.training.folder",
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",
+        "simple_answers": "lagwise.training.first_answer",
         "own_fields": "lagwise.training.model",
         "data_unchanged": "lagwise.training.folder",
         "read_metrics": "lagwise.training.folder",

@@ -23,6 +23,8 @@ SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_wa
 PRECISIONS = ("auto", "float32", "bfloat16")
 OPTIMIZERS = ("adamw", "muon")
 SELECTIONS = ("last", "best")
+FIRST_ANSWERS = ("none", "compare", "only")
+LINEAR = "linear"  # the word of a first answer alone, where other words name a model that is trained alone
 DEFAULT_RECIPE = "best-lm"
 MOST_STEPS = 10**8  # the length of each step is drawn beforehand
 MOST_WORKERS = 128  # each is a process with hundreds of megabytes
@@ -84,6 +86,9 @@ class TrainingOptions:
     """Number of newest checkpoints to keep."""
     select: str = "last"
     """The model that a run ends with: the `last`, or the `best` on validation data by the task's own metric."""
+    first_answer: str = "none"
+    """A linear model of fixed features, fitted in seconds: `compare` fits it first and ends with it unless the trained
+    model is better on held-out rows; `only` trains nothing else (`model=linear`)."""
     patience: Annotated[Whole, Field(ge=0)] = 0
     """Stop after this many evaluations without a better one; 0 never does."""
 
@@ -116,10 +121,12 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
 
-    Two overrides replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
+    ``model=linear`` trains no model, but fits the first answer alone (``training.first_answer=only``). Two overrides
+    replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
     `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions, for a chain by as many
     layers as it has blocks, and with the fields that the recipe's section ``words`` has for it, such as published
-    sizes; and ``model.init_from=RUN``, all of it by the model of another run. They are applied first.
+    sizes, and trains it without a first answer (``training.first_answer=none``); and ``model.init_from=RUN``, all of it
+    by the model of another run. They are applied first.
 
     ``NAME`` in ``model. ... .kernel.name=NAME``, and of another mixer or block, takes the place of the recipe's part,
     whose options stay where the new part has them too. Keys below ``model.block`` are checked when the model is built.
@@ -242,7 +249,10 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 def _use_preset(values: dict[str, Any], word: str) -> None:
     """Put the block of a word in the place of the recipe's, with what the recipe's ``words`` set for it."""
-    known(word, PRESETS, "model")
+    known(word, [*PRESETS, LINEAR], "model")
+    values["training"] = {**(values.get("training") or {}), "first_answer": "only" if word == LINEAR else "none"}
+    if word == LINEAR:
+        return
     old = values.get("model") or {}
     inputs = old.get("inputs")
     of_pictures = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
@@ -312,6 +322,7 @@ def _check(recipe: Recipe) -> None:
     known(training.schedule, SCHEDULES, "schedule")
     known(training.optimizer, OPTIMIZERS, "optimizer")
     known(training.select, SELECTIONS, "training.select")
+    known(training.first_answer, FIRST_ANSWERS, "training.first_answer")
     known(training.precision, PRECISIONS, "precision")
     for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
         if value is not None and not value.strip():

@@ -17,7 +17,7 @@ from transformers import TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import expanded, is_unused, locked, remove_partial, saved_whole, write_whole
+from lagwise.files import expanded, is_unused, locked, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
@@ -25,6 +25,19 @@ from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
+from lagwise.training.first_answer import (
+    FILE,
+    FOLDER,
+    FirstAnswer,
+    fit_first_answer,
+    held_out,
+    held_out_of,
+    is_better,
+    kept_sentence,
+    read_first_answer,
+    require_linear,
+    save_first_answer,
+)
 from lagwise.training.folder import (
     METRICS_FILE,
     RECIPE_FILE,
@@ -70,15 +83,20 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     if recipe.task != named.task:
         task = make_task(recipe)
         _open(task, progress=False)
-    arguments = _arguments(recipe, out)
-    trainer = _trainer(recipe, task, arguments, progress)
-    trainer.accelerator.wait_for_everyone()  # all processes check the folder before any writes to it
+    arguments, kind = _arguments(recipe, out), recipe.training.first_answer
+    trainer = None if kind == "only" else _trainer(recipe, task, arguments, progress)
+    state = PartialState()
+    state.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
-        if trainer.is_world_process_zero():
+        first = None
+        if state.is_main_process:
             _check_unused(out)  # another process may have trained there in the meantime
+            if kind != "none":
+                first = fit_first_answer(task, recipe.training.seed)
+            model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
             identity = {
                 "data": task.identity(),
-                "parameters": sum(p.numel() for p in trainer.model_wrapped.parameters()),
+                "parameters": sum(p.numel() for p in model.parameters()),
                 "processes": arguments.world_size,
             }
             shutil.rmtree(out / TOKENIZER, ignore_errors=True)
@@ -87,9 +105,13 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
                     copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
+            if first is not None:
+                _keep_first_answer(first, task, out, alone=kind == "only", progress=progress)
+        if trainer is None:
+            return _finish_with_first(task, out)
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
-        return _finish(trainer, task, out)
+        return _finish(trainer, task, out, progress)
 
 
 def resume(out: Path | str, *, progress: bool = True) -> Path:
@@ -121,16 +143,22 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             )
         task = make_task(recipe)
         _open(task, progress)
+        kind = recipe.training.first_answer
+        if kind != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
+            first = fit_first_answer(task, recipe.training.seed)
+            _keep_first_answer(first, task, out, alone=kind == "only", progress=progress)
+        if kind == "only":
+            return _finish_with_first(task, out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
-            return _finish(trainer, task, out)
+            return _finish(trainer, task, out, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _finish(trainer, task, out)
+        return _finish(trainer, task, out, progress)
 
 
 def _check_unused(out: Path) -> None:
@@ -156,8 +184,11 @@ def check_recipe(recipe: Recipe) -> Task:
     wrong."""
     _check_batch(recipe)
     _check_sharing()
-    task = make_task(recipe)
-    check_model(recipe, task)
+    task, kind = make_task(recipe), recipe.training.first_answer
+    if kind != "none":
+        require_linear(task)
+    if kind != "only":
+        check_model(recipe, task)
     return task
 
 
@@ -302,7 +333,7 @@ def _tensorboard(out: Path) -> list[str]:
     return ["tensorboard"]
 
 
-def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
+def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> Path:
     """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
@@ -310,10 +341,60 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path) -> Path:
             model.save_pretrained(partial)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
+            if read_first_answer(out) is not None:
+                load_model_weights(model, partial)
+                if not _is_better_than_first(trainer, task, out, progress):
+                    _take_first(out, partial)
             task.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()
+    return out
+
+
+def _keep_first_answer(first: FirstAnswer, task: Task, out: Path, *, alone: bool, progress: bool) -> None:
+    """Save a first answer, log its score at step 0, or all of them if it is trained alone, and print it."""
+    save_first_answer(first, task, out)
+    about, scores = first.about, first.about["scores"]
+    line = {"step": 0, "first_answer": scores[task.headline], "seconds": about["seconds"]}
+    if alone:
+        line |= {f"eval_{name}": value for name, value in scores.items()}
+    with open(out / METRICS_FILE, "a") as file:
+        file.write(json.dumps(line) + "\n")
+    if progress:
+        print(
+            f"first answer ({about['features']} features): {task.headline_label} {line['first_answer']:.3f} of "
+            f"{about['rows']:,} held-out rows, in {about['seconds']:.1f} seconds",
+            file=sys.stderr,
+        )
+
+
+def _is_better_than_first(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> bool:
+    """Whether the trained model is better than the first answer on the held-out rows; what is kept is noted and
+    printed."""
+    model = trainer.accelerator.unwrap_model(trainer.model).eval()
+    trained, labels = held_out(task, model, trainer.get_eval_dataloader())
+    kept = is_better(task, trained, held_out_of(out), labels)
+    about = {**read_json(out / FILE), "trained": task.metrics(float("nan"), trained, labels), "kept": not kept}
+    write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
+    if progress:
+        print(kept_sentence(about, task.headline_label), file=sys.stderr)
+    return kept
+
+
+def _take_first(out: Path, partial: Path) -> None:
+    """Copy the first answer's model in the place of the one that is being saved."""
+    shutil.rmtree(partial)
+    shutil.copytree(out / FOLDER, partial, ignore=shutil.ignore_patterns("held_out*"))
+
+
+def _finish_with_first(task: Task, out: Path) -> Path:
+    """`_finish` for a run that trains nothing."""
+    if PartialState().is_main_process:
+        with saved_whole(out, "the model", last="config.json") as partial:
+            _take_first(out, partial)
+        write_whole(out / FILE, json.dumps({**read_json(out / FILE), "kept": True}, indent=1) + "\n")
+    PartialState().wait_for_everyone()
     return out
 
 

@@ -1,0 +1,108 @@
+"""Series in the files of the UCR and UEA archives: .ts of sktime and aeon, and .arff of Weka."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lagwise.data.reading import decoded
+from lagwise.data.series_files import FOLDER_LABEL, SERIES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # of .arff: the dimensions of a series, quoted, and its class
+
+
+def ts_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """A row for each line: dimensions between colons, each of the same number of values between commas, and last the
+    class or number, if the header has @classLabel or @targetLabel. ``?`` and NaN are missing values.
+
+    ValueError names the line of an error; series with time stamps are not read.
+    """
+    labelled = False
+
+    def header(key: str, value: str) -> None:
+        nonlocal labelled
+        if key in ("classlabel", "targetlabel"):
+            labelled = value.lower().startswith("true")
+        if key == "timestamps" and value.lower() == "true":
+            raise ValueError("has time stamps; write the values alone, at equal distances")
+
+    def row(line: str) -> tuple[list[str], str | None]:
+        *dimensions, last = line.split(":")
+        return (dimensions, last.strip()) if labelled else ([*dimensions, last], None)
+
+    return _table(data, path, columns, "#", header, row)
+
+
+def arff_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    r"""A row for each line: the values of one dimension between commas, or in quotes several dimensions, which ``\n``
+    separates, and last the class. Errors as `ts_table`."""
+
+    def row(line: str) -> tuple[list[str], str]:
+        found = _RELATION.match(line)
+        if found:
+            return found[2].split(r"\n"), found[3].strip()
+        values, _, label = line.rpartition(",")
+        return [values], label.strip().strip("'\"")
+
+    return _table(data, path, columns, "%", lambda key, value: None, row)
+
+
+def _table(
+    data: bytes,
+    path: Path,
+    columns: Sequence[str] | None,
+    comment: str,
+    header: Callable[[str, str], None],
+    row: Callable[[str], tuple[list[str], str | None]],
+) -> pa.Table:
+    import pyarrow as pa
+
+    rows: list[np.ndarray] = []
+    labels: list[str | None] = []
+    begun = False
+    for number, line in enumerate(decoded(data, path).removeprefix("\ufeff").splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith(comment):
+            continue
+        try:
+            if not begun:
+                if not line.startswith("@"):
+                    raise ValueError("is before @data, but does not begin with @")
+                key, _, value = line[1:].partition(" ")
+                begun = key.lower() == "data"
+                header(key.lower(), value.strip())
+                continue
+            dimensions, label = row(line)
+            rows.append(_values(dimensions))
+            labels.append(label)
+            if rows[-1].shape[1] != rows[0].shape[1]:
+                raise ValueError(f"has {rows[-1].shape[1]} dimensions, and the first series {rows[0].shape[1]}")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} {error}") from error
+    if not rows:
+        raise ValueError(f"{path} has no series after @data")
+    offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(rows).reshape(-1)), rows[0].shape[1])
+    found = {SERIES: pa.ListArray.from_arrays(offsets, vectors)}
+    if labels[0] is not None:
+        found[FOLDER_LABEL] = pa.array(labels)
+    return pa.table({name: column for name, column in found.items() if columns is None or name in columns})
+
+
+def _values(dimensions: Sequence[str]) -> np.ndarray:
+    """``(samples, dimensions)`` of their texts. ValueError for other values than numbers, and other lengths."""
+    parts = [["nan" if cell.strip() == "?" else cell for cell in dimension.split(",")] for dimension in dimensions]
+    lengths = sorted({len(part) for part in parts})
+    if len(lengths) > 1:
+        raise ValueError(f"has dimensions of {lengths[0]} to {lengths[-1]} values; resample them to one rate")
+    try:
+        return np.array(parts, dtype=np.float32).T
+    except ValueError as error:
+        raise ValueError(f"has a value that is not a number ({error})") from error

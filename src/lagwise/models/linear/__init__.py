@@ -1,0 +1,1 @@
+"""First answers: linear models of fixed features, fitted in closed form, as Hugging Face classes."""

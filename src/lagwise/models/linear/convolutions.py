@@ -1,0 +1,260 @@
+"""Features of series: how often fixed dilated convolutions exceed thresholds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.ops.bilinear import traced
+from lagwise.tables import whole_number
+
+_TAPS = 9
+_TRIPLES = tuple(itertools.combinations(range(_TAPS), 3))
+KERNELS = len(_TRIPLES)  # 84
+_MOST_CHANNELS = 9  # that a kernel sums
+_THRESHOLDS = 119  # of each kernel, over all dilations: 9,996 features
+_MOST_DILATIONS = 32
+LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
+_SAMPLED = 4096  # samples whose quantiles are thresholds of levels
+_GOLDEN = (5**0.5 + 1) / 2
+
+
+class ConvolutionState(NamedTuple):
+    """The last samples of a stream ``(batch, reach, channels)``, standardised; the number of its samples ``(batch,)``;
+    and how often each feature's threshold was exceeded ``(batch, size)``."""
+
+    past: Tensor
+    seen: Tensor
+    counts: Tensor
+
+
+class Convolutions(nn.Module):
+    """Shares of the samples at which fixed dilated convolutions exceed thresholds.
+
+    Formula: ``mean_t [y_{k,d,t} > b_{k,d,j}]`` with ``y_{k,d,t} = sum_m w_{k,m} z_{t - m d}``, where w_k is one of the
+    84 kernels of 9 taps that have three taps of 2 and six of -1, d a dilation, b a threshold, and z a standardised
+    channel or a sum of up to 9 random ones. Every other pair of kernel and dilation counts only the samples at which
+    all taps lie inside the series; the others see zeros before it. With ``levels``, also shares of the samples at which
+    random signed sums of channels exceed thresholds, because a kernel whose taps sum to 0 does not see their level.
+
+    The convolutions are causal, so a stream has at every sample exactly the features of the series up to it.
+    They are computed by additions alone, in one order, so that a sample's value does not depend on how a series is cut
+    into chunks.
+
+    Shapes: x ``(batch, length, channels)``; mask ``(batch, length)``, true at samples, or None; result
+    ``(batch, size)``. Padding on either side has no effect.
+
+    Args:
+        channels: Channels of a series.
+        dilations: Dilations in samples.
+        thresholds: Thresholds of each kernel with each dilation.
+        levels: Thresholds of each sum of channels; 0 for none.
+        mean: Of each channel, by which samples are standardised.
+        std: Likewise.
+
+    Source: Dempster, Schmidt and Webb 2021 (MiniRocket), with their kernels, dilations and shares; there convolutions
+    are centred. Levels are ours.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        dilations: list[int],
+        thresholds: list[int],
+        levels: int = 0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+    ):
+        super().__init__()
+        self.channels = whole_number("channels", channels)
+        if not dilations or len(dilations) != len(thresholds) or min(*dilations, *thresholds) < 1:
+            raise ValueError(f"dilations and thresholds must be as many, and positive, got {dilations}, {thresholds}")
+        self.dilations, self.thresholds, self.levels = dilations, thresholds, whole_number("levels", levels, least=0)
+        self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
+        self.reach = (_TAPS - 1) * max(dilations)
+        self.size = KERNELS * (sum(thresholds) + levels)
+        summed = min(channels, _MOST_CHANNELS)
+        # Numbers of the channels that a kernel sums; the number ``channels`` is a channel of zeros.
+        self.register_buffer("chosen", torch.zeros(len(dilations), KERNELS, summed, dtype=torch.long))
+        self.register_buffer("biases", torch.zeros(KERNELS, sum(thresholds)))
+        self.register_buffer("signs", torch.zeros(channels, KERNELS if levels else 0))
+        self.register_buffer("level_biases", torch.zeros(KERNELS, levels))
+
+    @staticmethod
+    def plan(lengths: Sequence[int], *, share: float = 1.0) -> dict[str, Any]:
+        """Dilations up to an eighth of the median length, and how many thresholds each has; share: of the features."""
+        total = max(1, round(_THRESHOLDS * share))
+        largest = max(1, (int(np.median(lengths)) - 1) // (_TAPS - 1))
+        count = min(total, _MOST_DILATIONS)
+        dilations, times = np.unique(np.geomspace(1, largest, count).astype(int), return_counts=True)
+        thresholds = times * total // count
+        thresholds[: total - thresholds.sum()] += 1
+        return {"dilations": dilations.tolist(), "thresholds": thresholds.tolist()}
+
+    @torch.no_grad()
+    def prepare(self, series: Sequence[Tensor], seed: int) -> None:
+        """Draw the channels of kernels, and thresholds from training series ``(length, channels)``: quantiles of the
+        convolutions of a random one for each kernel, and of the levels of random samples."""
+        random = np.random.default_rng(seed)
+        self.chosen.copy_(torch.from_numpy(self._drawn_channels(random)))
+        shares = torch.from_numpy(np.arange(1, self.biases.numel() + 1) * _GOLDEN % 1).float()
+        shares = shares.unflatten(0, (sum(self.thresholds), KERNELS)).t()
+        start = 0
+        for index, count in enumerate(self.thresholds):
+            own = slice(start, start := start + count)
+            picked = random.integers(0, len(series), KERNELS)
+            for number in np.unique(picked):
+                kernels = torch.from_numpy(np.flatnonzero(picked == number))
+                values = self._convolved(self._scaled(series[number][None]), index)[0, kernels]
+                for kernel, row in zip(kernels.tolist(), values, strict=True):
+                    self.biases[kernel, own] = torch.quantile(row[: 1 << 24], shares[kernel, own])
+        if self.levels:
+            summed, signs = self._drawn_channels(random)[0], np.zeros((self.channels + 1, KERNELS), dtype=np.float32)
+            np.put_along_axis(signs, summed.T, random.choice([-1.0, 1.0], summed.T.shape), axis=0)
+            self.signs.copy_(torch.from_numpy(signs[:-1]))
+            lengths = np.array([len(each) for each in series])
+            rows = random.choice(len(series), _SAMPLED, p=lengths / lengths.sum())
+            samples = torch.stack([series[i][j] for i, j in zip(rows, random.integers(0, lengths[rows]), strict=True)])
+            values = self._scaled(samples[None])[0] @ self.signs
+            shares = torch.from_numpy(np.arange(1, KERNELS * self.levels + 1) * _GOLDEN % 1).float()
+            for kernel, own in enumerate(shares.unflatten(0, (self.levels, KERNELS)).t()):
+                self.level_biases[kernel] = torch.quantile(values[:, kernel], own)
+
+    def _drawn_channels(self, random: np.random.Generator) -> np.ndarray:
+        """For each dilation and kernel 1 to 9 channels, fewer more often, as in MiniRocket."""
+        shape = tuple(self.chosen.shape)
+        numbers = np.full(shape, self.channels)
+        for place in np.ndindex(shape[:2]):
+            count = int(2 ** random.uniform(0, np.log2(shape[2] + 1)))
+            numbers[place][:count] = random.choice(self.channels, count, replace=False)
+        return numbers
+
+    def without_levels(self) -> int:
+        """Number of the features that are not levels, which are last."""
+        return KERNELS * sum(self.thresholds)
+
+    def drop_levels(self) -> None:
+        """Leave the levels out."""
+        self.levels, self.size = 0, self.without_levels()
+        self.signs, self.level_biases = self.signs[:, :0].clone(), self.level_biases[:, :0].clone()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        z = self._scaled(x)
+        if mask is None:
+            place = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        else:
+            place = torch.where(mask, mask.long().cumsum(1) - 1, -1)
+            z = z * mask[..., None]
+        counts = self._counts(z, place)
+        return self._shares(counts, (place >= 0).sum(1))
+
+    @staticmethod
+    def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
+        """Logits ``(..., labels)`` of features."""
+        return classifier(found)
+
+    def start(self, batch: int) -> ConvolutionState:
+        """The state before a stream's first sample."""
+        past = self.biases.new_zeros(batch, self.reach, self.channels)
+        seen = torch.zeros(batch, dtype=torch.long, device=past.device)
+        return ConvolutionState(past, seen, past.new_zeros(batch, self.size, dtype=torch.float64))
+
+    def step(self, x: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
+        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
+        after them."""
+        z = torch.cat([state.past, self._scaled(x)], 1)
+        place = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        totals = state.counts[:, None] + self._counts(z, place, each=True).cumsum(1)
+        later = ConvolutionState(z[:, z.shape[1] - self.reach :].clone(), state.seen + x.shape[1], totals[:, -1])
+        found = self._shares(totals.flatten(0, 1), (place + 1).flatten())
+        return found.unflatten(0, place.shape), later
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        z = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.mean is not None:
+            z = z - z.new_tensor(self.mean)
+        if self.std is not None:
+            z = z / z.new_tensor(self.std)
+        return z.to(self.biases.dtype)
+
+    def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
+        """``(batch, kernels, length)``: the convolutions with a dilation of samples after the first ``past``, before
+        which there are zeros."""
+        dilation, length = self.dilations[index], z.shape[1] - past
+        # Of a kernel's taps only those at which it is 2 differ from its neighbours': y = 3 (z_a + z_b + z_c) - sum z.
+        summed = self._sums_of_channels(z, index)
+        missing = (_TAPS - 1) * dilation - past
+        padded = F.pad(summed, (max(0, missing), 0))[..., max(0, -missing) :]
+        lagged = [padded[..., dilation * (_TAPS - 1 - m) :][..., :length] for m in range(_TAPS)]
+        total = lagged[0]
+        for each in lagged[1:]:
+            total = total + each
+        if summed.shape[1] == 1 and not traced():  # the same for all kernels
+            result = z.new_empty(z.shape[0], KERNELS, length)
+            total, of_tap = total[:, 0], [each[:, 0] for each in lagged]
+            for kernel, (a, b, c) in enumerate(_TRIPLES):
+                result[:, kernel] = 3 * (of_tap[a] + of_tap[b] + of_tap[c]) - total
+            return result
+        triples = torch.tensor(_TRIPLES, device=z.device)
+        own = torch.arange(KERNELS, device=z.device)
+        parts = torch.stack(lagged).expand(-1, -1, KERNELS, -1)  # (taps, batch, kernels, length)
+        three = parts[triples[:, 0], :, own] + parts[triples[:, 1], :, own] + parts[triples[:, 2], :, own]
+        return 3 * three.transpose(0, 1) - total
+
+    def _sums_of_channels(self, z: Tensor, index: int) -> Tensor:
+        """``(batch, kernels or 1, length)``: the channel or the sum of channels that each kernel sees."""
+        by_channel = z.transpose(1, 2)
+        if self.channels == 1:
+            return by_channel
+        by_channel = F.pad(by_channel, (0, 0, 0, 1))
+        parts = [by_channel[:, numbers] for numbers in self.chosen[index].t()]
+        total = parts[0]
+        for each in parts[1:]:
+            total = total + each
+        return total
+
+    def _counts(self, z: Tensor, place: Tensor, each: bool = False) -> Tensor:
+        """Numbers of samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
+        sample, ``(batch, length, size)``. z: perhaps with earlier samples; place: of each of the last samples in its
+        series, -1 at padding."""
+        past, found, start = z.shape[1] - place.shape[1], [], 0
+        kernel, place = torch.arange(KERNELS, device=z.device), place[:, None]
+        for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
+            first = torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * dilation, 0)
+            y = self._convolved(z, index, past).masked_fill_(place < first[:, None], -torch.inf)
+            found.append(_exceeded(y, self.biases[:, start : start + count], each))
+            start += count
+        if self.levels:
+            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(place < 0, -torch.inf)
+            found.append(_exceeded(y, self.level_biases, each))
+        return torch.cat(found, -1)
+
+    def _shares(self, counts: Tensor, seen: Tensor) -> Tensor:
+        """Counts ``(batch, size)`` over the numbers of samples that were compared, of ``seen (batch,)`` samples."""
+        kernel, parts, start = torch.arange(KERNELS, device=counts.device), [], 0
+        for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
+            missed = torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * dilation, 0)
+            compared = (seen[:, None] - missed).clamp(min=1).repeat_interleave(count, 1)
+            parts.append(counts[:, start : start + KERNELS * count] / compared)
+            start += KERNELS * count
+        if self.levels:
+            parts.append(counts[:, start:] / seen[:, None].clamp(min=1))
+        return torch.cat(parts, 1).to(self.biases.dtype)
+
+
+def _exceeded(y: Tensor, biases: Tensor, each: bool) -> Tensor:
+    """How often y ``(batch, kernels, length)`` exceeds thresholds ``(kernels, n)``: ``(batch, kernels * n)``, or at
+    each sample whether it does: ``(batch, length, kernels * n)``."""
+    if each:
+        return (y[..., None] > biases[:, None]).transpose(1, 2).flatten(2).to(torch.float64)
+    if traced():  # few operations
+        return (y[..., None] > biases[:, None]).to(y.dtype).sum(2).flatten(1)
+    exceeded = torch.empty_like(y)  # comparing into floats is ten times as fast as converting booleans
+    return torch.stack([torch.gt(y, b[:, None], out=exceeded).sum(2) for b in biases.t()], 2).flatten(1)

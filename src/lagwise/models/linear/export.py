@@ -1,0 +1,87 @@
+"""Export of linear models to files for other programs, verified against the model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.files import one_line
+from lagwise.models.linear.modeling import LinearModel
+
+TOLERANCE = 1e-3  # largest difference of logits, relative to the largest logit
+_SIZES = ((1, 40), (3, 131))  # rows and lengths of the inputs that are compared
+
+
+def export_linear(model: LinearModel, path: Path) -> dict[str, Any]:
+    """Write a linear model to a file, .onnx or .pt2, as a function of whole rows. The input is the model's, of any
+    batch size, without padding, and of any length (pictures of the size in training); the output is ``logits`` (batch,
+    labels).
+
+    Returns ``input``, its name; ``checked_tokens``, the number of random samples, bytes or pixels compared; and
+    ``difference``, the largest difference from the model's logits relative to the largest logit.
+
+    ValueError for a model of pairs of texts, if the file's logits differ (it is removed), and where the format lacks an
+    operation of the model.
+    """
+    if getattr(model.features, "pairs", False):
+        raise ValueError("a first answer of pairs of texts cannot be exported; lagwise and transformers load it")
+    forward, dynamic = _Logits(model), {0: torch.export.Dim.DYNAMIC}
+    if model.argument != "pixel_values":
+        dynamic[1] = torch.export.Dim.DYNAMIC
+    try:
+        program = torch.export.export(forward, (_random(model, 2, 50),), dynamic_shapes=(dynamic,), strict=False)
+        if path.suffix == ".onnx":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                made = torch.onnx.export(program, input_names=[model.argument], output_names=["logits"], verbose=False)
+            assert made is not None
+            made.save(path)
+        else:
+            torch.export.save(program, path)
+    except Exception as error:  # torch.export and torch.onnx raise many types
+        cause = one_line(error.__cause__ or error, 200)
+        hint = "; try --format pt2" if path.suffix == ".onnx" else ""
+        raise ValueError(f"this model cannot be exported to {path.suffix} ({cause}){hint}") from error
+    run, checked, difference = _runner(path, model.argument), 0, 0.0
+    for rows, size in _SIZES:
+        x = _random(model, rows, size)
+        expected = forward(x)
+        difference = max(difference, float((run(x) - expected).abs().max() / expected.abs().max()))
+        checked += x.numel()
+    if not difference <= TOLERANCE:
+        path.unlink()
+        raise ValueError(f"logits of the exported file differ from the model's by {difference:.1e}; it was removed")
+    return {"input": model.argument, "checked_tokens": checked, "difference": difference}
+
+
+class _Logits(nn.Module):
+    """A linear model as a function of its input alone."""
+
+    def __init__(self, model: LinearModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(**{self.model.argument: x}).logits
+
+
+def _random(model: LinearModel, rows: int, size: int) -> Tensor:
+    random = torch.Generator().manual_seed(0)
+    if model.argument == "input_ids":
+        return torch.randint(min(model.config.vocab_size, 256), (rows, size), generator=random)
+    if model.argument == "input_values":
+        return torch.randn(rows, size, model.config.inputs["features"], generator=random)
+    return torch.randn(rows, model.config.inputs["channels"], *model.config.inputs["picture"], generator=random)
+
+
+def _runner(path: Path, argument: str) -> Any:
+    if path.suffix != ".onnx":
+        return torch.export.load(path).module()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {argument: x.numpy()})[0])

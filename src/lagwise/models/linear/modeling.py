@@ -1,0 +1,138 @@
+"""Linear models of fixed features as Hugging Face classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
+
+from lagwise.models.embeddings import check_finite
+from lagwise.models.inputs import check_vocabulary
+from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.linear.features import FEATURES
+from lagwise.ops.bilinear import traced
+from lagwise.tables import build, known, whole_number
+
+_ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel_values"}
+_IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
+
+
+class LinearModel(PreTrainedModel):
+    """A linear map of fixed features. Weights are fitted in closed form (`lagwise.training.first_answer`).
+
+    Subclasses set `answer`, which makes the output of logits.
+    """
+
+    config_class = LagwiseLinearConfig
+    config: LagwiseLinearConfig
+    base_model_prefix = "features"
+    length_limit: int | None = None  #: of an input; none
+    answer: Callable[..., Any]
+
+    def __init__(self, config: LagwiseLinearConfig):
+        super().__init__(config)
+        self.num_labels = whole_number("num_labels", config.num_labels)
+        self.argument = _ARGUMENTS[known(config.input_name, _ARGUMENTS, "inputs")]
+        inputs = config.inputs
+        size = {"tokens": config.vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
+        context = {name: inputs.get(name) for name in ("mean", "std")}
+        self.features = build(FEATURES, config.features, size[config.input_name], what="features", **context)
+        self.classifier = nn.Linear(self.features.size, self.num_labels)
+        self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
+        kwargs.setdefault("use_safetensors", True)
+        return super().from_pretrained(*args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing, as `SavedWithCode.register_for_auto_class`."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        input_values: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """ValueError for another input than the model reads, for padding without any sample, and for packed rows."""
+        for name in kwargs:
+            known(name, _IGNORED, "argument of a linear model's forward")
+        given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
+        if names := [name for name, value in given.items() if value is not None and name != self.argument]:
+            raise ValueError(f"this model reads {self.argument}, got {names[0]}")
+        x = given[self.argument]
+        if x is None:
+            raise ValueError(f"this model reads {self.argument}, which was not given")
+        mask = None if attention_mask is None else attention_mask.bool()
+        self._check(x, mask)
+        options = {"types": token_type_ids} if self.argument == "input_ids" else {}
+        if self.argument != "pixel_values":
+            options["mask"] = mask
+        logits = self.features.logits(self.features(x, **options), self.classifier)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return type(self).answer(loss=loss, logits=logits)
+
+    def _check(self, x: Tensor, mask: Tensor | None) -> None:
+        axes = {"input_ids": 2, "input_values": 3, "pixel_values": 4}[self.argument]
+        if x.dim() != axes or 0 in x.shape:
+            raise ValueError(f"{self.argument} must have {axes} axes and no empty one, got {tuple(x.shape)}")
+        if traced():
+            return
+        if self.argument == "input_ids":
+            check_vocabulary(x, self.config.vocab_size)
+        else:
+            width = self.config.inputs.get("features" if axes == 3 else "channels")
+            if x.shape[2 if axes == 3 else 1] != width:
+                raise ValueError(f"{self.argument} must have {width} channels, got {tuple(x.shape)}")
+            check_finite(self.argument, x)
+        if mask is not None and axes != 4:
+            if mask.shape != x.shape[:2]:
+                raise ValueError(f"attention_mask must be (batch, length) = {tuple(x.shape[:2])}, got {mask.shape}")
+            if not mask.any(dim=1).all():
+                raise ValueError("attention_mask leaves a row without anything to classify")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+
+
+class LagwiseLinearForSequenceClassification(LinearModel):
+    """A class, or a number if ``config.problem_type`` is ``regression``, of a text, a pair of texts or a series."""
+
+    answer = SequenceClassifierOutput
+
+
+class LagwiseLinearForImageClassification(LinearModel):
+    """A class of a picture: pixel_values ``(batch, channels, height, width)``."""
+
+    main_input_name = "pixel_values"
+    answer = ImageClassifierOutput
+
+
+LINEAR_HEADS: dict[Any, type[LinearModel]] = {
+    AutoModelForSequenceClassification: LagwiseLinearForSequenceClassification,
+    AutoModelForImageClassification: LagwiseLinearForImageClassification,
+}
+for _auto, _head in LINEAR_HEADS.items():
+    _auto.register(LagwiseLinearConfig, _head, exist_ok=True)

@@ -1,0 +1,254 @@
+"""Features of texts: which n-grams of words and of characters occur."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.tables import whole_number
+
+_PLANE = 1 << 16  # characters of the basic plane have an entry in the tables
+_IDEOGRAPHS = 0x20000  # planes of letters; the one before has mostly symbols
+_WORD, _SPACE = 1, 2
+_MULTIPLIER, _POSITION = 6364136223846793005, 1442695040888963407  # products wrap around 64 bits
+_COSINE = 4.0  # weight of the cosine of a pair, a single feature that says more than others
+
+
+class Sparse(NamedTuple):
+    """Features of rows, of which most are 0: numbers of features ``(batch, n)`` and their values, 0 at padding."""
+
+    numbers: Tensor
+    values: Tensor
+
+
+class Ngrams(nn.Module):
+    """Which n-grams of words and of characters occur in a text, as TF-IDF with presence in place of counts.
+
+    Formula: feature g is ``idf_g / norm`` if n-gram g occurs in the text, with ``idf_g = log((1 + N) / (1 + N_g)) + 1``
+    for N training rows, of which N_g have g. The norm is Euclidean, of the n-grams of words and of those of characters
+    each. Those that are rare in training are left out. Of a pair of texts the features are those of either text, the
+    products of both texts' features, and the cosines.
+
+    A token id stands for its bytes (``spellings``), so the same n-grams are found whatever the tokenizer. Characters
+    are decoded from UTF-8, in lower case, with runs of white space as one space; words are runs of letters, digits and
+    underscores. An n-gram is found by its hash of 64 bits among those of the kept ones.
+
+    Shapes: input_ids ``(batch, length)``; mask ``(batch, length)``, true at tokens, or None; types, of pairs, 0 at the
+    first text and 1 at the second. Padding has no effect.
+
+    Args:
+        vocab_size: Number of token ids.
+        words: Largest number of words of an n-gram; 0 for none.
+        characters: Numbers of characters of n-grams.
+        kept: Numbers of n-grams of words and of characters that have a feature.
+        longest: Bytes of the longest token.
+        pairs: Whether rows are pairs of texts.
+
+    Source: n-grams of words with presence and a linear classifier: Wang and Manning 2012, "Baselines and Bigrams";
+    hashing: Weinberger et al. 2009.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        words: int = 2,
+        characters: list[int] | None = None,
+        kept: list[int],
+        longest: int = 1,
+        pairs: bool = False,
+    ):
+        super().__init__()
+        self.words, self.characters = whole_number("words", words, least=0), characters or []
+        self.kept, self.pairs = kept, pairs
+        if len(kept) != 2 or min(kept) < 0:
+            raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
+        if min(self.characters, default=1) < 1:
+            raise ValueError(f"characters must be numbers of at least 1, got {characters}")
+        self.count = sum(kept) + 1  # the last is for all others
+        self.size = 3 * self.count + 2 if pairs else self.count
+        self.register_buffer("spellings", torch.zeros(vocab_size, whole_number("longest", longest), dtype=torch.uint8))
+        self.register_buffer("spelled", torch.zeros(vocab_size, dtype=torch.uint8))
+        self.register_buffer("lower", torch.zeros(_PLANE, dtype=torch.int32))
+        self.register_buffer("kinds", torch.zeros(_PLANE, dtype=torch.uint8))
+        self.register_buffer("hashes", torch.zeros(self.count - 1, dtype=torch.long))  # of words, then of characters
+        self.register_buffer("idf", torch.zeros(self.count))
+
+    @classmethod
+    def fitted(
+        cls,
+        spellings: Sequence[bytes],
+        batches: Iterable[tuple[Tensor, Tensor | None, Tensor | None]],
+        *,
+        words: int,
+        characters: Sequence[int],
+        pairs: bool,
+        least: int,
+    ) -> tuple[dict[str, Any], Ngrams]:
+        """The options and the features for training texts. spellings: the bytes of each token id. batches: input_ids,
+        mask and types. least: rows in which an n-gram must occur."""
+        shape = {"words": words, "characters": list(characters), "longest": max(1, *map(len, spellings))}
+        scanner = cls(len(spellings), kept=[0, 0], **shape)
+        scanner._spell(spellings)
+        found: list[list[np.ndarray]] = [[], []]
+        rows = 0
+        for ids, mask, types in batches:
+            for part in scanner._texts(ids, mask, types) if pairs else [mask]:
+                for family, hashes in enumerate(scanner._hashes(ids, part)):
+                    found[family].append(_distinct(hashes))
+                rows += len(ids)
+        kept, counts = [], []
+        for parts in found:
+            hashes, times = np.unique(np.concatenate(parts or [np.zeros(0, np.int64)]), return_counts=True)
+            chosen = times >= least
+            kept.append(hashes[chosen])
+            counts.append(times[chosen])
+        options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs}
+        made = cls(len(spellings), **options)
+        made._spell(spellings)
+        idf = np.log((1 + rows) / (1 + np.concatenate(counts))) + 1
+        made.hashes.copy_(torch.from_numpy(np.concatenate(kept)))
+        made.idf.copy_(torch.from_numpy(np.append(idf, 0)).float())
+        return options, made
+
+    def _spell(self, spellings: Sequence[bytes]) -> None:
+        for token, spelling in enumerate(spellings):
+            self.spellings[token, : len(spelling)] = torch.tensor(list(spelling), dtype=torch.uint8)
+            self.spelled[token] = len(spelling)
+        characters = [chr(code) for code in range(_PLANE)]
+        lower = [ord(c.lower()) if len(c.lower()) == 1 and ord(c.lower()) < _PLANE else ord(c) for c in characters]
+        kinds = [_WORD if c.isalnum() or c == "_" else _SPACE if c.isspace() else 0 for c in characters]
+        self.lower.copy_(torch.tensor(lower))
+        self.kinds.copy_(torch.tensor(kinds))
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Sparse:
+        if not self.pairs:
+            return self._weighted(self._numbers(ids, mask))
+        first, second = (self._numbers(ids, part) for part in self._texts(ids, mask, types))
+        a, b = self._weighted(first), self._weighted(second)
+        # Where both texts have a feature, it occurs twice when both are sorted together.
+        merged, order = torch.cat([a.numbers, b.numbers], 1).sort(1)
+        values = torch.cat([a.values, b.values], 1).gather(1, order)
+        both = F.pad((merged[:, 1:] == merged[:, :-1]) * values[:, 1:] * values[:, :-1], (1, 0))
+        of_words = merged < self.kept[0]
+        cosines = torch.stack([(both * part).sum(1) for part in (of_words, ~of_words)], 1)
+        numbers = [a.numbers, b.numbers + self.count, merged + 2 * self.count]
+        last = torch.arange(3 * self.count, self.size, device=ids.device).expand(ids.shape[0], -1)
+        return Sparse(torch.cat([*numbers, last], 1), torch.cat([a.values, b.values, both, _COSINE * cosines], 1))
+
+    @staticmethod
+    def logits(found: Sparse, classifier: nn.Linear) -> Tensor:
+        """Logits ``(batch, labels)`` of features."""
+        weights = F.embedding(found.numbers, classifier.weight.t())
+        return (weights * found.values[..., None]).sum(1) + classifier.bias
+
+    def _texts(self, ids: Tensor, mask: Tensor | None, types: Tensor | None) -> list[Tensor]:
+        """Masks of the two texts of pairs."""
+        if types is None:
+            raise ValueError("this model reads pairs of texts: give token_type_ids, 0 at the first and 1 at the second")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        return [real & (types == number) for number in (0, 1)]
+
+    def _numbers(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Numbers of the n-grams of each text, sorted, ``(batch, n)``."""
+        numbers, start = [], 0
+        for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
+            kept = self.hashes[start : start + count]
+            if count:
+                found: Any = torch.searchsorted(kept, hashes)
+                place = found.clamp(max=count - 1)
+                numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
+            start += count
+        numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
+        return torch.cat(numbers, 1).sort(1).values
+
+    def _weighted(self, numbers: Tensor) -> Sparse:
+        """Values of sorted numbers; of those that occur several times the first has the value."""
+        again = F.pad(numbers[:, 1:] == numbers[:, :-1], (1, 0))
+        values = self.idf[numbers].masked_fill(again, 0)
+        of_words = numbers < self.kept[0]
+        squares = values.square()
+        norms = [(squares * part).sum(1, keepdim=True).sqrt() for part in (of_words, ~of_words)]
+        return Sparse(numbers, values / torch.where(of_words, *norms).clamp(min=1e-6))
+
+    def _hashes(self, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Hashes of the n-grams of words and of characters of each text, ``(batch, n)``; 0 for none."""
+        text, real = self._characters(ids, mask)
+        return [self._word_hashes(text, real), self._character_hashes(text, real)]
+
+    def _characters(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Code points of texts ``(batch, n)``, in lower case, and where there are any."""
+        spelled = torch.arange(self.spellings.shape[1], device=ids.device) < self.spelled[ids][..., None]
+        spelled = spelled if mask is None else spelled & mask[..., None]
+        codes, real = _compact(self.spellings[ids].flatten(1).long(), spelled.flatten(1))
+        after = [F.pad(codes, (0, n))[:, n:] & 63 for n in (1, 2, 3)]
+        two = ((codes & 31) << 6) | after[0]
+        three = ((codes & 15) << 12) | (after[0] << 6) | after[1]
+        four = ((codes & 7) << 18) | (after[0] << 12) | (after[1] << 6) | after[2]
+        point = torch.where(codes < 0xC0, codes, torch.where(codes < 0xE0, two, torch.where(codes < 0xF0, three, four)))
+        small = point.clamp(max=_PLANE - 1)
+        point = torch.where(point < _PLANE, self.lower[small].long(), point)
+        space = (point < _PLANE) & (self.kinds[small] == _SPACE)
+        point = torch.where(space, 32, point)
+        first = (codes & 0xC0) != 0x80
+        text, real = _compact(point, real & first)
+        repeated = (text == 32) & (F.pad(text, (1, 0), value=32)[:, :-1] == 32)
+        return _compact(text, real & ~repeated)
+
+    def _character_hashes(self, text: Tensor, real: Tensor) -> Tensor:
+        number, found = text + 1, []
+        for lag in range(1, max(self.characters, default=0) + 1):
+            if lag in self.characters:
+                whole = real & F.pad(real, (lag - 1, 0))[:, : real.shape[1]]
+                found.append(torch.where(whole, _mixed(number + lag * _POSITION), 0))
+            number = number * _MULTIPLIER + F.pad(text, (lag, 0))[:, : text.shape[1]] + 1
+        return torch.cat(found, 1) if found else text.new_zeros(text.shape[0], 0)
+
+    def _word_hashes(self, text: Tensor, real: Tensor) -> Tensor:
+        if not self.words:
+            return text.new_zeros(text.shape[0], 0)
+        inside = real & ((text >= _IDEOGRAPHS) | (self.kinds[text.clamp(max=_PLANE - 1)] == _WORD))
+        place = torch.arange(text.shape[1], device=text.device).expand_as(text)
+        starts = inside & ~F.pad(inside, (1, 0))[:, :-1]
+        start = torch.where(starts, place, 0).cummax(1).values
+        # A word's hash is the sum over its characters of a hash of the character and its place in the word.
+        own = torch.where(inside, _mixed(text + 1 + (place - start) * _POSITION), 0)
+        total = own.cumsum(1)
+        ends = inside & ~F.pad(inside, (0, 1))[:, 1:]
+        word, real = _compact(total - (total - own).gather(1, start), ends)
+        number, found = word, []
+        for size in range(1, self.words + 1):
+            whole = real & F.pad(real, (size - 1, 0))[:, : real.shape[1]]
+            found.append(torch.where(whole, _mixed(number - size * _POSITION), 0))
+            number = number * _MULTIPLIER + F.pad(word, (size, 0))[:, : word.shape[1]]
+        return torch.cat(found, 1)
+
+
+def _mixed(number: Tensor) -> Tensor:
+    """A hash of 64 bits of numbers of 64 bits, 0 for none of them in practice."""
+    number = (number ^ ((number >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    number = (number ^ ((number >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return number ^ ((number >> 31) & 0x1FFFFFFFF)
+
+
+def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The kept entries of each row ``(batch, n)``, moved to its start, as many columns as the longest row needs and at
+    least one; and where there are any."""
+    counts = kept.sum(1)
+    width = x.shape[1] if torch.compiler.is_compiling() else max(1, int(counts.max()))
+    target = torch.where(kept, kept.cumsum(1) - 1, width)
+    moved = x.new_zeros(x.shape[0], width + 1).scatter(1, target, x)
+    return moved[:, :width], torch.arange(width, device=x.device) < counts[:, None]
+
+
+def _distinct(hashes: Tensor) -> np.ndarray:
+    """The different hashes of each row, of all rows after one another, without 0."""
+    ordered = np.sort(hashes.numpy(), axis=1)
+    new = np.ones(ordered.shape, dtype=bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return ordered[new & (ordered != 0)]

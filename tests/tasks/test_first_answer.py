@@ -1,0 +1,184 @@
+"""First answers: every task of labelled rows has one, and a run keeps it unless the trained model is better."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from every_task import CASES, recipe
+from scipy.sparse import csr_matrix
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from lagwise.analysis.report import plot_run
+from lagwise.models import load_model
+from lagwise.runs import evaluate_run, export_run, predict_run
+from lagwise.tasks import TASKS
+from lagwise.training import load_recipe, make_task, read_metrics, resume, train
+from lagwise.training.closed_form import fit_linear
+from lagwise.training.first_answer import FILE, is_better, read_first_answer
+
+LABELLED = [name for name, case in CASES.items() if case.task in ("sequence_classification", "image_classification")]
+
+
+def test_tasks_of_rows_and_pictures_have_a_first_answer_and_others_say_that_they_have_none(tmp_path: Path) -> None:
+    for name in CASES:
+        wanted = recipe(name, tmp_path / name, "training.first_answer=only")
+        if name in LABELLED:
+            assert make_task(wanted).linear_class is not None
+            continue
+        with pytest.raises(ValueError, match="has no first answer"):
+            train(wanted, tmp_path / "run", progress=False)
+    assert {case.task for case in CASES.values()} == set(TASKS)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_a_first_answer_evaluates_predicts_and_reports_like_any_run(name: str, tmp_path: Path) -> None:
+    run = train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)
+    about = read_first_answer(run)
+    assert about is not None
+    assert about["kept"]
+    result = evaluate_run(run, baseline=True, progress=False)
+    assert "valid" not in result  # it is fitted to these rows too
+    assert set(result["baselines"]) == {"first answer", *result["baselines"].keys() - {"first answer"}}
+    own = {key: value for key, value in result["test"].items() if key != "rows"}
+    assert own == pytest.approx({key: result["baselines"]["first answer"][key] for key in own})
+    predicted = predict_run(run, CASES[name].rows, progress=False)
+    assert all("predicted" in row for row in predicted)
+    assert "first answer" in plot_run(run)[-1].read_text()
+    assert not [path for path in run.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+
+
+def words(tmp_path: Path, *overrides: str) -> Path:
+    wanted = recipe("classes of text", tmp_path / "data", *overrides)
+    return train(wanted, tmp_path / "run", progress=True)
+
+
+def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = words(tmp_path, "training.first_answer=compare")
+    said = capsys.readouterr().err
+    assert "first answer (ngrams" in said
+    assert "kept the first answer: on 6 held-out rows the trained model is not clearly better" in said
+    assert type(load_model(run)[0]).__name__ == "LagwiseLinearForSequenceClassification"
+    about = json.loads((run / FILE).read_text())
+    assert about["kept"]
+    assert about["trained"].keys() == about["scores"].keys()
+    assert [line["first_answer"] for line in read_metrics(run) if "first_answer" in line] == [
+        about["scores"]["accuracy"]
+    ]
+
+
+def test_a_resumed_run_keeps_its_first_answer_and_decides_the_same(tmp_path: Path) -> None:
+    run = words(tmp_path, "training.first_answer=compare")
+    before = (run / "model.safetensors").read_bytes()
+    (run / "config.json").unlink()
+    first = (run / "first" / "model.safetensors").stat().st_mtime_ns
+    assert resume(run, progress=False) == run
+    assert (run / "model.safetensors").read_bytes() == before
+    assert (run / "first" / "model.safetensors").stat().st_mtime_ns == first
+
+
+def test_another_program_uses_a_first_answer_of_texts(tmp_path: Path) -> None:
+    run = words(tmp_path, "training.first_answer=only")
+    model = AutoModelForSequenceClassification.from_pretrained(run)
+    classify = pipeline("text-classification", model=str(run))
+    for text in ("good film", "never seen again"):
+        found, row = classify(text)[0], predict_run(run, [{"text": text}], progress=False)[0]
+        assert found["label"] == row["predicted"]
+        assert found["score"] == pytest.approx(row[f"p({found['label']})"], abs=1e-4)
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    assert predict_run(run, [{"text": "good good"}], progress=False)[0]["predicted"] == "yes"
+
+
+def test_words_of_models_choose_what_is_trained() -> None:
+    def chosen(*overrides: str) -> str:
+        return load_recipe("classify", overrides).training.first_answer
+
+    assert chosen() == "compare"
+    assert chosen("model=linear") == "only"
+    assert chosen("model=tnn") == "none"
+    assert chosen("model=tnn", "training.first_answer=compare") == "compare"
+    assert load_recipe("tnn-lm").training.first_answer == "none"
+    with pytest.raises(ValueError, match=r"training\.first_answer"):
+        load_recipe("classify", ["training.first_answer=yes"])
+
+
+class Accuracy:
+    headline, greater_is_better = "accuracy", True
+
+    @staticmethod
+    def metrics(loss: float, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"accuracy": float((predictions == labels).mean())}
+
+
+def test_a_difference_of_a_row_is_not_taken_for_a_better_model() -> None:
+    labels = np.zeros(20, dtype=int)
+    one, other = labels.copy(), labels.copy()
+    other[0] = 1
+    assert not is_better(Accuracy, one, other, labels)  # type: ignore[arg-type]
+    other[:6] = 1
+    assert is_better(Accuracy, one, other, labels)  # type: ignore[arg-type]
+    assert not is_better(Accuracy, other, one, labels)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [60, 2600])
+def test_ridge_predicts_classes_and_numbers(rows: int) -> None:
+    random = np.random.default_rng(0)
+    size = 40 if rows < 1000 else 2600
+    x = random.normal(size=(rows + 300, size)).astype(np.float32)
+    x[:, 3] = 1
+    labels = random.integers(0, 3, len(x))
+    x[np.arange(len(x)), labels] += 5
+    fit = fit_linear(x[:rows], labels[:rows], (x[rows:], labels[rows:]), None)
+    assert fit.weights.shape == (3, size)
+    assert fit.held_out.shape == (300, 3)
+    assert (fit.held_out.argmax(1) == labels[rows:]).mean() > 0.8
+    numbers = (5 + 100 * x[:, 4:8].sum(1) + random.normal(size=len(x))).astype(np.float32)
+    fit = fit_linear(x[:rows], numbers[:rows], (x[rows:], numbers[rows:]), None)
+    assert np.corrcoef(x @ fit.weights[0] + fit.biases[0], numbers)[0, 1] > 0.8
+
+
+def test_left_out_rows_are_predicted_as_by_fitting_without_them() -> None:
+    """The scale of logits and the choice of features rest on what scikit-learn keeps of its cross-validation."""
+    from sklearn.linear_model import Ridge
+
+    random = np.random.default_rng(0)
+    x, labels = random.normal(size=(30, 50)), np.arange(30) % 2
+    x[:, 0] += 2 * labels
+    fit = fit_linear(x, labels, (x[:5], labels[:5]), np.array([1.0, 3.0]))
+    alpha, scaled, targets = float(fit.penalty.removeprefix("alpha=")), x / x.std(0), np.eye(2)[labels] * 2 - 1
+    weights = np.array([1.0, 3.0])[labels]
+    losses = []
+    for i in range(30):
+        rest = np.arange(30) != i
+        one = Ridge(alpha).fit(scaled[rest], targets[rest], weights[rest])
+        losses.append((one.predict(scaled[i : i + 1])[0] - targets[i]) ** 2)
+    assert fit.loss == pytest.approx(np.mean(losses), rel=0.02)
+
+
+def test_rare_classes_are_trained_in_every_fold() -> None:
+    random = np.random.default_rng(0)
+    labels = np.array([0] * 20 + [1] * 20 + [2] * 2)
+    x = csr_matrix(random.random((42, 8)) * (random.random((42, 8)) > 0.5) + np.eye(8)[labels])
+    fit = fit_linear(x, labels, (x[:4], labels[:4]), None)
+    assert fit.weights.shape == (3, 8)
+    assert torch.from_numpy(fit.weights).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("classes of series", "pt2"),
+        ("classes of series", "onnx"),
+        ("classes of pictures", "onnx"),
+        ("classes of text", "pt2"),
+    ],
+)
+def test_first_answers_are_exported(name: str, format: str, tmp_path: Path) -> None:
+    run = train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)
+    found = export_run(run, format=format)
+    assert found["difference"] < 1e-4
+    assert Path(found["out"]).is_file()
+    assert json.loads((Path(found["out"]).parent / "export.json").read_text())["labels"][0] in ("0", "no")
