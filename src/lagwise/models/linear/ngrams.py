@@ -160,8 +160,7 @@ class Ngrams(nn.Module):
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
             kept = self.hashes[start : start + count]
             if count:
-                found: Any = torch.searchsorted(kept, hashes)
-                place = found.clamp(max=count - 1)
+                place = torch.clamp(torch.searchsorted(kept, hashes), max=count - 1)
                 numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
             start += count
         numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
