@@ -173,7 +173,7 @@ class Ngrams(nn.Module):
         of_words = numbers < self.kept[0]
         squares = values.square()
         norms = [(squares * part).sum(1, keepdim=True).sqrt() for part in (of_words, ~of_words)]
-        return Sparse(numbers, values / torch.where(of_words, *norms).clamp(min=1e-6))
+        return Sparse(numbers, values / torch.where(of_words, norms[0], norms[1]).clamp(min=1e-6))
 
     def _hashes(self, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
         """Hashes of the n-grams of words and of characters of each text, ``(batch, n)``; 0 for none."""
