@@ -160,8 +160,7 @@ class Ngrams(nn.Module):
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
             kept = self.hashes[start : start + count]
             if count:
-                found: Any = torch.searchsorted(kept, hashes)
-                place = found.clamp(max=count - 1)
+                place = torch.clamp(torch.searchsorted(kept, hashes), max=count - 1)
                 numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
             start += count
         numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
@@ -174,7 +173,7 @@ class Ngrams(nn.Module):
         of_words = numbers < self.kept[0]
         squares = values.square()
         norms = [(squares * part).sum(1, keepdim=True).sqrt() for part in (of_words, ~of_words)]
-        return Sparse(numbers, values / torch.where(of_words, *norms).clamp(min=1e-6))
+        return Sparse(numbers, values / torch.where(of_words, norms[0], norms[1]).clamp(min=1e-6))
 
     def _hashes(self, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
         """Hashes of the n-grams of words and of characters of each text, ``(batch, n)``; 0 for none."""
