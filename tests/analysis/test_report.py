@@ -120,7 +120,13 @@ def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
 def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path) -> None:
     texts = [f"{word} {i}" for i in range(40) for word in ("alpha", "beta")]
     (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text} <b>,{text[0]}\n" for text in texts))
-    few = ["training.steps=1", "model.hidden_size=8", "model.num_hidden_layers=1", "data.tokenizer=bytes"]
+    few = [
+        "training.first_answer=none",
+        "training.steps=1",
+        "model.hidden_size=8",
+        "model.num_hidden_layers=1",
+        "data.tokenizer=bytes",
+    ]
     recipe = load_recipe("classify", [f"data.source={tmp_path / 'rows.csv'}", *few])
     run = train(recipe, tmp_path / "run", progress=False)
     mistakes = evaluate_run(run, progress=False)["mistakes"]

@@ -85,15 +85,15 @@ def test_test_files_alone_are_not_trained_on(tmp_path: Path) -> None:
 def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     texts(tmp_path, "cat", "dog")
     assert open_rows(str(tmp_path)).notes == ()
-    for name in ("cat/a.mp3", "cat/b.MP3", "dog/c.doc", "README", ".hidden"):
+    for name in ("cat/a.pdf", "cat/b.PDF", "dog/c.doc", "README", ".hidden"):
         (tmp_path / name).write_text("x")
-    expected = ("4 files are not read: 2 .mp3, 1 without a suffix, 1 .doc (first 'README')",)
+    expected = ("4 files are not read: 2 .pdf, 1 without a suffix, 1 .doc (first 'README')",)
     assert open_rows(str(tmp_path)).notes == expected
     assert tuple(open_source(str(tmp_path)).notes) == expected
     for name in ("cat", "dog"):
         (tmp_path / name / "0.png").write_text("x")
     notes = open_pictures(str(tmp_path)).notes
-    assert notes[0].startswith("8 files are not read: 4 .txt, 2 .mp3")
+    assert notes[0].startswith("8 files are not read: 4 .txt, 2 .pdf")
     (tmp_path / "sheets").mkdir()
     (tmp_path / "sheets" / "a.xlsx").write_text("x")
     with pytest.raises(ValueError, match=r"file in folder '.*'; 1 file is not read: 1 \.xlsx"):

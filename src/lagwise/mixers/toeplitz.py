@@ -17,7 +17,7 @@ from lagwise.mixers.derived import Derived
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
-from lagwise.ops.recurrence import modal_graph_prefill, modal_prefill
+from lagwise.ops.recurrence import LEAST_RADIUS, modal_graph_prefill, modal_prefill
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -49,12 +49,14 @@ class LongTaps(NamedTuple):
 
 class Poles(NamedTuple):
     """A diagonal state space in real numbers: real and imaginary parts of poles and weights, ``(2, modes, channels)``,
-    and the direct part ``(channels,)``. lost: what the poles lose in this precision, like poles; None for nothing."""
+    and the direct part ``(channels,)``. lost: what the poles lose in this precision, like poles; None for nothing.
+    exponents: logarithms of radii above angles, like poles, in float64."""
 
     poles: Tensor
     lost: Tensor | None
     weights: Tensor
     direct: Tensor
+    exponents: Tensor
 
 
 class ToeplitzMixer(Derived, Mixer):
@@ -159,7 +161,9 @@ class ToeplitzMixer(Derived, Mixer):
         if self.kernel.recurrent:
             modes = self.kernel.recurrence()
             poles, weights, direct, lost = modes.split(modes.direct.dtype)
-            return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct)
+            exact = modes.poles.to(torch.complex128)
+            exponents = torch.stack([exact.abs().clamp(min=LEAST_RADIUS).log(), exact.angle()]).transpose(1, 2)
+            return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
         reach = self.kernel.reach
         taps = None if reach is None or form == "online" else self.kernel.taps(reach)
         near = self.kernel.taps(ONLINE_BLOCK if reach is None else min(ONLINE_BLOCK, reach)).t()
@@ -185,7 +189,8 @@ class ToeplitzMixer(Derived, Mixer):
         if isinstance(state, WindowState):
             return ring_prefill(x, state, self.derived().taps)
         if self._frozen is not None or symbolic(x.shape[1]):
-            y, real, imaginary = modal_graph_prefill(x, *self.derived(), *state)
+            modes = self.derived()
+            y, real, imaginary = modal_graph_prefill(x, modes.exponents, modes.weights, modes.direct, *state)
             return y, ModalState(real, imaginary)
         modes = self.kernel.recurrence()
         memory = torch.complex(*state).transpose(1, 2)
@@ -194,7 +199,7 @@ class ToeplitzMixer(Derived, Mixer):
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if isinstance(state, ModalState):
-            poles, lost, weights, direct = self.derived()
+            poles, lost, weights, direct, _ = self.derived()
             token = x.to(direct.dtype)
             (a, b), (u, v), (r, i) = poles, weights, state
             real = torch.addcmul(torch.addcmul(token[:, None], a, r), b, i, value=-1)

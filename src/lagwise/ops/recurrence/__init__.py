@@ -10,6 +10,7 @@ from lagwise.ops.recurrence.ema import (
     ema_taps,
 )
 from lagwise.ops.recurrence.modal import (
+    LEAST_RADIUS,
     Modes,
     mean_exponential,
     modal_graph_prefill,
@@ -24,6 +25,7 @@ from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
 from lagwise.ops.recurrence.transfer import largest_difference
 
 __all__ = [
+    "LEAST_RADIUS",
     "Modes",
     "Reduction",
     "block_scan",

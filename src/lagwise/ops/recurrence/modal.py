@@ -16,7 +16,7 @@ _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 8192
 _NEAR, _TERMS = 0.5, 14  # of a series that is exact to float64's last digit up to this radius
-_LEAST_RADIUS = 1e-30  # of a pole whose logarithm is taken: powers are then negligible
+LEAST_RADIUS = 1e-30  # of a pole whose logarithm is taken: powers are then negligible
 _SIGNAL_ELEMENTS = 1 << 20  # of the tokens processed at a time
 
 
@@ -209,8 +209,7 @@ def modal_prefill(x: Tensor, modes: Modes | SplitModes, state: Tensor | None) ->
 
 def modal_graph_prefill(
     x: Tensor,
-    poles: Tensor,
-    lost: Tensor | None,
+    exponents: Tensor,
     weights: Tensor,
     direct: Tensor,
     real: Tensor,
@@ -218,14 +217,12 @@ def modal_graph_prefill(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`modal_prefill` for a length that an exported graph leaves open: in real arithmetic, by powers of the poles.
 
-    Shapes: x ``(batch, length, channels)``; poles, what they lost when they were rounded (or None), and weights, real
-    and imaginary parts, ``(2, modes, channels)``; direct ``(channels,)``; the state ``(batch, modes, channels)`` in two
-    parts. Returns y like x and the new state.
-    Powers are computed from exponents and angles in float64.
+    Shapes: x ``(batch, length, channels)``; exponents, the logarithms of the poles' radii and their angles, in float64,
+    and weights, real and imaginary parts, ``(2, modes, channels)``; direct ``(channels,)``; the state ``(batch, modes,
+    channels)`` in two parts. Returns y like x and the new state.
     """
     n, signal, dtype = x.shape[1], x.to(direct.dtype), direct.dtype
-    a, b = poles.double() if lost is None else poles.double() + lost.double()
-    log_radius, angle = torch.hypot(a, b).clamp(min=_LEAST_RADIUS).log(), torch.atan2(b, a)
+    log_radius, angle = exponents
     lags = torch.arange(n + 1, dtype=torch.float64, device=x.device)
     size, turn = (log_radius[..., None] * lags).exp(), angle[..., None] * lags
     cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (modes, channels, n + 1)
