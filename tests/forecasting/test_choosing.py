@@ -112,8 +112,16 @@ def test_short_series_are_supported(rows: int) -> None:
 def test_series_that_are_too_short() -> None:
     with pytest.raises(ValueError, match=r"horizon = 12 needs at least 25 rows.*the data has 24"):
         choose_forecaster(np.zeros(24), 12)
-    with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 58"):
+    with pytest.raises(ValueError, match=r"look_back = 80 is longer than the data allow.* leave 76"):
         choose_forecaster(np.zeros(100), 12, look_back=80)
+
+
+@pytest.mark.parametrize("model", ["ridge", "toeplitz"])
+def test_a_given_look_back_needs_one_window_before_the_held_out_rows(model: str) -> None:
+    """Rows to choose a penalty by are not needed: 7 rows have two windows of 2 + 4 rows, and no held-out ones."""
+    ranked = choose_forecaster(np.arange(11) % 5.0, 4, model=model, look_back=2)
+    assert f"{model}, look-back 2, mean removed" in [each.name for each in ranked]
+    assert np.isfinite(ranked[0].forecaster.predict()).all()
 
 
 def gapped(kind: str) -> np.ndarray:

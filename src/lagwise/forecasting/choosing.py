@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting.design import make_design
+from lagwise.forecasting.design import CLOSED_FORM, make_design
 from lagwise.forecasting.errors import independent_errors
 from lagwise.forecasting.estimator import LagForecaster, averaged
 from lagwise.forecasting.gaps import scales
@@ -25,6 +25,7 @@ _VALUES = 20_000  # values over the number of origins
 _MOST = 500  # windows that errors come from
 _NEAR = 1.15  # times the lowest error: forecasters that are averaged
 _INNER = 0.2  # of the rows before an origin: they choose penalties
+_STRONG = 1.0  # penalty where there are no such rows, in variances of a series
 BASELINE = "last value"
 
 
@@ -178,12 +179,12 @@ def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin:
     first = max(rows // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * rows) - horizon)
     first = min(last, max(first, begin + horizon))
     if look_back is not None:
-        if look_back > (most := _longest(last, horizon)):
+        if look_back > (most := last - horizon):
             raise ValueError(
                 f"look_back = {look_back} is longer than the data allow: {rows} rows less those held out and a horizon "
                 f"of {horizon} leave {most}"
             )
-        while look_back > _longest(first, horizon):
+        while look_back > _longest(first, horizon) and first < last:
             first += 1
     if count <= 1:
         return [first]
@@ -240,8 +241,12 @@ def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
 
 
 def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: float) -> LagForecaster:
-    options = {"validation": _inner(rows, horizon), **options}
-    return LagForecaster(horizon, coverage=coverage, **options)
+    """A forecaster for so many rows. Where no rows are left to choose a penalty by, it has a strong one."""
+    usual: dict[str, Any] = {"validation": _inner(rows, horizon)}
+    if options["look_back"] > _longest(rows, horizon):
+        usual = {"validation": 0, "shared": True}
+        usual |= {"penalty": _STRONG} if options["model"] in CLOSED_FORM else {}
+    return LagForecaster(horizon, coverage=coverage, **{**usual, **options})
 
 
 def _starts(origins: Sequence[int], end: int) -> tuple[np.ndarray, np.ndarray]:
