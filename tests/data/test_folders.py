@@ -63,6 +63,10 @@ def test_splits_in_class_folders(tmp_path: Path) -> None:
     assert {split: len(rows) for split, rows in source.read().items()} == {"train": 4, "test": 4}
     assert labels(str(tmp_path)) == {"train": ["cat", "dog"], "test": ["cat", "dog"]}
     assert source.notes == ()
+    nested = open_rows(
+        texts(tmp_path / "nested", *(f"{k}/{s}/{c}" for k in "ab" for s in ("train", "test") for c in "xy"))
+    )
+    assert "the folders 'a', 'b' are the classes; the 4 folders in them, such as 'a/x', are not" in nested.notes
 
 
 @pytest.mark.parametrize(

@@ -354,3 +354,13 @@ def test_the_shape_of_series_is_told(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(40, 3, 20)), label=np.arange(40) % 2)
     data = prepare(str(tmp_path / "a.npz"), inputs="values", text="x")
     assert "40 series of 3 samples and 20 features; arrays are read as (rows, samples, features)" in data.describe()
+
+
+@pytest.mark.parametrize(("one", "other"), [("Spam", "spam"), ("+1", "1"), ("1e3", "1000"), ("007", "7")])
+def test_classes_whose_names_are_alike_are_noted(tmp_path: Path, one: str, other: str) -> None:
+    rows = [
+        {"text": f"mail {i}", "label": (one, other, "ham")[i % 3] if one == "Spam" else (one, other)[i % 2]}
+        for i in range(30)
+    ]
+    data = prepare(write(tmp_path / "rows.jsonl", rows))
+    assert any("are different classes" in note and repr(one) in note for note in data.notes)

@@ -271,6 +271,12 @@ class TestWrongData:
         np.savez(tmp_path / "p.npz", **change(*arrays()))
         self.check(tmp_path / "p.npz", tmp_path, message)
 
+    def test_a_folder_of_pictures_in_other_formats(self, tmp_path: Path) -> None:
+        (tmp_path / "cat").mkdir()
+        (tmp_path / "cat" / "0.heic").write_bytes(b"ftypheic")
+        with pytest.raises(ValueError, match=r"no picture \(\.png, .*\) or table .*; 1 file is not read: 1 \.heic"):
+            open_pictures(str(tmp_path))
+
     def test_a_table_without_images(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("image,label\ncat.png,1\ndog.png,0\n")
         self.check(tmp_path / "t.csv", tmp_path, "holds str, not an encoded picture")

@@ -69,6 +69,17 @@ class TestSources:
         with pytest.raises(ValueError, match=r"stray\.txt"):
             open_source(str(tmp_path))
 
+    @pytest.mark.parametrize("names", [("test/a", "test/b", "test/c"), ("valid", "test"), ("my test data",)])
+    def test_files_named_as_held_out_are_not_trained_on(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / f"{name}.txt").write_text(name)
+        with pytest.raises(ValueError, match=r"has no file to train on, only .*test by the names in it"):
+            open_source(str(tmp_path))
+        (tmp_path / "other.txt").write_text("other")
+        with pytest.raises(ValueError, match=r"say which files are train, valid and test.*'other\.txt' does not"):
+            open_source(str(tmp_path))
+
     def test_other_folders_are_split_by_file(self, tmp_path: Path) -> None:
         for i in range(60):
             (tmp_path / f"{i}.txt").write_text(f"<{i}>")

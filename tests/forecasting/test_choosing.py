@@ -116,6 +116,14 @@ def test_series_that_are_too_short() -> None:
         choose_forecaster(np.zeros(100), 12, look_back=80)
 
 
+@pytest.mark.parametrize("model", ["ridge", "toeplitz"])
+def test_a_given_look_back_needs_one_window_before_the_held_out_rows(model: str) -> None:
+    """Rows to choose a penalty by are not needed: 7 rows have two windows of 2 + 4 rows, and no held-out ones."""
+    ranked = choose_forecaster(np.arange(11) % 5.0, 4, model=model, look_back=2)
+    assert f"{model}, look-back 2, mean removed" in [each.name for each in ranked]
+    assert np.isfinite(ranked[0].forecaster.predict()).all()
+
+
 def gapped(kind: str) -> np.ndarray:
     x = np.random.default_rng(0).normal(size=420).cumsum()
     x[{"weekends": np.arange(420) % 7 >= 5, "every second row": np.arange(420) % 2 == 1}[kind]] = np.nan

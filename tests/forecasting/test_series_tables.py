@@ -226,6 +226,32 @@ def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
     assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1, 2, 4]
 
 
+def test_text_may_have_a_byte_order_mark(tmp_path: Path) -> None:
+    text = "Datum;Gr\u00f6\u00dfe\n2024-01-01;1\n2024-01-02;2\n2024-01-03;4\n"
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        (tmp_path / "wide.csv").write_bytes(text.encode(encoding))
+        assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("name", ["", "No"])
+def test_a_first_column_that_counts_the_rows_is_no_time(tmp_path: Path, start: int, name: str) -> None:
+    """As pandas and R write tables by default."""
+    frame = hours().reset_index(drop=True)
+    frame.index += start
+    (tmp_path / "data.csv").write_text(frame.to_csv(index_label=name))
+    table = read_series(tmp_path / "data.csv")
+    assert list(table.frame.index) == list(pd.to_datetime(frame["date"]))
+    assert "numbers the rows" in table.notes[0]
+
+
+def test_a_year_on_each_line_is_noted(tmp_path: Path) -> None:
+    names = "Jan,Feb,Mar,Apr,May,Jun,Jul,Aug,Sep,Oct,Nov,Dec"
+    lines = [f"{year},{','.join(map(str, range(year, year + 12)))}" for year in range(1990, 2000)]
+    (tmp_path / "years.csv").write_text("\n".join((f"Year,{names}", *lines)))
+    assert "write a row for each month" in read_series(tmp_path / "years.csv").notes[0]
+
+
 def test_rows_of_an_hour_that_occurs_twice_are_averaged(tmp_path: Path) -> None:
     times = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin").tz_localize(None)
     table = read_series(written(tmp_path, pd.DataFrame({"time": times, "x": np.arange(60.0)})))

@@ -229,3 +229,62 @@ def test_other_times_that_occur_twice_are_named() -> None:
         read([*hours, hours[25]])
     with pytest.raises(ValueError, match=r"has 2024-10-27 02:00:00 more than once"):
         read([*pd.date_range("2024-10-27", periods=60, freq="h"), *[pd.Timestamp("2024-10-27 02:00")] * 2])
+
+
+@pytest.mark.parametrize("form", ["{y}-T{q}", "{y}T{q}", "T{q} {y}", "{q}T{y}", "{y}K{q}", "{y}:Q{q}", "{y} Qtr {q}"])
+def test_quarters_of_other_languages(form: str) -> None:
+    """The T of trimestre is not that of a time of day."""
+    texts = [form.format(y=2015 + i // 4, q=i % 4 + 1) for i in range(15)]
+    assert list(read(texts)[1]) == list(
+        pd.date_range("2015-01-01", periods=12, freq="QS").append(pd.date_range("2018-01-01", periods=3, freq="QS"))
+    )
+    assert following(texts, 2) == [form.format(y=2018, q=4), form.format(y=2019, q=1)]
+
+
+@pytest.mark.parametrize("form", ["{y}/{q}", "{q}/{y}", "{y}.{q}", "{y}0{q}", "{y}:{q}"])
+def test_quarters_that_look_like_months_are_refused(form: str) -> None:
+    with pytest.raises(ValueError, match=r"only the numbers 1 to 4 beside years.*write quarters as 2015-Q1"):
+        regular_times(column([form.format(y=2015 + i // 4, q=i % 4 + 1) for i in range(15)]))
+
+
+@pytest.mark.parametrize("form", ["{y}.{m:02d}", "M{m} {y}", "{y}/{m}"])
+def test_months_as_numbers(form: str) -> None:
+    texts = [form.format(y=2015 + i // 12, m=i % 12 + 1) for i in range(30)]
+    assert list(read(texts)[1]) == list(pd.date_range("2015-01-01", periods=30, freq="MS"))
+
+
+@pytest.mark.parametrize(
+    ("freq", "form", "text"),
+    [("W-MON", "%G%V", False), ("D", "%y%m%d", True), ("D", "%Y%j", False), ("MS", "%y%m%d", True)],
+)
+def test_short_dates_as_integers(freq: str, form: str, text: bool) -> None:
+    times = pd.date_range("2015-11-02", periods=80, freq=freq)
+    given = times.strftime(form)
+    made = regular_times(column(given.astype("int64")))
+    assert list(made.grid.times) == list(times)
+    assert list(made.write(made.grid.times)) == [each if text or freq != "D" else int(each) for each in given]
+
+
+def test_integers_that_might_be_dates_but_count_stay_numbers() -> None:
+    assert list(regular_times(column(range(150101, 150129))).grid.times) == [*range(150101, 150129)]
+
+
+@pytest.mark.parametrize("mark", ["/", " - ", " to "])
+def test_spans_are_read_as_their_starts(mark: str) -> None:
+    starts = pd.date_range("2015-01-05", periods=30, freq="7D")
+    texts = [f"{at:%Y-%m-%d}{mark}{at + pd.Timedelta(days=6):%Y-%m-%d}" for at in starts]
+    _, grid, notes = read(texts)
+    assert list(grid) == list(starts)
+    assert "read as their starts" in notes[0]
+    assert following(texts, 1) == ["2015-08-03"]
+
+
+def test_years_of_another_calendar_are_named() -> None:
+    with pytest.raises(ValueError, match="'01/01/2558' in row 1; dates are of the Gregorian calendar"):
+        regular_times(column(f"{at:%d/%m}/{at.year + 543}" for at in pd.date_range("2015-01-01", periods=40)))
+
+
+def test_words_in_dates_are_not_guessed() -> None:
+    for word in ("GMT+1", "EST", "week"):
+        with pytest.raises(ValueError, match=r"column .* has "):
+            regular_times(column(f"{at:%Y-%m-%d %H:%M} {word}" for at in pd.date_range("2015-01-01", periods=40)))

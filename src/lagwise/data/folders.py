@@ -105,7 +105,10 @@ def _places(root: Path, folders: Iterable[Path]) -> dict[Path, Place]:
     inner = {folder: _first_word(place.inner) for folder, place in places.items()}
     if any(splits.values()) or "train" not in inner.values() or len({*inner.values()} - {None}) < 2:
         return places
-    return {folder: replace(place, split=inner[folder], inner=()) for folder, place in places.items()}
+    return {
+        folder: replace(place, split=inner[folder], inner=tuple(name for name in place.inner if not _split_of(name)))
+        for folder, place in places.items()
+    }
 
 
 def _first_word(names: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache, keep_also
 from lagwise.data.folders import check_names
-from lagwise.data.labels import read_labels
+from lagwise.data.labels import alike_note, read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode, frames
 from lagwise.data.rows import shared_rows, split_rows
@@ -159,7 +159,7 @@ def _write(
         notes.append(
             f"{len(moving):,} of {total:,} pictures have several frames, of which the first is read: {moving[0]}"
         )
-    notes += shared_rows(splits, named, "label")
+    notes += [*shared_rows(splits, named, "label"), *alike_note(labels.names)]
     counts = {split: Counter(rows["label"][:]) for split, rows in splits.items()}
     for split, found in counts.items():
         if absent := [name for i, name in enumerate(labels.names) if not found[i]]:

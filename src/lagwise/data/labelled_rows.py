@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
-from lagwise.data.labels import Labels, known_labels, read_labels
+from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.rows import RowSource, rows_to_evaluate, shared_rows, split_rows
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def read_labelled(
         features = _check_inputs(tables, columns, values, where)
         kept, notes = _with_labels(tables, columns, labels)
         splits = split_rows(kept, LABEL, classes=labels.names is not None, names=labels.names)
-        notes += shared_rows(splits, kept, LABEL)
+        notes += [*shared_rows(splits, kept, LABEL), *alike_note(labels.names)]
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     made = [split for split in splits if split not in kept]

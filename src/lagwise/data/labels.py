@@ -83,6 +83,17 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     )
 
 
+def alike_note(names: Sequence[str] | None) -> list[str]:
+    """A note if some classes have one name but for its case, or are one number."""
+    groups: dict[Any, list[str]] = {}
+    for name in names or ():
+        number = _number(name)
+        groups.setdefault(name.casefold() if number is None else number, []).append(name)
+    found = [" and ".join(map(repr, each)) for each in groups.values() if len(each) > 1]
+    more = f" (and {len(found) - 1:,} more such)" if len(found) > 1 else ""
+    return [f"{found[0]} are different classes{more}; write them alike if they are one"] if found else []
+
+
 def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
     """Labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None.
 

@@ -28,7 +28,7 @@ from lagwise.data.labelled_rows import label_cells
 from lagwise.data.pathfinder import split_sizes
 from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import decoded, read_whole
-from lagwise.data.row_files import load_arrays
+from lagwise.data.row_files import file_kind, load_arrays
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.sources import SPLITS, hash_files
 from lagwise.files import expanded
@@ -189,6 +189,9 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
     if tables := [file for file in found if file.parent.name == "metadata" and file.suffix == ".npy"]:
         return _pathfinder(PictureSource(name, image, label), tables, files)
+    if not files and not any(map(file_kind, found)):
+        kinds = f"no picture ({', '.join(SUFFIXES)}) or table of pictures in folder {name!r}"
+        raise ValueError("; ".join((kinds, *unread_note(path, found, ()))))
     if not files:
         return _of_rows(name, image, label)
     if any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from PIL.Image import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}  # of PIL, by channels
 _ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise, as in DeiT
 

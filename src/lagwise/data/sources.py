@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lagwise.data.folders import SPLITS, check_file, files_below, split_word, unread_note
+from lagwise.data.folders import SPLITS, by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
     check_size,
     decoded,
@@ -104,16 +104,15 @@ def open_source(name: str) -> Source:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz, .gz or .bz2) in folder {name!r}")
     for file in files:
         check_file(file)
-    named = {s: [f for f in files if split_word(f.relative_to(path)) == s] for s in SPLITS}
-    if named["train"] and (named["valid"] or named["test"]):
-        stray = [f for f in files if split_word(f.relative_to(path)) is None]
-        if stray:
+    words = {file: split_word(file.relative_to(path)) for file in files}
+    if {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
+        named = by_split(path, words)
+        if "train" not in named:
             raise ValueError(
-                f"the names in {name!r} say which files are train, valid and test, but {stray[0].name!r} does not; "
-                "rename it or move it away"
+                f"{name!r} has no file to train on, only {' and '.join(named)} by the names in it; add one with train "
+                "in its name, or rename the files if these words do not mean splits"
             )
-        for s, other in (("valid", "test"), ("test", "valid")):
-            named[s] = named[s] or named[other]
+        named = {s: named.get(s) or named["valid" if s == "test" else "test"] for s in SPLITS}
         return Source(name, named, notes=notes)
     if len(files) < len(SPLITS):
         return Source(name, dict.fromkeys(SPLITS, files), _ranges(), notes=notes)

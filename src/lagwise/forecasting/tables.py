@@ -13,7 +13,7 @@ import numpy as np
 from lagwise.forecasting.files import Table, read_file
 from lagwise.forecasting.grids import Grid
 from lagwise.forecasting.numbers import decimal_separator, missing_codes, to_numbers
-from lagwise.forecasting.times import Times, Writer, is_clock, regular_times
+from lagwise.forecasting.times import MONTH_NAME, Times, Writer, is_clock, regular_times
 from lagwise.tables import known, shown
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a name: the index of a table that pandas wrote
+_MONTHS = 12
 _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 
 
@@ -61,7 +62,11 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
         raise ValueError(f"{str(path)!r} has no rows, or no column besides the times")
     frame.columns = names = [str(name) for name in frame.columns]
-    if names[0] == _UNNAMED and time in (None, _UNNAMED):
+    notes = []
+    if time is None and len(names) > 2 and _numbers_rows(frame):
+        notes.append(f"the column {names[0]!r} numbers the rows; the times are those in {names[1]!r}")
+        frame = frame.drop(columns=names[0])
+    elif names[0] == _UNNAMED and time in (None, _UNNAMED):
         frame = frame.rename(columns={_UNNAMED: "time"})
     elif names[0] == _UNNAMED:  # the row number
         frame = frame.drop(columns=_UNNAMED)
@@ -73,6 +78,8 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
         chosen = [name for name in names if name not in (time, *parts)]
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
+    if len(chosen) == _MONTHS and all(re.fullmatch(MONTH_NAME, name) for name in chosen):
+        notes.append("the columns of months are a series each; if they are one, write a row for each month")
     frame, below = _without_totals(frame[[time, *chosen]], time)
     try:
         values, codes = _values(table, frame[chosen])
@@ -83,7 +90,20 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     times = regular_times(frame[time], some)
     kept = some | times.times.isin(times.grid.times)
     full, more = _regular(values[kept], times._replace(times=times.times[kept]))
-    return SeriesTable(full, (*table.notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write)
+    return SeriesTable(
+        full, (*table.notes, *notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write
+    )
+
+
+def _numbers_rows(frame: pd.DataFrame) -> bool:
+    """Whether the first column counts the rows from 0 or 1, as pandas and R write them, and the second has no numbers,
+    as times."""
+    import pandas as pd
+
+    counted, times = (pd.to_numeric(frame[name], errors="coerce") for name in frame.columns[:2])
+    start = counted.iloc[0]
+    dates = pd.api.types.is_datetime64_any_dtype(frame[frame.columns[1]])
+    return start in (0, 1) and bool((counted == start + np.arange(len(frame))).all()) and (dates or times.isna().all())
 
 
 def table_columns(path: str | Path) -> list[str] | None:

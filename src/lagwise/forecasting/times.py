@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # of UTC, after a time of day
 # Dates as integers. Those with an hour are from 1900 to 2100.
-_INTEGERS = ((180001, 220012, "%Y%m"), (10**7, 10**8, "%Y%m%d"), (1900010100, 2100123123, "%Y%m%d%H"))
+_INTEGERS = (
+    (180001, 220012, "%Y%m"),
+    (1800001, 2200366, "%Y%j"),
+    (10**7, 10**8, "%Y%m%d"),
+    (1900010100, 2100123123, "%Y%m%d%H"),
+)
 _SINCE_1970: Any = (("s", 10**9), ("ms", 10**12), ("us", 10**15), ("ns", 10**18))  # from 2001, up to 2.5 times as much
 _DAY = np.timedelta64(23, "h")  # the shortest
 _CLOCK_MONTHS = (3, 4, 10, 11)  # in which clocks go back, in the south or the north, on a Sunday
@@ -26,14 +31,25 @@ _TIME_OF_DAY = r"(?P<clock>[T ]\s*\d{1,2}:\d\d(?P<seconds>:\d\d(?P<fraction>\.\d
 # Parts of years. The month in which a part begins is factor * (part - 1) + 1.
 _YEAR, _SHORT = r"(?P<year>\d{4})", r"(?P<year>\d{4}|\d\d)"
 _PARTS = (
-    (rf"^{_YEAR}[ -/]?q(?P<part>[1-4])$", 3),
-    (rf"^q(?P<part>[1-4])[ -/']*{_SHORT}$", 3),
-    (rf"^(?P<part>[1-4])q[ -/']*{_SHORT}$", 3),
+    (rf"^{_YEAR}[ :./-]*(?:q|t|k|qtr )(?P<part>[1-4])$", 3),  # also trimestre and kvartal
+    (rf"^(?:q|t|k|qtr )(?P<part>[1-4])[ :./'-]*{_SHORT}$", 3),
+    (rf"^(?P<part>[1-4])[qtk][ :./'-]*{_SHORT}$", 3),
     (rf"^{_YEAR}[ -]?[sh](?P<part>[12])$", 6),
     (rf"^{_YEAR}[ -]?m(?P<part>0?[1-9]|1[0-2])$", 1),
+    (rf"^m(?P<part>0?[1-9]|1[0-2])[ -]?{_YEAR}$", 1),
+    (rf"^{_YEAR}\.(?P<part>0[1-9]|1[0-2])$", 1),
 )
 _WEEK = rf"^{_YEAR}[ -]?w(?P<part>0?[1-9]|[1-4]\d|5[0-3])$"
-_MONTH_NAME = r"(?i)(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_WEEK_NUMBER = rf"^{_YEAR}(?P<part>0[1-9]|[1-4]\d|5[0-3])$"
+_MONTH_OR_QUARTER = rf"^(?:{_YEAR}[ ./:-]?0?(?P<part>[1-4])|0?(?P<first>[1-4])[ ./-](?P<second>\d{{4}}))$"
+_SPAN = (r"\s+(?:-|–|to)\s+", r"\s*/\s*")  # between the start and the end of a time
+# Words that dates may have; others would be guessed, as the T of 2015-T1 (a quarter) as that of a time of day.
+_WORDS = (
+    r"(?i)(?:mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*|"
+    r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|[ap]\.?m\.?|(?<=\d)T(?=\d\d)|\b(?:utc|gmt)\b(?!\s*[+-])|(?<=\d)z$"
+)
+#: The name of a month, also shortened.
+MONTH_NAME = r"(?i)(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 
 _FIRST = {"Y": "year", "y": "year", "G": "year", "m": "month", "b": "month", "B": "month", "d": "day"}
 
@@ -61,13 +77,14 @@ class _Reading(NamedTuple):
 def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
     """The times of a column, and their regular grid (`lagwise.forecasting.grids.regular_grid`).
 
-    Numbers are times on a scale of their own, except for integers such as 202401, 20240131 and 2024013123 (an hour),
-    and seconds, milli-, micro- and nanoseconds since 1970. Text is read by one format: dates with years of four or two
-    digits, months by name or number, quarters (2015-Q1, Q1 2015, 1Q15), half years (2015-S1), months (2015M01) and ISO
-    weeks (2015-W07). Dates that may be read in several ways, such as 01/02/2024, are read in the one that gives times
-    on a regular grid. Years of two digits are the latest before 2050. Times with one UTC offset keep it if steps are
-    shorter than a day. With several offsets, days and longer steps follow the local calendar, and shorter ones are in
-    UTC. Local times that occur twice at the end of summer time may do so.
+    Numbers are times on a scale of their own, except for integers such as 202401, 20240131, 240131, 2024031 (a day of
+    the year), 202453 (an ISO week) and 2024013123 (an hour), and seconds, milli-, micro- and nanoseconds since 1970.
+    Text is read by one format: dates with years of four or two digits, months by name or number, quarters (2015-Q1,
+    Q1 2015, 1Q15; also T and K), half years (2015-S1), months (2015M01, 2015.01), ISO weeks (2015-W07), and spans
+    (2015-01-05/2015-01-11), which are read as their starts. Dates that may be read in several ways, such as 01/02/2024,
+    are read in the one that gives times on a regular grid. Years of two digits are the latest before 2050. Times with
+    one UTC offset keep it if steps are shorter than a day. With several offsets, days and longer steps follow the local
+    calendar, and shorter ones are in UTC. Local times that occur twice at the end of summer time may do so.
 
     some: whether each row has any value, by default all. Rows without one say nothing about the times at which
     something happens, so the grid is that of the others, up to the last row that is on it.
@@ -78,6 +95,7 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
     found, failures = [], []
     for reading in _readings(column):
         try:
+            _check_years(reading.times, column)
             note, grid = _placed(reading.times.rename(column.name), some)
         except ValueError as error:
             failures.append(error)
@@ -127,10 +145,16 @@ def _readings(column: pd.Series) -> list[_Reading]:
             _no_time(column, column)
         return [_Reading(_of_calendar(pd.DatetimeIndex(column)), plain_times)]
     if pd.api.types.is_numeric_dtype(column):
+        _check_quarters(column, column.astype(str))
         return [_of_numbers(column, column.astype(str))]
     text = column.astype(str).str.strip().where(column.notna())
+    _check_quarters(column, text)
+    if (starts := _starts(text)) is not None:
+        note = f"times are spans such as {text.iloc[0]}; they are read as their starts"
+        return [reading._replace(note=note) for reading in _readings(starts.rename(column.name))]
     eight = text.str.fullmatch(r"\d{8}").all() and pd.to_datetime(text, format="%Y%m%d", errors="coerce").isna().any()
-    if not eight and not text.str.fullmatch(r"(0?[1-9]|1[0-2])\.(19|20)\d\d").all():  # months as 01.2024
+    months = r"(0?[1-9]|1[0-2])\.(19|20)\d\d", r"(19|20)\d\d\.(0[1-9]|1[0-2])"  # as 01.2024 and 2024.01
+    if not eight and not any(text.str.fullmatch(each).all() for each in months):
         numbers = pd.to_numeric(text.str.replace(",", ".", n=1, regex=False), errors="coerce")
         if numbers.notna().all():
             return [_of_numbers(numbers.rename(str(column.name)), text)]
@@ -144,6 +168,29 @@ def _readings(column: pd.Series) -> list[_Reading]:
     if parts := _parts_of_years(text):
         return [parts]
     return _dates(column, text)
+
+
+def _check_quarters(column: pd.Series, text: pd.Series) -> None:
+    """ValueError for years with a number that is 1 to 4 in each: quarters, but 2010/1 may as well be January."""
+    found = text.str.extract(_MONTH_OR_QUARTER)
+    years, parts = found["year"].fillna(found["second"]), found["part"].fillna(found["first"])
+    if years.isna().any() or years.nunique() < 2 or parts.nunique() < 4:
+        return
+    raise ValueError(
+        f"column {column.name!r} has only the numbers 1 to 4 beside years, such as {text.iloc[0]}; write quarters as "
+        f"{years.iloc[0]}-Q1, and months with a day, as {years.iloc[0]}-01-01"
+    )
+
+
+def _starts(text: pd.Series) -> pd.Series | None:
+    """The starts of spans such as 2015-01-05/2015-01-11; None if these are none."""
+    for mark in _SPAN:
+        parts = text.str.split(mark, n=1, expand=True, regex=True)
+        if parts.shape[1] == 2 and parts.apply(lambda part: part.str.contains(r"\d{4}")).eq(True).all(axis=None):
+            shapes = parts.apply(lambda part: part.str.replace(r"\d+", "0", regex=True))
+            if (shapes[0] == shapes[1]).all():
+                return parts[0]
+    return None
 
 
 def _of_numbers(column: pd.Series, text: pd.Series) -> _Reading:
@@ -160,6 +207,12 @@ def _of_numbers(column: pd.Series, text: pd.Series) -> _Reading:
                 dates = pd.to_datetime(integers.astype(str), format=form, errors="coerce")
                 if dates.notna().all():
                     return _Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))
+        if text.str.fullmatch(r"\d{6}").all() and integers.diff().abs().max() > 1:
+            dates = pd.to_datetime(text, format="%y%m%d", errors="coerce")
+            if dates.notna().all():
+                return _Reading(_with_centuries(pd.DatetimeIndex(dates)), lambda times: _text(times, "%y%m%d"))
+            if weeks := _parts_of_years(text):
+                return weeks
         for unit, least in _SINCE_1970:
             if integers.between(least, int(2.5 * least)).all():
                 dates = pd.DatetimeIndex(pd.to_datetime(integers, unit=unit))
@@ -190,7 +243,7 @@ def _parts_of_years(text: pd.Series) -> _Reading | None:
     """Quarters, half years, months and ISO weeks as numbers."""
     import pandas as pd
 
-    for pattern, factor in (*_PARTS, (_WEEK, 0)):
+    for pattern, factor in (*_PARTS, (_WEEK, 0), (_WEEK_NUMBER, 0)):
         first = re.match(pattern, text.iloc[0], re.IGNORECASE)
         if first is None:
             continue
@@ -206,6 +259,8 @@ def _parts_of_years(text: pd.Series) -> _Reading | None:
                 years.astype(str) + "-" + parts.astype(str) + "-1", format="%G-%V-%u", errors="coerce"
             )
             if times.isna().any():  # week 53 of a year that has 52
+                continue
+            if pattern == _WEEK_NUMBER and years.nunique() == 1:  # numbers
                 continue
         width = int(found["part"].str.len().min())  # 2 for M01, 1 for M1
 
@@ -295,6 +350,8 @@ def _parsed(text: pd.Series) -> Iterator[_Reading]:
                 yield _Reading(index, lambda times, form=form: _text(times, form), _order(form))
         if any_found or formats or not text.str.contains(r"\d{4}").all():
             return
+        if text.str.replace(_WORDS, "", regex=True).str.contains(r"[^\W\d_]", regex=True).any():
+            return
         for day_first in (False, True):
             times = pd.to_datetime(text, errors="coerce", dayfirst=day_first)
             if times.notna().all():
@@ -326,7 +383,7 @@ def _formats(text: str) -> list[str]:
     if weekday:
         before = ("%a" if len(weekday[0].strip(" ,.")) == 3 else "%A") + weekday[0][len(weekday[0].rstrip(" ,.")) :]
         date = date[weekday.end() :]
-    named, word = re.search(_MONTH_NAME, date), ""
+    named, word = re.search(MONTH_NAME, date), ""
     if named:
         word = "%b" if len(named[0].rstrip(".")) == 3 else "%B"
         date = date[: named.start()] + "\0" + date[named.start() + len(named[0].rstrip(".")) :]
@@ -392,8 +449,10 @@ def _repeated(times: Any) -> str:
     again = times[times.duplicated()]
     if len(again):
         if not _clock_went_back(times, again):
-            local = isinstance(times, pd.DatetimeIndex) and times.tz is None and (times != times.normalize()).any()
+            dated = isinstance(times, pd.DatetimeIndex)
+            local = dated and times.tz is None and (times != times.normalize()).any()
             offset = ", write local times with their UTC offset if the clock was changed" if local else ""
+            offset = offset if local else ", join year and month, or date and time, if they are in several columns"
             raise ValueError(
                 f"column {times.name!r} has {again.sort_values()[0]} more than once; keep one row for each time"
                 f"{offset}, or give one file for each series"
@@ -406,6 +465,17 @@ def _repeated(times: Any) -> str:
     if len(times) < 3:
         raise ValueError(f"at least 3 rows are needed, got {len(times)}")
     return ""
+
+
+def _check_years(times: Any, column: pd.Series) -> None:
+    """ValueError for years that nanoseconds in 64 bits do not have."""
+    years = getattr(times, "year", None)
+    if years is not None and not (years.min() >= 1678 and years.max() < 2262):
+        row = int(np.flatnonzero((years < 1678) | (years > 2261))[0])
+        raise ValueError(
+            f"column {column.name!r} has {column.iloc[row]!r} in row {row + 1}; dates are of the Gregorian calendar, "
+            "from 1678 to 2261"
+        )
 
 
 def _clock_went_back(times: Any, again: Any) -> bool:
