@@ -103,7 +103,8 @@ def _numbers_rows(frame: pd.DataFrame) -> bool:
     counted, times = (pd.to_numeric(frame[name], errors="coerce") for name in frame.columns[:2])
     start = counted.iloc[0]
     dates = pd.api.types.is_datetime64_any_dtype(frame[frame.columns[1]])
-    return start in (0, 1) and bool((counted == start + np.arange(len(frame))).all()) and (dates or times.isna().all())
+    in_order = bool((counted == start + np.arange(len(frame))).all())
+    return start in (0, 1) and in_order and bool(dates or times.isna().all())
 
 
 def table_columns(path: str | Path) -> list[str] | None:

@@ -151,7 +151,8 @@ def _readings(column: pd.Series) -> list[_Reading]:
     _check_quarters(column, text)
     if (starts := _starts(text)) is not None:
         note = f"times are spans such as {text.iloc[0]}; they are read as their starts"
-        return [reading._replace(note=note) for reading in _readings(starts.rename(column.name))]
+        starts.name = column.name
+        return [reading._replace(note=note) for reading in _readings(starts)]
     eight = text.str.fullmatch(r"\d{8}").all() and pd.to_datetime(text, format="%Y%m%d", errors="coerce").isna().any()
     months = r"(0?[1-9]|1[0-2])\.(19|20)\d\d", r"(19|20)\d\d\.(0[1-9]|1[0-2])"  # as 01.2024 and 2024.01
     if not eight and not any(text.str.fullmatch(each).all() for each in months):
