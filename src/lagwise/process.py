@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import math
 import os
 import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE = 2**30
 _SPINS = 5000
+_OF_A_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
 
 
 def keep_freed_memory() -> bool:
@@ -47,6 +50,42 @@ def share_cores() -> None:
 def is_first() -> bool:
     """Whether this process is the first, or the only one, of those that a launcher such as torchrun has started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def group_size() -> int:
+    """Number of processes that a launcher such as torchrun has started together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def leave_group() -> None:
+    """Let this process work as if it had been started alone."""
+    for name in [name for name in os.environ if name in _OF_A_GROUP or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+
+
+def is_first_to_say(text: str) -> bool:
+    """Whether no other process of a group has asked this before for the same text. Processes of torchrun ask a store
+    that it keeps for them; in other groups each is the first."""
+    if group_size() == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    from torch.distributed import TCPStore
+
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"lagwise/{start}/{hashlib.sha256(text.encode()).hexdigest()}"
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
+        return store.add(key, 1) == 1
+    except Exception:  # torchrun has ended
+        return True
+
+
+class Stopped(KeyboardInterrupt):
+    """A training that ended at a signal, after it saved a checkpoint."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.number = number
 
 
 @contextmanager

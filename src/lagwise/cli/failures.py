@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -11,16 +12,19 @@ import typer
 
 from lagwise.cli.terminal import plain
 from lagwise.extras import explained
+from lagwise.process import Stopped, is_first_to_say
 from lagwise.tables import nearest
 
 # typer exports no other of click's errors; depending on its version, click is a separate package or part of typer.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
+_PEER_ENDED = ("Connection closed by peer", "Connection reset by peer")  # gloo's, in a RuntimeError
 _LONGEST = 600  # characters
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command line and exit. Failures print one line and exit with status 2; Ctrl-C exits with status 130.
+    """Run a command line and exit. Failures print one line, once for all processes of a group, and exit with status 2.
+    Ctrl-C exits with status 130, and a training that SIGTERM stopped with 143, as shells report these signals.
 
     With ``LAGWISE_DEBUG=1`` the traceback is printed too.
     """
@@ -34,7 +38,9 @@ def run(app: typer.Typer) -> NoReturn:
         status = 1
     except (KeyboardInterrupt, typer.Abort) as stop:
         # typer treats an EOFError as the user's Ctrl-D; here it means a truncated file.
-        status = _report(stop.__cause__) if isinstance(stop.__cause__, EOFError) else 130
+        cause = stop.__cause__ or stop
+        number = cause.number if isinstance(cause, Stopped) else signal.SIGINT
+        status = _report(cause) if isinstance(cause, EOFError) else 128 + number
     except BaseException as error:  # a panic in tokenizers is not an Exception
         status = _report(error)
     sys.exit(status)
@@ -46,7 +52,7 @@ def _report(error: BaseException) -> int:
     message = " ".join(plain(_message(error)).split())
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST * 2 // 3]} ... {message[-_LONGEST // 3 :]}"
-    if message:
+    if message and is_first_to_say(message):
         typer.secho(f"error: {message}", fg="red", err=True)
     return 2
 
@@ -59,6 +65,8 @@ def _message(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
         return f"not enough memory{text and ': '}{text}"
+    if any(words in text for words in _PEER_ENDED):
+        return "another process of this training has ended; its own message says why"
     # Messages of lagwise, the operating system and imports name what the user can change; other messages may not.
     if type(error) is ValueError or isinstance(error, OSError | FloatingPointError | ImportError):
         return text or type(error).__name__

@@ -23,7 +23,7 @@ from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, write
 from lagwise.extras import require
-from lagwise.process import is_first, keep_freed_memory, quick_imports, share_cores
+from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
 app = typer.Typer(
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
@@ -59,7 +59,12 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(parser=path, help="Resume an interrupted run; takes no other options.")
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="RUN|auto",
+            help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
+        ),
     ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
@@ -84,6 +89,10 @@ def train(
 
         lagwise train --resume runs/long
 
+    The same command for every start, where a scheduler may stop and restart it:
+
+        lagwise train --data my.txt --out runs/long --resume auto
+
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
@@ -92,8 +101,9 @@ def train(
         from lagwise.training import train as train_recipe
         from lagwise.training.recipe import DEFAULT_RECIPE
 
-    done = resume is not None and (resume / "config.json").is_file()
-    if resume is not None:
+    automatic = resume == Path("auto")
+    if resume is not None and not automatic:
+        done = (resume / "config.json").is_file()
         if overrides or data or out or recipe:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
         with _resumable(resume):
@@ -104,8 +114,9 @@ def train(
         if data:
             settings.data.source = data
         folder = out or Path("runs") / Path(recipe).stem
+        done = automatic and (folder / "config.json").is_file()
         with _resumable(folder):
-            train_recipe(settings, folder)
+            (training.train_or_resume if automatic else train_recipe)(settings, folder)
     if is_first():
         _report_training(folder, done)
 
@@ -287,11 +298,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure."""
+    if group_size() > 1 and context.invoked_subcommand != "train":
+        if not is_first():
+            raise typer.Exit
+        leave_group()
+        typer.echo(f"Only `lagwise train` shares its work: one process does `{context.invoked_subcommand}`.", err=True)
 
 
 # In the order in which `lagwise --help` lists them.

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data import RowSource, open_rows
 from lagwise.data.options import DataOptions
+from lagwise.data.packing import IGNORED
 from lagwise.data.tokenizers import without_template
 from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known
@@ -193,6 +194,10 @@ class Task:
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """The values of a validation batch that `metrics` needs; None if the loss is enough."""
         return None
+
+    def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Number of labels, tokens or values over which the loss of a validation batch is the mean."""
+        return (batch["labels"] != IGNORED).sum()
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         """Validation metrics by name, the headline among them, from the mean loss and what `reduce` kept."""

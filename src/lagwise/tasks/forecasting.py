@@ -122,6 +122,9 @@ class Forecasting(Task):
         errors = (logits[0] if isinstance(logits, tuple) else logits).float() - labels
         return errors.square(), errors.abs()
 
+    def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return (~batch["future_values"].isnan()).sum()
+
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         return {"mse": float(np.nanmean(predictions)), "mae": float(np.nanmean(labels))}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
@@ -45,6 +46,9 @@ class LanguageModelling(RunningText):
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.data.evaluate_length or self.data.length, tokens)
+
+    def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return super().counted({"labels": batch["labels"][:, 1:]})  # nothing predicts the first token
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         return {"bits_per_byte": loss / math.log(2) / self.text.bytes_per_token("valid")}

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_recipe, resume, train
+    from lagwise.training.run import check_recipe, resume, train, train_or_resume
 
 __all__ = [
     "Recipe",
@@ -25,6 +25,7 @@ __all__ = [
     "resume",
     "simple_answers",
     "train",
+    "train_or_resume",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -44,5 +45,6 @@ __getattr__, __dir__ = lazy(
         "read_metrics": "lagwise.training.folder",
         "resume": "lagwise.training.run",
         "train": "lagwise.training.run",
+        "train_or_resume": "lagwise.training.run",
     },
 )

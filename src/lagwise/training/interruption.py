@@ -10,18 +10,29 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
+
+from lagwise.process import Stopped, is_first
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class _StopAfterStep(TrainerCallback):
-    """Saves a checkpoint and ends the training after the step in which it was asked to."""
+    """Saves a checkpoint and ends the training after the step in which any of its processes was asked to."""
 
-    asked = False
+    def __init__(self, processes: int):
+        self.asked = 0  # the number of the signal
+        # On the CPU, so that no process waits for its GPU.
+        self.group = dist.new_group(backend="gloo") if processes > 1 else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.group is not None:
+            asked = torch.tensor(self.asked, device="cpu")
+            dist.all_reduce(asked, dist.ReduceOp.MAX, self.group)
+            self.asked = int(asked)
         if self.asked:
             control.should_save = control.should_log = control.should_training_stop = True
 
@@ -29,23 +40,27 @@ class _StopAfterStep(TrainerCallback):
 @contextmanager
 def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
     """During the block, Ctrl-C or SIGTERM let the trainer complete its step and save a checkpoint before they raise
-    KeyboardInterrupt. A second one stops at once.
+    `Stopped`, in all processes if any of them gets the signal. A second signal to a single process stops it at once;
+    processes of a group may each get several, and their launcher ends those that do not stop in time.
 
-    Does nothing where signals cannot be handled (in other threads), and with several processes, which would save at
-    different steps.
+    Does nothing where signals cannot be handled (in other threads).
     """
-    if threading.current_thread() is not threading.main_thread() or trainer.args.world_size > 1:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    stop = _StopAfterStep()
+    stop = _StopAfterStep(trainer.args.world_size)
     # A handler that someone else has set, such as that of a notebook or a scheduler, stays.
     before = {number: signal.getsignal(number) for number in _SIGNALS if signal.getsignal(number) in _DEFAULTS}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        stop.asked = True
-        for each in before:
-            signal.signal(each, signal.default_int_handler)
-        print("\nStopping after this step; again to stop at once.", file=sys.stderr, flush=True)
+        again = bool(stop.asked)
+        stop.asked = number
+        if stop.group is None:
+            for each in before:
+                signal.signal(each, signal.default_int_handler)
+        if is_first() and not again:
+            hint = "; again to stop at once" if stop.group is None else ""
+            print(f"\nStopping after this step{hint}.", file=sys.stderr, flush=True)
 
     trainer.add_callback(stop)
     try:
@@ -53,7 +68,7 @@ def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handle)
         yield
         if stop.asked and trainer.state.global_step < trainer.state.max_steps:
-            raise KeyboardInterrupt
+            raise Stopped(stop.asked)
     finally:
         trainer.remove_callback(stop)
         for number, handler in before.items():

@@ -8,7 +8,7 @@ import shutil
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from lagwise.files import expanded, is_unused, locked, read_json, remove_partial
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
+from lagwise.process import group_size
+from lagwise.tables import shown
 from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
@@ -74,7 +76,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         FileExistsError: If ``out`` already holds a run.
         ValueError: If the recipe, the data and this machine do not fit together.
     """
-    out = Path(out)
+    out, asked = Path(out), _plain(recipe)
     _check_unused(out)
     recipe = with_start(_rooted(recipe))
     task = check_recipe(recipe)
@@ -98,6 +100,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 "data": task.identity(),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "processes": arguments.world_size,
+                "asked": asked,
             }
             shutil.rmtree(out / TOKENIZER, ignore_errors=True)
             with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
@@ -161,6 +164,39 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         return _finish(trainer, task, out, progress)
 
 
+def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
+    """Train a recipe into ``out``, or resume the run that the same call has begun there: one call for all starts of a
+    program that may be stopped at any time. A finished run is left unchanged.
+
+    Raises:
+        ValueError: If the run in ``out`` was begun with another recipe; otherwise as `train` and `resume`.
+    """
+    out = Path(out)
+    _processes()
+    if not of_first_process((out / RECIPE_FILE).is_file()):  # which writes the file, perhaps before others look
+        return train(recipe, out, progress=progress)
+    if (out / RUN_FILE).is_file() and (begun := read_json(out / RUN_FILE).get("asked")):  # not in runs of 0.2
+        _check_same(out, begun, _plain(recipe))
+    return resume(out, progress=progress)
+
+
+def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
+    """ValueError if a run was begun with other settings, naming the first that differs."""
+    if isinstance(begun, dict) and isinstance(asked, dict):
+        for name in {**begun, **asked}:
+            _check_same(out, begun.get(name), asked.get(name), f"{key}.{name}" if key else name)
+    elif begun != asked and key != "description":
+        raise ValueError(
+            f"the run in {str(out)!r} was begun with {key} {shown(begun)}, not {shown(asked)}: start it again with the "
+            "settings of its first start, or choose another folder with --out"
+        )
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe in values of JSON."""
+    return json.loads(json.dumps(asdict(recipe)))
+
+
 def _check_unused(out: Path) -> None:
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
@@ -170,7 +206,8 @@ def _check_unused(out: Path) -> None:
                 f"model.init_from={out}"
             )
         raise FileExistsError(
-            f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out"
+            f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out; '--resume auto' "
+            "begins or resumes a run, as needed"
         )
 
 
@@ -214,7 +251,7 @@ def _open(task: Task, progress: bool) -> None:
 def _processes() -> PartialState:
     """This process among those that train together. On a CPU each would take itself for the only one, unless it is said
     that it uses the CPU."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and default_device().type == "cpu":
+    if group_size() > 1 and default_device().type == "cpu":
         return PartialState(cpu=True, backend="gloo")
     return PartialState()
 
@@ -235,7 +272,7 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
 
 def _check_batch(recipe: Recipe) -> int:
     """The rows of a micro-batch of one process. ValueError if the batch cannot be divided this way."""
-    options, world = recipe.training, int(os.environ.get("WORLD_SIZE", "1"))
+    options, world = recipe.training, group_size()
     if options.batch_size % (world * options.accumulate):
         raise ValueError(
             f"training.batch_size must be a multiple of processes times accumulate, got {options.batch_size} for "
@@ -259,7 +296,7 @@ def _check_sharing() -> None:
 
 def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     options, micro_batch = recipe.training, _check_batch(recipe)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = group_size()
     valid_batch = micro_batch * recipe.data.length // (recipe.data.evaluate_length or recipe.data.length)
     _processes()
     bfloat16 = options.precision == "bfloat16"

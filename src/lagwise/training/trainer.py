@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
@@ -38,6 +39,7 @@ class LagwiseTrainer(Trainer):
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
+        self._losses: list[torch.Tensor] = []  # of validation batches: the sum, and of how many
         self.remove_callback(PrinterCallback)
 
     @denormals_as_zero()
@@ -47,6 +49,8 @@ class LagwiseTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
         """Leaves out the logits of a language model where only its loss is needed."""
+        if not model.training:
+            kwargs.pop("num_items_in_batch", None)  # of all processes: `evaluation_loop` needs the mean of this batch
         loss_only = not return_outputs or type(self.task).reduce is Task.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
@@ -86,11 +90,38 @@ class LagwiseTrainer(Trainer):
                 line.pop("epoch", None)  # the Trainer's value counts all examples of the run
                 f.write(json.dumps(line) + "\n")
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        """Keeps only those outputs and labels that the task's metrics need."""
-        loss, logits, labels = super().prediction_step(*args, **kwargs)
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Its loss is the mean over all labels, for any size of the batches and any number of processes. The Trainer's
+        is a mean over batches, the last of which may be smaller, or filled up with rows that other processes have."""
+        self._losses = []
+        output = super().evaluation_loop(*args, **kwargs)
+        if self._losses:
+            sums, counts = self.accelerator.gather(torch.stack(self._losses)).double().unbind(1)
+            output.metrics["eval_loss"] = (sums.sum() / counts.sum()).item()
+        return output
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Keeps only those outputs and labels that the task's metrics need, and the sum of the loss."""
+        rows = len(next(iter(inputs.values())))
+        real = self._real_rows(rows)
+        inputs = {name: value[: max(1, real)] for name, value in inputs.items()}  # every process needs some
+        loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        if loss is not None:
+            count = self.task.counted(inputs).to(loss.device) * (real > 0)
+            self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count, 0), count]))
         kept = None if logits is None or labels is None else self.task.reduce(logits, labels)
-        return (loss, None, None) if kept is None else (loss, *kept)
+        if kept is None:
+            return loss, None, None
+        filled = torch.arange(rows).clamp(max=max(1, real) - 1)  # the Trainer gathers as many rows from every process
+        return loss, *(each[filled.to(each.device)] for each in kept)
+
+    def _real_rows(self, rows: int) -> int:
+        """Rows of a validation batch that no other process has: the last batches are filled up to equal sizes with the
+        first rows of the data."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return rows
+        return min(max(state.remainder - self.args.process_index * rows, 0), rows)
 
     def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
         return self.task.metrics(math.nan, outputs.predictions, outputs.label_ids)

@@ -1,0 +1,34 @@
+"""Several processes that train together, as torchrun would start them. They are forked from a server that has imported
+everything, so that they start at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def run_together(work: Callable[..., None], *args: Any, count: int = 2) -> list[int | None]:
+    """Call a function of a module in every process, and return their exit codes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lagwise.training.run", "lagwise.training.trainer", "lagwise.models"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [context.Process(target=_begin, args=(rank, count, port, work, args)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def _begin(rank: int, count: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in places.items()})
+    torch.set_num_threads(1)
+    work(*args)
