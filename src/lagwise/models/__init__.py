@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
     from lagwise.models.prediction import LagwiseForPrediction
+    from lagwise.models.multiple_choice import LagwiseForMultipleChoice
     from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
     from lagwise.models.streaming_classifier import StreamingClassifier
@@ -27,6 +28,7 @@ __all__ = [
     "LagwiseForImageClassification",
     "LagwiseForMaskedLM",
     "LagwiseForPrediction",
+    "LagwiseForMultipleChoice",
     "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
     "LagwiseForTokenClassification",
@@ -48,6 +50,7 @@ __getattr__, __dir__ = lazy(
         "LagwiseForImageClassification": "lagwise.models.image_classification",
         "LagwiseForMaskedLM": "lagwise.models.masked_lm",
         "LagwiseForPrediction": "lagwise.models.prediction",
+        "LagwiseForMultipleChoice": "lagwise.models.multiple_choice",
         "LagwiseForQuestionAnswering": "lagwise.models.question_answering",
         "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseForTokenClassification": "lagwise.models.token_classification",

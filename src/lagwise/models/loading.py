@@ -24,6 +24,7 @@ from lagwise.models.image_classification import LagwiseForImageClassification
 from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.multiple_choice import LagwiseForMultipleChoice
 from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.question_answering import LagwiseForQuestionAnswering
 from lagwise.models.token_classification import LagwiseForTokenClassification
@@ -51,6 +52,7 @@ HEADS: dict[str, type[LagwisePreTrainedModel]] = {
         LagwiseForCausalLM,
         LagwiseForImageClassification,
         LagwiseForMaskedLM,
+        LagwiseForMultipleChoice,
         LagwiseForPrediction,
         LagwiseForQuestionAnswering,
         LagwiseForSequenceClassification,
