@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
-    from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.multiple_choice import LagwiseForMultipleChoice
+    from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
     from lagwise.models.streaming_classifier import StreamingClassifier
@@ -27,8 +27,8 @@ __all__ = [
     "LagwiseForCausalLM",
     "LagwiseForImageClassification",
     "LagwiseForMaskedLM",
-    "LagwiseForPrediction",
     "LagwiseForMultipleChoice",
+    "LagwiseForPrediction",
     "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
     "LagwiseForTokenClassification",

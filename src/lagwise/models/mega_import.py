@@ -210,9 +210,7 @@ def _window(values: Mapping[str, Any]) -> int:
     return values["max_positions"] if values["chunk_size"] < 0 else values["chunk_size"]
 
 
-def _renamed(
-    values: Mapping[str, Any], weights: Mapping[str, Tensor], of_head: Mapping[str, str]
-) -> dict[str, Tensor]:
+def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor], of_head: Mapping[str, str]) -> dict[str, Tensor]:
     """Weights by lagwise's names, in its layout. of_head: names of linear layers. ValueError for an unknown name."""
     of_model = _OF_MODEL | {f"{a}.{part}": f"{b}.{part}" for a, b in of_head.items() for part in _LINEAR_PARTS}
     found = {}

@@ -75,8 +75,8 @@ def pooled_size(config: LagwiseConfig) -> int:
 
 
 def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
-    """The layers with ReLU or tanh between pooled features and a classifier's output layer, none by default, and the number of
-    features after them (``config.classifier_hidden_size``)."""
+    """The layers with ReLU or tanh between pooled features and a classifier's output layer, none by default, and the
+    number of features after them (``config.classifier_hidden_size``)."""
     pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
     sizes = [pooled_size(config)]
     if width:

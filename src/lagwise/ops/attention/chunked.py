@@ -37,8 +37,9 @@ def chunked_attention(
     with the bias indexed by the positions of query and key in their chunk.
 
     Shapes: query and key ``(batch, heads, length, d)``; value ``(batch, heads, length, e)``; bias ``(heads or 1, c,
-    c)`` with c >= min(chunk, length), or by lag ``(heads or 1, 2 c - 1)``, lag ``-(c - 1)`` first, or None; mask ``(batch, length)``, true where a token is real. Result like value.
-    chunk is in tokens and need not divide the length.
+    c)`` with c >= min(chunk, length), or by lag ``(heads or 1, 2 c - 1)``, lag ``-(c - 1)`` first, or None; mask
+    ``(batch, length)``, true where a token is real. Result like value. chunk is in tokens and need not divide the
+    length.
 
     Preconditions: ValueError for an unknown function, a chunk below 1, an empty sequence, or shapes that do not match.
     Outputs at padding are finite and have no meaning.
@@ -246,7 +247,9 @@ def _in_chunks(
         if real is not None:
             kept = real[:, :end].unflatten(1, (whole, chunk))
             kept = kept[:, :, None, :] if heads == 1 else kept.flatten(0, 1)[:, None, None, :]
-        y = _attend(fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept)
+        y = _attend(
+            fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept
+        )
         y = y[:, None] if heads == 1 else y.unflatten(0, (batch, whole)).transpose(1, 2)
         parts.append(y.flatten(2, 3))
     if rest:
@@ -277,7 +280,9 @@ def _in_whole_chunks(
     if real is None and not causal:
         real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
     kept = None if real is None else F.pad(real, (0, rest)).unflatten(1, (whole, chunk)).flatten(0, 1)[:, None, None]
-    y = _attend(fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept)
+    y = _attend(
+        fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept
+    )
     return y.unflatten(0, (batch, whole)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
