@@ -20,6 +20,7 @@ from lagwise import (
     LagwiseForCausalLM,
     LagwiseForImageClassification,
     LagwiseForMaskedLM,
+    LagwiseForMultipleChoice,
     LagwiseForPrediction,
     LagwiseForQuestionAnswering,
     LagwiseForTokenClassification,
@@ -244,3 +245,26 @@ def test_fill_mask_and_token_classification_pipelines(tmp_path) -> None:
     tagged = pipeline("token-classification", model=str(tmp_path / "tokens"), ignore_labels=[])("the cat sat")
     assert "".join(each["word"] for each in tagged).replace("Ġ", " ") == "the cat sat"
     assert {each["entity"] for each in tagged} <= {"O", "ANIMAL"}
+
+
+def test_multiple_choice_scores_each_choice_alone() -> None:
+    torch.manual_seed(0)
+    model = LagwiseForMultipleChoice(
+        tiny(pooling="first", classifier_hidden_size=6, classifier_activation="tanh")
+    ).eval()
+    ids = torch.randint(12, (2, 3, 5))
+    mask = torch.ones_like(ids)
+    mask[0, 1, 3:] = 0
+    out = model(ids, attention_mask=mask, labels=torch.tensor([1, 0]))
+    assert out.logits.shape == (2, 3)
+    alone = model(ids[:1, 1:2, :3]).logits
+    torch.testing.assert_close(out.logits[:1, 1:2], alone)
+    expected = torch.nn.functional.cross_entropy(out.logits, torch.tensor([1, 0]))
+    torch.testing.assert_close(out.loss, expected)
+    out.loss.backward()
+    embedded = model(inputs_embeds=model.model.embed_tokens(ids), attention_mask=mask)
+    torch.testing.assert_close(embedded.logits, out.logits)
+    with pytest.raises(ValueError, match=r"input_ids of multiple choice must be \(batch, choices, length\)"):
+        model(IDS)
+    with pytest.raises(ValueError, match="pools single texts"):
+        LagwiseForMultipleChoice(tiny(pooling="pair"))

@@ -14,15 +14,30 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from lagwise import LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise import (
+    LagwiseForCausalLM,
+    LagwiseForMaskedLM,
+    LagwiseForMultipleChoice,
+    LagwiseForQuestionAnswering,
+    LagwiseForSequenceClassification,
+    LagwiseForTokenClassification,
+)
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import load_model
 from lagwise.models.mega_import import from_mega
-from lagwise.runs import import_run
+from lagwise.runs import import_run, predict_run
 
 SAVED = Path(__file__).parent / "mega"
-NAMES = ("masked", "masked-laplace", "masked-one-sided", "causal", "causal-chunks")
+LANGUAGE = ("masked", "masked-laplace", "masked-one-sided", "causal", "causal-chunks")
+HEADS: dict[str, type] = {
+    "sequences": LagwiseForSequenceClassification,
+    "tokens": LagwiseForTokenClassification,
+    "answers": LagwiseForQuestionAnswering,
+    "choices": LagwiseForMultipleChoice,
+    **{name: LagwiseForCausalLM if name.startswith("causal") else LagwiseForMaskedLM for name in LANGUAGE},
+}
+NAMES = tuple(HEADS)
 every_model = pytest.mark.parametrize("name", NAMES)
 
 
@@ -30,17 +45,22 @@ def values(name: str = "masked") -> dict[str, Any]:
     return json.loads((SAVED / name / "config.json").read_text())
 
 
-def expected(folder: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    inputs = {name: torch.tensor(value) for name, value in json.loads((folder / "expected.json").read_text()).items()}
-    return inputs, inputs.pop("logits")
+def expected(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    values = {name: torch.tensor(value) for name, value in json.loads((folder / "expected.json").read_text()).items()}
+    outputs = {name: values.pop(name) for name in list(values) if name.endswith("logits")}
+    return values, outputs
 
 
 def compare(model: Any, folder: Path) -> None:
-    inputs, logits = expected(folder)
+    inputs, outputs = expected(folder)
     with torch.no_grad():
-        found = model(**inputs).logits
+        found = model(**inputs)
     real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found[real], logits[real], rtol=1e-5, atol=1e-5)
+    assert outputs
+    for name, logits in outputs.items():
+        of_tokens = logits.shape[: real.dim()] == real.shape  # at padding they have no meaning
+        a, b = (t[real] if of_tokens else t for t in (found[name], logits))
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.covers("MEGA §3.2, 3.3 and 3.4")
@@ -49,20 +69,21 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     result = import_run(SAVED / name, tmp_path / "run")
     assert "no_tokenizer" in result
     model = from_mega(values(name), load_file(SAVED / name / "model.safetensors"))
-    assert type(model) is (LagwiseForCausalLM if name.startswith("causal") else LagwiseForMaskedLM)
+    assert type(model) is HEADS[name]
     assert result == {"model": type(model).__name__, "parameters": model.num_parameters(), **result}
     compare(model, SAVED / name)
     loaded = type(model).from_pretrained(tmp_path / "run")
     compare(loaded, SAVED / name)
-    tied = loaded.lm_head.weight is loaded.model.embed_tokens.weight
-    assert tied == values(name).get("tie_word_embeddings", True)
+    if name in LANGUAGE:
+        tied = loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        assert tied == values(name).get("tie_word_embeddings", True)
 
 
 @pytest.mark.parametrize("name", ["causal", "causal-chunks"])
 def test_a_causal_model_streams(name: str) -> None:
     model: Any = from_mega(values(name), load_file(SAVED / name / "model.safetensors"))
-    inputs, logits = expected(SAVED / name)
-    ids, cache = inputs["input_ids"], None
+    inputs, outputs = expected(SAVED / name)
+    ids, logits, cache = inputs["input_ids"], outputs["logits"], None
     for start, end in ((0, 5), (5, 6), (6, 16)):
         out = model(ids[:, start:end], past_key_values=cache)
         cache = out.past_key_values
@@ -86,6 +107,35 @@ def test_the_command_line(tmp_path: Path) -> None:
         import_run(SAVED / "masked", out)
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         import_run(tmp_path, tmp_path / "b")
+
+
+LETTERS = ("<cls>", "<pad>", "<eos>", "<unk>", "<sep>", *"CGTANRY-")
+
+
+def test_a_classifier_with_a_vocabulary_of_letters_is_a_run(tmp_path: Path) -> None:
+    """Small letters count as capitals, unknown ones as <unk>; several columns are joined by <sep>."""
+    shutil.copytree(SAVED / "sequences", tmp_path / "mega")
+    (tmp_path / "mega" / "vocab.txt").write_text("\n".join(LETTERS))
+    columns = {"one": "acGt", "two": "NNX", "three": "T"}
+    names = ["human", "swine", "avian"]
+    result = import_run(tmp_path / "mega", tmp_path / "run", text=list(columns), labels=names)
+    assert "no_tokenizer" not in result
+    model, tokenizer = load_model(tmp_path / "run")
+    assert tokenizer is not None
+    assert (tokenizer.pad_token, tokenizer.eos_token, tokenizer.sep_token) == ("<pad>", "<eos>", "<sep>")
+    ids = [8, 5, 6, 7, 4, 9, 9, 3, 4, 7]
+    assert tokenizer("acGtNNX")["input_ids"] == [8, 5, 6, 7, 9, 9, 3]
+    assert tokenizer.decode(ids[:4]) == "ACGT"
+    with torch.no_grad():
+        shares = model(torch.tensor([ids])).logits[0].softmax(0).tolist()
+    found = predict_run(tmp_path / "run", [columns | {"host": "?"}], progress=False)[0]
+    assert [found[f"p({name})"] for name in names] == pytest.approx(shares, abs=1e-5)
+    with pytest.raises(ValueError, match="labels must be 3 different names"):
+        import_run(tmp_path / "mega", tmp_path / "other", labels=["a", "b"])
+    with pytest.raises(ValueError, match="text names columns of a classifier"):
+        import_run(SAVED / "masked", tmp_path / "other", text=["seq"])
+    (tmp_path / "mega" / "vocab.txt").write_text("\n".join([*LETTERS, *"abdefhijklmnop"]))
+    assert "more than the model's 20" in import_run(tmp_path / "mega", tmp_path / "large")["no_tokenizer"]
 
 
 @pytest.mark.parametrize(
@@ -124,5 +174,5 @@ def test_a_causal_model_that_depends_on_later_tokens_is_refused() -> None:
 )
 def test_models_newly_made_by_transformers(tmp_path: Path) -> None:
     subprocess.run([os.environ["LAGWISE_MEGA_PYTHON"], SAVED / "make.py", tmp_path], check=True)
-    for name in NAMES:
+    for name in HEADS:
         compare(from_mega(values(name), load_file(tmp_path / name / "model.safetensors")), tmp_path / name)

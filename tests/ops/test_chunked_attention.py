@@ -216,3 +216,26 @@ def test_wrong_arguments_are_named(change: dict, message: str) -> None:
     x = torch.ones(2, 1, 6, 4)
     with pytest.raises(ValueError, match=message):
         chunked_attention(**{"query": x, "key": x, "value": x, "chunk": 4, **change})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("function", ["softmax", "laplace"])
+def test_wide_windows_take_queries_in_parts(causal: bool, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Biases by lag, as a matrix, and in parts are the same, with padding, values and gradients."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 23, n, dtype=torch.float64, requires_grad=True) for n in (4, 4, 6))
+    bias = torch.randn(2, 2 * 30 - 1, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, 23, dtype=torch.bool)
+    mask[0, :3], mask[1, 20:] = False, False
+    options: dict = {"chunk": 17, "causal": causal, "function": function, "mask": mask}
+    found = []
+    for rows, given in ((512, lag_matrix(bias)), (512, bias), (5, lag_matrix(bias)), (5, bias)):
+        monkeypatch.setattr("lagwise.ops.attention.chunked._ROWS", rows)
+        y = chunked_attention(q, k, v, bias=given, **options)[mask[:, None].expand(-1, 2, -1)]
+        found.append((y, *torch.autograd.grad(y.square().sum(), (q, k, v, bias))))
+    expected = chunked_attention_reference(q, k, v, bias=lag_matrix(bias), **options)[mask[:, None].expand(-1, 2, -1)]
+    torch.testing.assert_close(found[0][0], expected)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+    with pytest.raises(ValueError, match="by lag"):
+        chunked_attention(q, k, v, bias=bias[:, :10], **options)

@@ -16,16 +16,26 @@ def import_model(
         Path, typer.Argument(metavar="FOLDER", parser=path, help="Folder of a model with config.json and safetensors.")
     ],
     out: Annotated[Path, typer.Option(parser=path, help="Folder for the result.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Column that a classifier reads (repeat it for several, which are joined)."),
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="Names of its classes in order, separated by commas.")] = None,
 ) -> None:
     """Convert a MEGA model that transformers saved.
 
-    It takes `MegaForCausalLM` and `MegaForMaskedLM`, which transformers 5 no longer has. The logits are the same.
+    It takes every head of MEGA, which transformers 5 no longer has: language models, classifiers of sequences and of
+    tokens, question answering and multiple choice. The logits are the same. A classifier of sequences is a run for
+    lagwise predict.
 
     lagwise import mega-wikitext --out runs/mega-wikitext
+
+    lagwise import hosts --out runs/hosts --text sequence --labels human,swine,avian
     """
     from lagwise.runs.importing import import_run
 
-    result = import_run(folder, out)
+    names = [name.strip() for name in labels.split(",")] if labels else ()
+    result = import_run(folder, out, text=text or (), labels=names)
     typer.echo(plain(f"{result['model']}, {result['parameters']:,} parameters: {out}"))
     if "no_tokenizer" in result:
         typer.echo(plain(f"Without a tokenizer: {result['no_tokenizer']}"), err=True)

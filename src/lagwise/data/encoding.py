@@ -24,10 +24,11 @@ class RowEncoder:
     """Encodes the columns ``columns`` of rows as inputs of at most ``length`` positions.
 
     tokenizer: encodes a text, or a pair as ``first <end of text> second`` with token_type_ids 0 and 1 (the end of text
-    belongs to the first); the longer of a pair is cut first. Nothing else is added: an empty text is a single end of
-    text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features: number of features
-    per position of a series. separate: texts of a pair have no end of text between them, and each is cut to half of the
-    length.
+    belongs to the first); the longer of a pair is cut first. Texts of three or more columns are joined by the
+    tokenizer's ``sep_token``, or else the end of text, and cut at the end. Nothing else is added: an empty text is a
+    single end of text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features:
+    number of features per position of a series. separate: texts of a pair have no end of text between them, and each is
+    cut to half of the length.
     """
 
     columns: tuple[str, ...]
@@ -102,6 +103,12 @@ class RowEncoder:
         assert self.tokenizer is not None
         end: Any = self.tokenizer.eos_token_id
         encoded = [self._ids([text or "" for text in column]) for column in texts]
+        if len(encoded) > 2:
+            between = np.asarray([end if self.tokenizer.sep_token_id is None else self.tokenizer.sep_token_id])
+            joined = [
+                np.concatenate([p for part in row for p in (between, part)][1:]) for row in zip(*encoded, strict=True)
+            ]
+            encoded = [joined]
         if self.separate:
             cut = sum(max(map(len, row)) > self.length // 2 for row in zip(*encoded, strict=True))
             encoded = [[row[: self.length // 2] if len(row) else np.asarray([end]) for row in part] for part in encoded]

@@ -108,12 +108,12 @@ def prepare_labelled(
 ) -> LabelledData:
     """Encode a table of labelled rows, or load the cached result.
 
-    source as in `open_rows`. text: the column of the inputs, or two for pairs; if there is no column ``text``, the only
-    column of text is used. With ``inputs="values"`` it is a column of series, ``input_values`` if not named. label: the
-    column of the labels; kind as in `read_labels`. tokenizer and vocab_size as in `load_tokenizer`. length: rows are
-    cut to so many tokens or vectors; separate: of a pair, each text to half of them (`RowEncoder`). Missing splits are
-    made as in `split_rows`. In valid and test, rows without a label are left out, and so is a split without any label;
-    notes of the result state this.
+    source as in `open_rows`. text: the column of the inputs, two for pairs, or more that are joined; if there is no
+    column ``text``, the only column of text is used. With ``inputs="values"`` it is a column of series,
+    ``input_values`` if not named. label: the column of the labels; kind as in `read_labels`. tokenizer and vocab_size
+    as in `load_tokenizer`. length: rows are cut to so many tokens or vectors; separate: of a pair, each text to half of
+    them (`RowEncoder`). Missing splits are made as in `split_rows`. In valid and test, rows without a label are left
+    out, and so is a split without any label; notes of the result state this.
 
     ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
@@ -166,11 +166,10 @@ def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, .
     columns = (text,) if isinstance(text, str) else tuple(text)
     if inputs == "values" and columns == ("text",):
         columns = ("input_values",)
-    most = 2 if inputs == "tokens" else 1
-    if not 1 <= len(columns) <= most or len({*columns, label}) <= len(columns):
+    if not columns or (inputs != "tokens" and len(columns) > 1) or len({*columns, label}) <= len(columns):
         raise ValueError(
-            f"task.text must name one column, or two for a pair of texts, other than the label's, got {text!r} and "
-            f"label {label!r}"
+            "task.text must name one column, two for a pair of texts, or more for texts that are joined, other than "
+            f"the label's, got {text!r} and label {label!r}"
         )
     return columns
 

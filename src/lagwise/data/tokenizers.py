@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, a byte-level BPE or the words of the data, GPT-2's files, or any tokenizer folder."""
+"""Tokenizers: bytes, characters, a byte-level BPE or the words of the data, GPT-2's files, or any tokenizer folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from lagwise.data.letters import (
+    DNA,
+    VOCABULARY,
+    character_tokens,
+    is_vocabulary_of_letters,
+    letter_tokenizer,
+    read_vocabulary,
+)
 from lagwise.files import expanded, one_line
 from lagwise.tables import LARGEST_VOCABULARY
 from lagwise.text import pieces
@@ -23,12 +31,23 @@ END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MASK = "<|mask|>"
 UNKNOWN = "<|unknown|>"
-WORDS = ("bytes", "bpe", "words")  # tokenizers by name; a folder of such a name is written with its path
+WORDS = (
+    "bytes",
+    "bpe",
+    "words",
+    "characters",
+    "dna",
+)  # tokenizers by name; a folder of such a name is written with its path
 
 
 def tokenizer_folder(name: str) -> Path | None:
-    """The folder that a tokenizer's name stands for; None for one of WORDS, and where there is no folder."""
-    return expanded(name) if name and name not in WORDS and expanded(name).is_dir() else None
+    """The folder that a tokenizer's name, or that of its vocab.txt, stands for; None for one of WORDS, and where there
+    is no folder."""
+    if not name or name in WORDS:
+        return None
+    path = expanded(name)
+    path = path.parent if path.name == VOCABULARY and path.is_file() else path
+    return path if path.is_dir() else None
 
 
 def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | None = None) -> PreTrainedTokenizerBase:
@@ -36,9 +55,11 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
 
     ``bytes``: token id = byte, 256 and 257 are end of text and padding. ``bpe``: a byte-level BPE of ``vocab_size``
     tokens trained on ``texts``. ``words``: the most frequent words of ``texts`` (separated by spaces), and one token
-    for all others, at most ``vocab_size`` in all. A folder: the tokenizer saved in it, or GPT-2's ``vocab.json`` and
-    ``merges.txt``. Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has no
-    end of text.
+    for all others, at most ``vocab_size`` in all. ``characters``: the same with characters. ``dna``: the letters A, C,
+    G, T and N of either case, where U counts as T and all others as N. A folder: the tokenizer saved in it, GPT-2's
+    ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special token in each line
+    (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has
+    no end of text.
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
@@ -46,10 +67,18 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | 
         return _wrap(_trained(vocab_size, texts))
     if name == "words":
         return _wrap(_frequent_words(vocab_size, texts))
+    if name == "characters":
+        return _wrap(letter_tokenizer(character_tokens(vocab_size, texts, UNKNOWN), unknown=UNKNOWN))
+    if name == "dna":
+        return _wrap(letter_tokenizer(DNA, unknown="N", replaced=[("U", "T"), ("u", "T")]))
     folder = tokenizer_folder(name)
     if folder is None:
-        raise ValueError(f"tokenizer must be 'bytes', 'bpe', 'words' or a folder, got {name!r}")
+        raise ValueError(
+            f"tokenizer must be {', '.join(map(repr, WORDS))}, a folder or a {VOCABULARY} of letters, got {name!r}"
+        )
     try:
+        if is_vocabulary_of_letters(folder):
+            return read_vocabulary(folder, end=END_OF_TEXT, unknown=UNKNOWN, pad=PAD)
         if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
             from tokenizers.models import BPE
 

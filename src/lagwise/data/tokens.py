@@ -111,7 +111,7 @@ class TrainingWindows(Dataset):
 def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
     """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     identity = [str(_FORMAT), source.fingerprint(), tokenizer]
-    if tokenizer in ("bpe", "words"):
+    if tokenizer in ("bpe", "words", "characters"):
         identity.append(str(vocab_size))
     elif folder := tokenizer_folder(tokenizer):
         identity[2] = "folder"

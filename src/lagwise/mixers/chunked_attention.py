@@ -15,7 +15,6 @@ from lagwise.ops import Layout, chunked_attention
 from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
     first_real,
-    lag_matrix,
     pair_attention,
     rotary,
     rotary_factors,
@@ -269,12 +268,8 @@ class ChunkedAttention(Derived):
     def _in_chunks(
         self, query: Tensor, key: Tensor, value: Tensor, chunk: int, lag_bias: Tensor | None, mask: Tensor | None
     ) -> Tensor:
-        bias = None
-        if lag_bias is not None:
-            length = query.shape[2]
-            bias = lag_matrix(_nearest(lag_bias, chunk if symbolic(length) else min(chunk, length)))
         return chunked_attention(
-            query, key, value, chunk=chunk, causal=self.causal, function=self.function, bias=bias, mask=mask
+            query, key, value, chunk=chunk, causal=self.causal, function=self.function, bias=lag_bias, mask=mask
         )
 
     def _lag_bias(self, reach: int) -> Tensor | None:

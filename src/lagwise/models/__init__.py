@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
+    from lagwise.models.multiple_choice import LagwiseForMultipleChoice
     from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
@@ -31,6 +32,7 @@ __all__ = [
     "LagwiseForCausalLM",
     "LagwiseForImageClassification",
     "LagwiseForMaskedLM",
+    "LagwiseForMultipleChoice",
     "LagwiseForPrediction",
     "LagwiseForQuestionAnswering",
     "LagwiseForSequenceClassification",
@@ -56,6 +58,7 @@ __getattr__, __dir__ = lazy(
         "LagwiseForImageClassification": "lagwise.models.image_classification",
         "LagwiseForMaskedLM": "lagwise.models.masked_lm",
         "LagwiseForPrediction": "lagwise.models.prediction",
+        "LagwiseForMultipleChoice": "lagwise.models.multiple_choice",
         "LagwiseForQuestionAnswering": "lagwise.models.question_answering",
         "LagwiseForSequenceClassification": "lagwise.models.classification",
         "LagwiseForTokenClassification": "lagwise.models.token_classification",

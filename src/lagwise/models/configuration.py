@@ -14,6 +14,7 @@ from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000
+CLASSIFIER_ACTIVATIONS = ("relu", "tanh")
 HEAD_TRANSFORMS = ("none", "tanh", "gelu")
 PAIRS = ("pair", "signed_pair")
 SINGLE = ("mean", "first", "last", "ends")  # poolings of single texts
@@ -53,8 +54,9 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     ``ends`` the first and the last, concatenated; or, by ``pair`` and ``signed_pair``, the means of two texts, which
     token_type_ids tell apart and which are processed separately, with their product and their difference; the
     difference is without its sign in ``pair``.
-    classifier_hidden_size: width of a layer with ReLU before the classifier's output layer; with pairs a second one of
+    classifier_hidden_size: width of a layer before the classifier's output layer, with ReLU; with pairs a second one of
     half that width follows (Long Range Arena's classifiers). 0 for none.
+    classifier_activation: ``relu``, or ``tanh`` as in the classifiers of transformers, of these layers.
     classifier_dropout: dropout rate of the pooled values in training.
     head_transform: layer between hidden states and a language model's output layer: ``none``; ``tanh`` of a linear
     layer (MEGA in transformers); ``gelu`` of one, then layer norm (BERT). By default none, and gelu for a masked
@@ -95,6 +97,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     match_sizes: list[int] = dataclasses.field(default_factory=list)
     pooling: str = "mean"
     classifier_hidden_size: int = 0
+    classifier_activation: str = "relu"
     classifier_dropout: float = 0.0
     head_transform: str | None = None
     head_bias: bool | None = None
@@ -143,6 +146,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         known(self.position_embedding, POSITION_EMBEDDINGS, "position embedding")
         known(self.pooling, POOLINGS, "pooling")
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
+        known(self.classifier_activation, CLASSIFIER_ACTIVATIONS, "classifier_activation")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
         for name in ("ngram_sizes", "match_sizes"):

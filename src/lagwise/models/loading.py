@@ -26,6 +26,7 @@ from lagwise.models.linear.modeling import LINEAR_HEADS
 from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
 from lagwise.models.modeling import LagwiseModel
+from lagwise.models.multiple_choice import LagwiseForMultipleChoice
 from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.question_answering import LagwiseForQuestionAnswering
 from lagwise.models.token_classification import LagwiseForTokenClassification
@@ -54,6 +55,7 @@ HEADS: dict[str, type[PreTrainedModel]] = {
         LagwiseForCausalLM,
         LagwiseForImageClassification,
         LagwiseForMaskedLM,
+        LagwiseForMultipleChoice,
         LagwiseForPrediction,
         LagwiseForQuestionAnswering,
         LagwiseForSequenceClassification,

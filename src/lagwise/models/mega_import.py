@@ -10,11 +10,24 @@ import torch
 from torch import Tensor
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.heads import Head, VocabularyHead
 from lagwise.models.masked_lm import LagwiseForMaskedLM
+from lagwise.models.multiple_choice import LagwiseForMultipleChoice
+from lagwise.models.question_answering import LagwiseForQuestionAnswering
+from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import known, shown, whole_number
 
-_HEADS = {"MegaForCausalLM": LagwiseForCausalLM, "MegaForMaskedLM": LagwiseForMaskedLM}
+_HEADS: dict[str, type[Head]] = {
+    "MegaForCausalLM": LagwiseForCausalLM,
+    "MegaForMaskedLM": LagwiseForMaskedLM,
+    "MegaForMultipleChoice": LagwiseForMultipleChoice,
+    "MegaForQuestionAnswering": LagwiseForQuestionAnswering,
+    "MegaForSequenceClassification": LagwiseForSequenceClassification,
+    "MegaForTokenClassification": LagwiseForTokenClassification,
+}
+_POOLED = (LagwiseForMultipleChoice, LagwiseForSequenceClassification)  # by the first token, through a layer with tanh
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _FUNCTIONS = {"softmax": "softmax", "laplace": "laplace", "relu2": "relu2"}
 _POSITIONS = {"simple": "simple", "rotary": "rotary"}
@@ -38,6 +51,8 @@ _DEFAULTS: dict[str, Any] = {
     "type_vocab_size": 2,
     "initializer_range": 0.02,
     "dropout_prob": 0.1,
+    "hidden_dropout_prob": 0.1,
+    "classifier_dropout": None,
     "activation": "silu",
     "attention_activation": "softmax",
     "relative_positional_bias": "rotary",
@@ -54,6 +69,12 @@ _OF_MODEL = {
     "dense.weight": "dense.weight",
     "dense.bias": "dense.bias",
     **{f"{head}.{part}": f"lm_head.{part}" for head in ("lm_head", "mlm_head") for part in _LINEAR_PARTS},
+}
+_OF_HEADS = {
+    LagwiseForSequenceClassification: {"classifier.dense": "hidden.0", "classifier.out_proj": "classifier"},
+    LagwiseForTokenClassification: {"classifier": "classifier"},
+    LagwiseForQuestionAnswering: {"qa_outputs": "qa_outputs"},
+    LagwiseForMultipleChoice: {"mega.pooler.dense": "hidden.0", "classifier": "classifier"},
 }
 _NORM_PARTS = {each: each for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 _NORM_PARTS["scalar"] = "scale"
@@ -77,10 +98,12 @@ _SIZES += ("shared_representation_size", "intermediate_size")
 _BUFFERS = ("_float_tensor", "token_type_ids")  # without meaning
 
 
-def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> LagwiseForCausalLM | LagwiseForMaskedLM:
-    """The lagwise model, in evaluation mode, with the logits of a `MegaForCausalLM` or `MegaForMaskedLM`.
+def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
+    """The lagwise model, in evaluation mode, with the logits of a MEGA model with any of its heads: `MegaForCausalLM`,
+    `MegaForMaskedLM`, `MegaForSequenceClassification`, `MegaForTokenClassification`, `MegaForQuestionAnswering` or
+    `MegaForMultipleChoice`.
 
-    Dropout is that of the gated attention (``dropout_prob``) everywhere. A model that does not cut its input into
+    Dropout is that of the gated attention (``dropout_prob``) in all blocks. A model that does not cut its input into
     chunks takes at most ``max_positions`` tokens, even where a rotary bias would extrapolate.
 
     Args:
@@ -94,12 +117,12 @@ def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Lagwi
     """
     values = {**_DEFAULTS, **values}
     head = _HEADS[known((values.get("architectures") or [None])[0], _HEADS, "architecture of MEGA")]
-    config = _config(values, causal=head is LagwiseForCausalLM)
+    config = _config(values, head)
     with torch.device("meta"):
         model = head(config)
-    found = _renamed(values, weights)
+    found = _renamed(values, weights, _OF_HEADS.get(head, {}))
     own = {name: value.shape for name, value in model.state_dict().items()}
-    if values["tie_word_embeddings"]:
+    if values["tie_word_embeddings"] and issubclass(head, VocabularyHead):
         embedding = found.get("model.embed_tokens.weight", found.get("lm_head.weight"))
         if embedding is not None:
             found["model.embed_tokens.weight"] = found["lm_head.weight"] = embedding
@@ -111,7 +134,8 @@ def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Lagwi
     return model.eval()
 
 
-def _config(values: Mapping[str, Any], *, causal: bool) -> LagwiseConfig:
+def _config(values: Mapping[str, Any], head: type[Head]) -> LagwiseConfig:
+    causal = head is LagwiseForCausalLM
     if values.get("model_type") != "mega":
         raise ValueError(f"config.json is of a model of type {shown(values.get('model_type'))}, not 'mega'")
     for name in _SIZES:
@@ -127,8 +151,8 @@ def _config(values: Mapping[str, Any], *, causal: bool) -> LagwiseConfig:
         *([("bidirectional", False)] if causal else []),
     ):
         if values[name] != wanted:
-            head = values["architectures"][0]
-            raise ValueError(f"{name}={shown(values[name])} cannot be imported; of a {head} it must be {wanted}")
+            theirs = values["architectures"][0]
+            raise ValueError(f"{name}={shown(values[name])} cannot be imported; of a {theirs} it must be {wanted}")
     norm: dict[str, Any] = {"name": {"layernorm": "layer", "scalenorm": "scale"}.get(_norm(values), "batch")}
     norm["epsilon"] = _EPSILON
     if not values["norm_affine"]:
@@ -158,9 +182,21 @@ def _config(values: Mapping[str, Any], *, causal: bool) -> LagwiseConfig:
         norm="none",
         max_position_embeddings=None if values["use_chunking"] else width,
         type_vocab_size=values["type_vocab_size"] if values["add_token_type_embeddings"] else 0,
-        head_transform="tanh" if values["add_lm_hidden_dense_layer"] else "none",
-        head_bias=True,
+        **_head_fields(values, head),
     )
+
+
+def _head_fields(values: Mapping[str, Any], head: type[Head]) -> dict[str, Any]:
+    if issubclass(head, VocabularyHead):
+        return {"head_transform": "tanh" if values["add_lm_hidden_dense_layer"] else "none", "head_bias": True}
+    labels = {name: values[name] for name in ("id2label", "label2id", "problem_type") if values.get(name) is not None}
+    if head is LagwiseForQuestionAnswering and len(labels.get("id2label", (0, 1))) != 2:
+        raise ValueError(f"id2label of a model for question answering must name 2 outputs, got {labels['id2label']}")
+    dropout = None if head is LagwiseForMultipleChoice else values["classifier_dropout"]
+    fields = {"classifier_dropout": values["hidden_dropout_prob"] if dropout is None else dropout}
+    if head in _POOLED:
+        fields |= {"pooling": "first", "classifier_hidden_size": values["hidden_size"], "classifier_activation": "tanh"}
+    return fields | labels
 
 
 def _norm(values: Mapping[str, Any]) -> str:
@@ -174,14 +210,15 @@ def _window(values: Mapping[str, Any]) -> int:
     return values["max_positions"] if values["chunk_size"] < 0 else values["chunk_size"]
 
 
-def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by lagwise's names, in its layout. ValueError for an unknown name."""
+def _renamed(values: Mapping[str, Any], weights: Mapping[str, Tensor], of_head: Mapping[str, str]) -> dict[str, Tensor]:
+    """Weights by lagwise's names, in its layout. of_head: names of linear layers. ValueError for an unknown name."""
+    of_model = _OF_MODEL | {f"{a}.{part}": f"{b}.{part}" for a, b in of_head.items() for part in _LINEAR_PARTS}
     found = {}
     for name, value in weights.items():
-        if name.rpartition(".")[2] in _BUFFERS or name.startswith("mega.pooler."):
+        if name in of_model:
+            found[of_model[name]] = value
             continue
-        if name in _OF_MODEL:
-            found[_OF_MODEL[name]] = value
+        if name.rpartition(".")[2] in _BUFFERS or name.startswith("mega.pooler."):
             continue
         _, _, rest = name.partition("mega.layers.")
         number, _, part = rest.partition(".")

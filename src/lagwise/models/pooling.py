@@ -75,13 +75,14 @@ def pooled_size(config: LagwiseConfig) -> int:
 
 
 def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
-    """The layers with ReLU between pooled features and a classifier's output layer, none by default, and the number of
-    features after them (``config.classifier_hidden_size``)."""
+    """The layers with ReLU or tanh between pooled features and a classifier's output layer, none by default, and the
+    number of features after them (``config.classifier_hidden_size``)."""
     pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
     sizes = [pooled_size(config)]
     if width:
         sizes += [width, max(1, width // 2)] if pairs else [width]
-    layers = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), nn.ReLU())]
+    activation = nn.Tanh if config.classifier_activation == "tanh" else nn.ReLU
+    layers = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), activation())]
     return nn.Sequential(*layers), sizes[-1]
 
 

@@ -16,6 +16,7 @@ AUTO_CLASSES = {
     "AutoModelForCausalLM": "LagwiseForCausalLM",
     "AutoModelForImageClassification": "LagwiseForImageClassification",
     "AutoModelForMaskedLM": "LagwiseForMaskedLM",
+    "AutoModelForMultipleChoice": "LagwiseForMultipleChoice",
     "AutoModelForQuestionAnswering": "LagwiseForQuestionAnswering",
     "AutoModelForSequenceClassification": "LagwiseForSequenceClassification",
     "AutoModelForTimeSeriesPrediction": "LagwiseForPrediction",

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
+from lagwise.data.letters import is_vocabulary_of_letters
+from lagwise.data.options import DataOptions
+from lagwise.data.tokenizers import load_tokenizer
 from lagwise.files import expanded, is_unused, one_line, read_json, saved_whole
+from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.loading import check_weights, quiet, save_tokenizer
 from lagwise.models.mega_import import from_mega
+from lagwise.tasks.classes import class_fields
+from lagwise.training import Recipe
+from lagwise.training.folder import RECIPE_FILE, TOKENIZER
 
+_LONGEST = 1 << 20  # tokens of a row, of a model without a limit
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def import_run(folder: Path, out: Path) -> dict[str, Any]:
-    """Write the MEGA model that transformers saved in ``folder``, and its tokenizer, as a lagwise model to ``out``.
+def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Write the MEGA model that transformers saved in ``folder``, and its tokenizer, as a lagwise model to ``out``. Of
+    a vocabulary of letters, ``vocab.txt``, it makes a tokenizer (`read_vocabulary`).
+
+    A classifier of sequences with a tokenizer is a run, which predicts and is evaluated on other data. text: the
+    columns that it reads, by default ``text``; two are a pair, and three or more are joined by the separator. labels:
+    names of its classes by id, where those in config.json are only numbers.
 
     Returns the name of the head, the number of parameters, and, if there is no tokenizer, the reason as
     ``no_tokenizer``. Only JSON and safetensors are read. FileNotFoundError and ValueError as `load_model` and
@@ -28,19 +42,55 @@ def import_run(folder: Path, out: Path) -> dict[str, Any]:
     if not is_unused(out):
         raise FileExistsError(f"{str(out)!r} is not empty; choose another --out")
     values = read_json(folder / "config.json")
+    if labels:
+        values |= _named(values, labels)
     check_weights(folder)
     model: Any = from_mega(values, load_file(folder / "model.safetensors"))
     if model.can_generate():
         special = {name: getattr(model.config, name) for name in _SPECIAL}
         model.generation_config = GenerationConfig(**special)
+    is_run = isinstance(model, LagwiseForSequenceClassification)
+    if text and not is_run:
+        raise ValueError(f"text names columns of a classifier of sequences; this is a {type(model).__name__}")
     result = {"model": type(model).__name__, "parameters": model.num_parameters()}
     tokenizer: Any = None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if is_vocabulary_of_letters(folder):
+            letters = load_tokenizer(str(folder))
+            if len(letters) > model.config.vocab_size:
+                raise ValueError(
+                    f"vocab.txt makes {len(letters)} tokens, more than the model's {model.config.vocab_size}"
+                )
+            tokenizer = letters
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of whatever the folder holds in its place
         result["no_tokenizer"] = one_line(error)
     with quiet(), saved_whole(out, "the model", last="config.json") as partial:
         model.save_pretrained(partial)
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial, model.length_limit)
+        if tokenizer is not None and tokenizer.eos_token_id is not None and is_run:
+            tokenizer.save_pretrained(partial / TOKENIZER)
+            (partial / RECIPE_FILE).write_text(_recipe(folder, model, text).to_yaml())
     return result
+
+
+def _recipe(folder: Path, model: Any, text: Sequence[str]) -> Recipe:
+    """What a run needs to predict."""
+    kind = "regression" if model.config.problem_type == "regression" else "classification"
+    options = {"name": "sequence_classification", "text": text[0] if len(text) == 1 else list(text) or "text"}
+    length = model.length_limit or _LONGEST
+    return Recipe(
+        description=f"Imported from {folder.name}",
+        task={**options, "kind": kind},
+        data=DataOptions(source=str(folder), tokenizer=str(folder), length=length),
+    )
+
+
+def _named(values: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """The fields of config.json that name the classes."""
+    count = len(values.get("id2label") or (0, 1))
+    if len(labels) != count or len(set(labels)) < count:
+        raise ValueError(f"labels must be {count} different names, one for each class of the model, got {list(labels)}")
+    return {name: value for name, value in class_fields(labels).items() if name != "num_labels"}

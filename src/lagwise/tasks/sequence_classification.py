@@ -66,7 +66,7 @@ class SequenceClassification(Task):
     `lagwise.data.FORMATS`: tasks of GLUE and of Long Range Arena.
 
     Options:
-        text: the column of the inputs, or two names for pairs of texts.
+        text: the column of the inputs, two names for pairs of texts, or more for texts that are joined (`RowEncoder`).
         label: the column of the labels.
         kind: ``classification``, ``regression``, or ``auto``: text and few different whole numbers are classes.
         metric: the headline, by which checkpoints are compared: ``accuracy``, ``macro_f1``, ``matthews`` (Matthews'

@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import MegaConfig, MegaForCausalLM, MegaForMaskedLM  # pyrefly: ignore[missing-module-attribute]
+from transformers import (  # pyrefly: ignore[missing-module-attribute]
+    MegaConfig,
+    MegaForCausalLM,
+    MegaForMaskedLM,
+    MegaForMultipleChoice,
+    MegaForQuestionAnswering,
+    MegaForSequenceClassification,
+    MegaForTokenClassification,
+)
 
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 12, "max_positions": 24}
 SMALL |= {"ema_projection_size": 3, "shared_representation_size": 6, "nffn_hidden_size": 10, "pad_token_id": 1}
@@ -54,6 +62,10 @@ MODELS = {
             "add_lm_hidden_dense_layer": False,
         },
     ),
+    "sequences": (MegaForSequenceClassification, {"num_labels": 3, "classifier_dropout": 0.3}),
+    "tokens": (MegaForTokenClassification, {"num_labels": 4, "attention_activation": "laplace"}),
+    "answers": (MegaForQuestionAnswering, {"use_chunking": True, "chunk_size": 8}),
+    "choices": (MegaForMultipleChoice, {"normalization_type": "layernorm"}),
 }
 
 
@@ -67,14 +79,15 @@ def make(folder: Path) -> None:
                     noise = torch.randn_like(value)
                     value.copy_(noise.exp() if key.endswith("running_var") else value + 0.3 * noise)
         model.save_pretrained(folder / name)
-        ids = torch.randint(2, SMALL["vocab_size"], (2, 16))
+        ids = torch.randint(2, SMALL["vocab_size"], (2, 3, 16) if kind is MegaForMultipleChoice else (2, 16))
         mask = torch.ones_like(ids)
-        if kind is MegaForMaskedLM:
-            mask[1, 11:] = 0
+        if kind is not MegaForCausalLM:
+            mask[1, ..., 11:] = 0
         types = {"token_type_ids": (ids % 2)} if options.get("add_token_type_embeddings") else {}
         with torch.no_grad():
-            logits = model(ids, attention_mask=mask, **types).logits
-        expected = {"input_ids": ids, "attention_mask": mask, **types, "logits": logits.double().round(decimals=7)}
+            out = model(ids, attention_mask=mask, **types)
+        outputs = {n: t.double().round(decimals=7) for n, t in out.items() if n.endswith("logits")}
+        expected = {"input_ids": ids, "attention_mask": mask, **types, **outputs}
         lists = {key: value.tolist() for key, value in expected.items()}
         (folder / name / "expected.json").write_text(json.dumps(lists) + "\n")
         (folder / name / "generation_config.json").unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
 _BASE = 10000.0
+_ROWS = 512  # queries at a time where scores are computed in full, so that memory is linear in the window
 _LAPLACE_MEAN = math.sqrt(0.5)
 _LAPLACE_WIDTH = math.sqrt(1 / (4 * math.pi))
 
@@ -36,8 +37,9 @@ def chunked_attention(
     with the bias indexed by the positions of query and key in their chunk.
 
     Shapes: query and key ``(batch, heads, length, d)``; value ``(batch, heads, length, e)``; bias ``(heads or 1, c,
-    c)`` with c >= min(chunk, length), or None; mask ``(batch, length)``, true where a token is real. Result like value.
-    chunk is in tokens and need not divide the length.
+    c)`` with c >= min(chunk, length), or by lag ``(heads or 1, 2 c - 1)``, lag ``-(c - 1)`` first, or None; mask
+    ``(batch, length)``, true where a token is real. Result like value. chunk is in tokens and need not divide the
+    length.
 
     Preconditions: ValueError for an unknown function, a chunk below 1, an empty sequence, or shapes that do not match.
     Outputs at padding are finite and have no meaning.
@@ -245,13 +247,15 @@ def _in_chunks(
         if real is not None:
             kept = real[:, :end].unflatten(1, (whole, chunk))
             kept = kept[:, :, None, :] if heads == 1 else kept.flatten(0, 1)[:, None, None, :]
-        y = _attend(fold(query), fold(key), fold(value), causal, function, _corner(bias, chunk), kept)
+        y = _attend(
+            fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept
+        )
         y = y[:, None] if heads == 1 else y.unflatten(0, (batch, whole)).transpose(1, 2)
         parts.append(y.flatten(2, 3))
     if rest:
         query, key, value = (x[:, :, end:] for x in (query, key, value))
         kept = None if real is None else real[:, None, None, end:]
-        parts.append(_attend(query, key, value, causal, function, _corner(bias, rest), kept))
+        parts.append(_attend(query, key, value, causal, function, None if bias is None else _corner(bias, rest), kept))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -276,7 +280,9 @@ def _in_whole_chunks(
     if real is None and not causal:
         real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
     kept = None if real is None else F.pad(real, (0, rest)).unflatten(1, (whole, chunk)).flatten(0, 1)[:, None, None]
-    y = _attend(fold(query), fold(key), fold(value), causal, function, _corner(bias, chunk), kept)
+    y = _attend(
+        fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept
+    )
     return y.unflatten(0, (batch, whole)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
@@ -292,17 +298,41 @@ def _attend(
     """Attention within one window; real ``(batch, heads or 1, 1, n)``."""
     if function == "softmax" and bias is None and real is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    n, allowed = query.shape[2], real
-    if real is not None and function == "softmax":
-        allowed = real | torch.eye(n, dtype=torch.bool, device=query.device)  # so that padding has a key to attend to
-    if causal:
-        past = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()
-        allowed = past if allowed is None else allowed & past
-    return pair_attention(query, key, value, function=function, bias=bias, allowed=allowed)
+    n, parts = query.shape[2], []
+    for start in range(0, n, _ROWS):
+        end = min(start + _ROWS, n)
+        seen, allowed = end if causal else n, real
+        index = torch.arange(seen, device=query.device)
+        lags = index[start:end, None] - index
+        if real is not None:
+            allowed = real[..., :seen]
+            if function == "softmax":
+                allowed = allowed | (lags == 0)  # so that padding has a key to attend to
+        if causal:
+            allowed = lags >= 0 if allowed is None else allowed & (lags >= 0)
+        added = None if bias is None else _biases(bias, start, end, seen)
+        rows = (query[:, :, start:end], key[:, :, :seen], value[:, :, :seen])
+        parts.append(pair_attention(*rows, function=function, bias=added, allowed=allowed))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _corner(bias: Tensor | None, n: int) -> Tensor | None:
-    return None if bias is None else bias[:, :n, :n]
+def _biases(bias: Tensor, start: int, end: int, seen: int) -> Tensor:
+    """The biases ``(heads, end - start, seen)`` of queries from start to end, of a matrix or by lag."""
+    if bias.dim() == 3:
+        return bias[:, start:end, :seen]
+    if (start, end) == (0, seen):
+        return lag_matrix(_corner(bias, seen))
+    n = bias.shape[1] // 2 + 1
+    lags = bias[:, start + n - seen : end + n - 1]  # that of the first query and the last key, and on
+    return lags.flip(1).unfold(1, seen, 1).flip(1)
+
+
+def _corner(bias: Tensor, n: int) -> Tensor:
+    """The biases within a window of n tokens, of a matrix or by lag."""
+    if bias.dim() == 3:
+        return bias[:, :n, :n]
+    centre = bias.shape[1] // 2
+    return bias[:, centre + 1 - n : centre + n]
 
 
 def _rolled(shift: Tensor, length: int) -> Tensor:
@@ -337,5 +367,9 @@ def _check(
     if bias is None or symbolic(length):
         return
     n = min(chunk, length)
-    if bias.dim() != 3 or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < n:
-        raise ValueError(f"bias must be (heads={heads} or 1, at least {n}, at least {n}), got {tuple(bias.shape)}")
+    least = 2 * n - 1 if bias.dim() == 2 else n
+    if bias.dim() not in (2, 3) or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < least:
+        raise ValueError(
+            f"bias must be (heads={heads} or 1, at least {n}, at least {n}), or by lag (heads, at least {2 * n - 1}), "
+            f"got {tuple(bias.shape)}"
+        )
