@@ -6,7 +6,15 @@ INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
 EXTRAS := train plot forecast sktime vision signals export serve bench clients peers
 
-.PHONY: demo test test-slow test-gpu test-device fuzz lint bench docs docs-serve wheel-check release-check clean
+# The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
+# build of old versions of torch for Linux: LOWEST_TORCH names another.
+LOWEST_TORCH ?= $(shell sed -n 's/^  "torch>=\(.*\)",/\1/p' pyproject.toml)
+LOWEST_EXTRAS := train plot forecast sktime signals export serve
+LOWEST_TESTS := tests/ops tests/kernels tests/models tests/data tests/tasks tests/training tests/runs tests/forecasting \
+  tests/serving tests/cli
+
+.PHONY: demo test test-slow test-gpu test-device test-lowest coverage fuzz lint bench docs docs-serve wheel-check \
+  release-check release clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -34,6 +42,21 @@ test-device: $(INSTALLED)  ## mixers and commands on a device made in Python, to
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 \
 	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py
 
+test-lowest:  ## part of the test suite with the lowest versions that pyproject.toml promises
+	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install $(QUIETLY) uv torch==$(LOWEST_TORCH)
+	echo torch==$(LOWEST_TORCH) > build/lowest-torch.txt
+	build/lowest/bin/uv pip compile pyproject.toml $(LOWEST_EXTRAS:%=--extra %) --resolution lowest-direct --quiet \
+	  --override build/lowest-torch.txt --output-file build/lowest.in
+	grep -vE '^(torch|triton|nvidia-.*|cuda-.*)=|^ *#' build/lowest.in > build/lowest.txt
+	build/lowest/bin/python -m pip install $(QUIETLY) --no-deps --requirement build/lowest.txt --editable .
+	build/lowest/bin/python -m pip install $(QUIETLY) $$(grep -E '^(pytest.*|execnet|hypothesis)=' constraints.txt)
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --maxprocesses 8 $(LOWEST_TESTS)
+
+coverage: $(INSTALLED)  ## the test suite, and which lines it runs, in build/coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --cov --cov-report=term:skip-covered \
+	  --cov-report=html:build/coverage --cov-report=xml:build/coverage.xml
+
 fuzz: $(INSTALLED)  ## random mixers and models against dense references for 20 minutes, conversions, malformed input
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length
 	LAGWISE_FUZZ_CASES=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' \
@@ -55,11 +78,17 @@ docs-serve: $(INSTALLED)  ## show the site at http://127.0.0.1:8000, and again a
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # Each extra has an environment of its own, which sees the packages of the one without extras.
-wheel-check:  ## build the wheel, install it alone and with each extra into empty environments, and use every command there
-	rm -rf dist build/wheel* && $(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install $(QUIETLY) build $$(grep '^torch==' constraints.txt)
-	build/wheel/bin/python -m build --wheel --outdir dist .
+wheel-check:  ## build sdist and wheel, install each alone and the wheel with each extra, and use every command there
+	rm -rf dist build/wheel* build/sdist && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install $(QUIETLY) build twine $$(grep '^torch==' constraints.txt)
+	build/wheel/bin/python -m build --outdir dist .
+	build/wheel/bin/python -m twine check --strict dist/*
+	build/wheel/bin/python scripts/check_wheel.py dist/*.whl
 	build/wheel/bin/python -m pip install $(QUIETLY) dist/*.whl --constraint constraints.txt
+	$(PYTHON) -m venv build/sdist
+	realpath build/wheel/lib/python*/site-packages > $$(echo build/sdist/lib/python*/site-packages)/base.pth
+	build/sdist/bin/python -m pip install $(QUIETLY) --no-deps --force-reinstall dist/*.tar.gz
+	cd build && sdist/bin/python -c 'import lagwise; assert "/sdist/" in lagwise.__file__' && sdist/bin/lagwise recipes
 	for extra in $(EXTRAS); do \
 	  $(PYTHON) -m venv build/wheel-$$extra && \
 	  realpath build/wheel/lib/python*/site-packages > $$(echo build/wheel-$$extra/lib/python*/site-packages)/base.pth && \
@@ -69,8 +98,10 @@ wheel-check:  ## build the wheel, install it alone and with each extra into empt
 	build/wheel/bin/python tests/with_extra.py build/wheel-inputs ""
 
 release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
-	grep -q "^## $$($(BIN)/lagwise --version | sed 's/.* //')" CHANGELOG.md
-	git diff --quiet || { echo "there are changes that are not committed"; exit 1; }
+	$(BIN)/python scripts/release.py tested
+
+release: $(INSTALLED)  ## commit and tag VERSION=0.3.0, of a committed tree that has passed `make release-check`
+	$(BIN)/python scripts/release.py release "$(VERSION)"
 
 clean:
 	rm -rf $(VENV) build dist runs

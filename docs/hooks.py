@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from equations import exported
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
-_COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+_COPIED = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "GOVERNANCE.md": "governance.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "SECURITY.md": "security.md",
+}
 # The pages of the API reference by the packages that they show whole.
 _REFERENCE = {
     package: f"reference/{page.name}"
@@ -20,6 +27,12 @@ _REFERENCE = {
     for package in re.findall(r"^::: lagwise\.(\w+)$", page.read_text(), re.MULTILINE)
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_config(config: Any) -> Any:
+    """Link to the repository, if pyproject.toml says where it is."""
+    config.repo_url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Repository")
+    return config
 
 
 def on_files(files: Any, *, config: Any) -> Any:

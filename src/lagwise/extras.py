@@ -14,10 +14,15 @@ EXTRAS = {
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
+    "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
     "bench": ("mega_pytorch",),
 }
-PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "mega_pytorch": "mega-pytorch"}  # with names of their own
+PACKAGES = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "mega_pytorch": "mega-pytorch",
+    "prometheus_client": "prometheus-client",
+}
 _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 

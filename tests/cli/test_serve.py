@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.models.loading import save_tokenizer
 
 
@@ -136,3 +136,22 @@ def test_a_folder_is_served_locally_until_ctrl_c(run: Path, port: int) -> None:
         assert server.returncode in (0, 130)
     finally:
         server.kill()
+
+
+def test_an_encoder_is_served_for_its_embeddings(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    uvicorn = pytest.importorskip("uvicorn")
+    from fastapi.testclient import TestClient
+
+    config = LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1, causal=False)
+    LagwiseForMaskedLM(config).save_pretrained(tmp_path)
+    save_tokenizer(load_tokenizer("bytes"), tmp_path, None)
+    served: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.append(app))
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", str(port)])
+    assert f"Serving the embeddings of '{tmp_path.name}'" in result.output
+    with TestClient(served[0]) as client:
+        body = {"model": tmp_path.name, "input": "some text"}
+        assert len(client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]) == 8
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", str(port), "--compile"])
+    assert "--compile is for language models" in str(result.exception)

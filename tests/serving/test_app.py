@@ -210,7 +210,7 @@ def test_models_and_health(client: TestClient) -> None:
     response = client.get("/v1/models/org/other")
     assert response.status_code == 404
     assert error(response) == "no model 'org/other'; this server has 'small'"
-    assert client.get("/health").json() == {"status": "ok", "open": 0, "waiting": 0, "running": 0}
+    assert client.get("/health").json() == {"status": "ok", "open": 0, "waiting": 0, "running": 0, "embedding": 0}
 
 
 def test_several_texts(client: TestClient, scheduler: Scheduler) -> None:

@@ -16,7 +16,7 @@ from lagwise.extras import require
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a language model or an encoder.")],
     host: Annotated[
         str, typer.Option(callback=not_empty, help="Address to listen on; 0.0.0.0 means all interfaces.")
     ] = "127.0.0.1",
@@ -41,6 +41,7 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Numbers for Prometheus at /metrics.")] = False,
     compile: Annotated[
         bool | None,
         typer.Option(
@@ -51,7 +52,8 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a language model with OpenAI's API: completions and chat, with streaming and continuous batching.
+    """Serve a model with OpenAI's API: completions and chat of a language model, with streaming and continuous
+    batching, and embeddings of a language model or an encoder.
 
     lagwise serve runs/best-lm
 
@@ -65,22 +67,41 @@ def serve(
     lagwise serve runs/best-lm --compile
     """
     require("serve", "serving", "fastapi", "uvicorn", "jinja2")  # before the model is loaded
+    if metrics:
+        require("serve", "--metrics", "prometheus_client")
     import uvicorn
 
     _check_address(host, port)
-    from lagwise.models.loading import default_device, load_language_model
+    from lagwise.models import LagwiseForCausalLM
+    from lagwise.models.loading import default_device, load_model
     from lagwise.serving.app import make_app
+    from lagwise.serving.embedding import Embedder
     from lagwise.serving.scheduler import Scheduler
 
-    model, tokenizer = load_language_model(run, device="cpu" if compile else default_device())
-    if compile is not False:
-        with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):
-            model.compile_step(None, cached=not compile, report=lambda line: typer.echo(line, err=True))
-    scheduler = Scheduler(model, tokenizer, rows=rows, queue=queue, max_tokens=max_tokens, timeout=timeout)
+    model, tokenizer = load_model(run, device="cpu" if compile else default_device())
+    if tokenizer is None:
+        raise ValueError(f"{str(run)!r} reads {model.config.input_name}, not text; see 'lagwise predict'")
+    embedder, scheduler = Embedder(model, tokenizer, queue=rows + queue, timeout=timeout), None
+    if isinstance(model, LagwiseForCausalLM):
+        if compile is not False:
+            with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):
+                model.compile_step(None, cached=not compile, report=lambda line: typer.echo(line, err=True))
+        scheduler = Scheduler(model, tokenizer, rows=rows, queue=queue, max_tokens=max_tokens, timeout=timeout)
+    elif compile:
+        raise ValueError(f"--compile is for language models; {str(run)!r} holds a {type(model).__name__}")
     name = run.resolve().name
     shown = f"[{host}]" if ":" in host else host
-    typer.echo(plain(f"Serving {name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
-    app = make_app(scheduler, name, max_body=max_body, api_key=api_key, origins=cors or ())
+    what = "" if scheduler else "the embeddings of "
+    typer.echo(plain(f"Serving {what}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
+    app = make_app(
+        scheduler,
+        name,
+        embedder=embedder,
+        max_body=max_body,
+        api_key=api_key,
+        origins=cors or (),
+        metrics=metrics,
+    )
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 

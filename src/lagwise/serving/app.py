@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's completion and chat endpoints on a `Scheduler`."""
+"""The HTTP application: OpenAI's completions and chat on a `Scheduler`, and embeddings on an `Embedder`."""
 
 from __future__ import annotations
 
@@ -18,52 +18,94 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models.generation import INCOMPLETE, encode_prompt
-from lagwise.serving.protocol import Bodies, ChatRequest, CompletionRequest, described, error_body, usage
+from lagwise.serving.embedding import Embedder
+from lagwise.serving.protocol import (
+    Bodies,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    described,
+    embeddings_body,
+    error_body,
+    usage,
+)
 from lagwise.serving.sampling import Sampling
 from lagwise.serving.scheduler import Busy, Scheduler, Stopped
 
-_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/health")
+_GENERATION = ("/v1/completions", "/v1/chat/completions")
+_PATHS = ("/v1/models", "/v1/embeddings", "/health")
 _OPEN = ("/", "/health")  # without a key
 _GRACE = 10  # seconds after an answer's deadline for reading the rest of it
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
 def make_app(
-    scheduler: Scheduler,
+    scheduler: Scheduler | None,
     name: str,
     *,
+    embedder: Embedder | None = None,
     max_body: int = 2**20,
     api_key: str | None = None,
     origins: Sequence[str] = (),
+    metrics: bool = False,
 ) -> FastAPI:
     """Create the application that serves a model. It starts and stops the scheduler.
 
     Args:
-        scheduler: The model's scheduler.
+        scheduler: The language model's scheduler, or None for a model that generates no text.
         name: Name under which the model is served.
+        embedder: What makes embeddings; by default the scheduler's model.
         max_body: Maximum bytes of a request.
         api_key: Key that requests to ``/v1`` must send as ``Authorization: Bearer``; by default none is required.
         origins: Origins whose web pages may ask the server (CORS), ``*`` for any; by default none.
+        metrics: Whether ``/metrics`` has numbers in Prometheus' format.
     """
+    if embedder is None:
+        if scheduler is None:
+            raise ValueError("give a scheduler for a language model, or an embedder for another model")
+        embedder = Embedder(scheduler.session.model, scheduler.tokenizer, timeout=scheduler.timeout)
+    paths = (*_PATHS, *(_GENERATION if scheduler else ()), *(("/metrics",) if metrics else ()))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        scheduler.start()
+        if scheduler is not None:
+            scheduler.start()
         yield
-        await run_in_threadpool(scheduler.stop)
+        if scheduler is not None:
+            await run_in_threadpool(scheduler.stop)
 
     app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)  # these pages load scripts
-    app.add_middleware(_Guard, max_body=max_body, timeout=scheduler.timeout + _GRACE, api_key=api_key)
+    app.add_middleware(_Guard, max_body=max_body, timeout=embedder.timeout + _GRACE, api_key=api_key)
     if origins:  # outermost, since browsers ask without the key whether they may ask
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
 
+    def counts() -> dict[str, int]:
+        return {**(scheduler.counts if scheduler else {}), "embedding": embedder.open}
+
+    if metrics:
+        from lagwise.serving.metrics import CONTENT_TYPE, Metrics
+
+        numbers = Metrics(
+            paths, counts, lambda: {**(scheduler.tokens if scheduler else {}), "embedding": embedder.tokens}
+        )
+        app.add_middleware(numbers.around)
+
+        @app.get("/metrics")
+        async def prometheus() -> Response:
+            return Response(numbers.text(), media_type=CONTENT_TYPE)
+
+    def generator() -> Scheduler:
+        if scheduler is None:
+            raise HTTPException(404, f"the model {name!r} generates no text; it has /v1/embeddings")
+        return scheduler
+
     def reply(body: CompletionRequest | ChatRequest, prompts: list[list[int]], rule: Sampling) -> Response:
         options = body.stream_options
         return _Reply(
-            scheduler,
+            generator(),
             [(prompt, each) for prompt in prompts for each in body.rules(rule)],
             Bodies(name, chat=isinstance(body, ChatRequest)),
             prompt_tokens=sum(map(len, prompts)),
@@ -79,6 +121,7 @@ def make_app(
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest) -> Response:
         check_model(body.model)
+        scheduler = generator()
         with _as_http():
             prompts = body.prompts()
             scheduler.require_capacity(len(prompts) * body.texts)  # do not encode prompts that would be refused
@@ -88,11 +131,25 @@ def make_app(
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest) -> Response:
         check_model(body.model)
+        scheduler = generator()
         with _as_http():
             scheduler.require_capacity(body.texts)
             parts = await run_in_threadpool(body.text, scheduler.tokenizer)
             ids = await run_in_threadpool(_encoded, scheduler.tokenizer, parts, special=True)
             return reply(body, [ids], body.rule(scheduler.tokenizer))
+
+    @app.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingRequest) -> Response:
+        check_model(body.model)
+
+        def answer() -> Response:
+            body.check_size(embedder.size)
+            ids = [_encoded(embedder.tokenizer, [text]) for text in body.texts()]
+            vectors = [body.encoded(vector) for vector in embedder.embed(ids)]
+            return _json(embeddings_body(name, vectors, sum(map(len, ids))))
+
+        with _as_http():
+            return await run_in_threadpool(answer)
 
     served = {"id": name, "object": "model", "owned_by": "lagwise", "created": 0}
 
@@ -108,12 +165,12 @@ def make_app(
     @app.api_route("/", methods=["GET", "HEAD"])
     async def start() -> Response:
         about = f"lagwise serves the model {name!r} with OpenAI's API; clients' base URL is this address with /v1"
-        return _json({"about": about, "model": name, "paths": list(_PATHS), "needs_key": api_key is not None})
+        return _json({"about": about, "model": name, "paths": list(paths), "needs_key": api_key is not None})
 
     @app.get("/health")
     async def health() -> Response:
-        status = 200 if scheduler.alive else 503
-        return _json({"status": "ok" if scheduler.alive else "stopped", **scheduler.counts}, status)
+        alive = scheduler is None or scheduler.alive
+        return _json({"status": "ok" if alive else "stopped", **counts()}, 200 if alive else 503)
 
     return app
 
@@ -332,6 +389,8 @@ def _as_http() -> Iterator[None]:
         raise HTTPException(429, str(error), {"retry-after": "1"}) from error
     except Stopped as error:
         raise HTTPException(503, str(error)) from error
+    except TimeoutError as error:
+        raise HTTPException(504, str(error)) from error
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import re
 import time
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.serving.sampling import Sampling
@@ -21,6 +23,7 @@ from lagwise.tables import shown
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 _PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
 _MOST_LIKELY = 20  # tokens with probabilities, as in OpenAI's API
+_MOST_TEXTS = 2048  # to embed in one request, as in OpenAI's API
 _DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's API
 # Unsupported parameters with the values that have no effect, and parameters that do not affect the text.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -35,9 +38,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # What a parameter must be, where pydantic would say what each of several types must be.
 _EXPECTED = {
-    "prompt": "a text or a list of token ids, or a list of these",
+    **dict.fromkeys(("prompt", "input"), "a text or a list of token ids, or a list of these"),
     "stop": "a text of 1 to 256 characters, or at most 16 of them",
 }
+Texts = str | list[int] | list[str] | list[list[int]]
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -114,7 +118,7 @@ class Request(BaseModel):
 class CompletionRequest(Request):
     """A completion request. ``prompt`` is a text or its token ids, or a list of several."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Texts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELY)] | Literal[False] | None = None
 
@@ -131,8 +135,41 @@ class CompletionRequest(Request):
         return self.sampling(_DEFAULT_TOKENS)
 
     def prompts(self) -> list[str | list[int]]:
-        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
-        return self.prompt if several else [self.prompt]  # type: ignore[list-item,return-value]
+        return _several(self.prompt)
+
+
+class EmbeddingRequest(BaseModel):
+    """A request for the embeddings of one text or of several."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    input: Texts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+    def texts(self) -> list[str | list[int]]:
+        texts = _several(self.input)
+        if len(texts) > _MOST_TEXTS or not all(texts):
+            raise ValueError(f"input must be 1 to {_MOST_TEXTS} texts, none of them empty")
+        return texts
+
+    def check_size(self, size: int) -> None:
+        """ValueError if the client wants embeddings of another size."""
+        if self.dimensions not in (None, size):
+            raise ValueError(f"dimensions must be {size}, the size of this model's embeddings; got {self.dimensions}")
+
+    def encoded(self, vector: Tensor) -> list[float] | str:
+        """A vector as numbers, or as the bytes of little-endian float32 numbers in base 64."""
+        if self.encoding_format == "float":
+            return vector.tolist()
+        return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+
+
+def _several(texts: Texts) -> list[str | list[int]]:
+    several = isinstance(texts, list) and texts and not isinstance(texts[0], int)
+    return texts if several else [texts]  # type: ignore[list-item,return-value]
 
 
 class TextPart(BaseModel):
@@ -255,6 +292,16 @@ class Bodies:
 
 def usage(prompt: int, tokens: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+
+
+def embeddings_body(model: str, vectors: Sequence[list[float] | str], tokens: int) -> dict[str, Any]:
+    data = [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(vectors)]
+    return {
+        "object": "list",
+        "data": data,
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
 
 
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:

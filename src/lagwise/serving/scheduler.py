@@ -127,6 +127,7 @@ class Scheduler:
         self.max_tokens, self.timeout, self.clock = whole_number("max_tokens", max_tokens), timeout, clock
         ends = None if model.generation_config is None else model.generation_config.eos_token_id
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        self.tokens = {"prompt": 0, "completion": 0}  # read and generated since the start
         self._open: set[Answer] = set()
         self._waiting: deque[Answer] = deque()
         self._prompts: deque[Answer] = deque()
@@ -258,6 +259,7 @@ class Scheduler:
                     continue
                 writer = TextWriter(self.tokenizer, [prompt.ids[-_CONTEXT:]], answer.sampling.stop, False, answer.write)
                 self._running[self.session.join(prompt)] = answer, writer
+                self.tokens["prompt"] += len(prompt.ids)
             except Exception as error:
                 _log.exception("a prompt failed")
                 answer.end("error", error)
@@ -290,6 +292,7 @@ class Scheduler:
         answer, writer = self._running[handle]
         try:
             answer.tokens += 1
+            self.tokens["completion"] += 1
             ended = token in self._ends or writer.take(token)
             if ended or answer.tokens == answer.most:
                 writer.end()

@@ -1,0 +1,126 @@
+"""Make a release: one commit with the version, and its tag. Nothing is pushed.
+
+    python scripts/release.py tested            note that the committed tree passes `make release-check`, which calls it
+    python scripts/release.py release 0.3.0     `make release VERSION=0.3.0`
+
+A release is refused unless the tree is committed, was tested as it is, and has the version's heading in the changelog.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+#: what holds the version, and how: the group is replaced
+PLACES = {
+    "src/lagwise/__init__.py": r'^__version__ = "([^"]+)"$',
+    "CITATION.cff": r"^version: (\S+)$",
+    "README.md": r"\bdist/lagwise-([^-\s]+)-py3-none-any\.whl",
+}
+TESTED = Path("build/tested")  # the tree that passed, by git's name for it
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git prints. RuntimeError with its message if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"git {arguments[0]}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def committed_tree(root: Path) -> str:
+    """Git's name for the committed tree. ValueError if files are changed, or neither committed nor ignored."""
+    if changed := git(root, "status", "--porcelain"):
+        raise ValueError(f"there are changes that are not committed:\n{changed}")
+    return git(root, "rev-parse", "HEAD^{tree}")
+
+
+def note_tested(root: Path) -> str:
+    """Note that the committed tree passes its tests."""
+    tree = committed_tree(root)
+    (root / TESTED).parent.mkdir(exist_ok=True)
+    (root / TESTED).write_text(tree + "\n")
+    return f"the tree {tree[:12]} has passed"
+
+
+def release(root: Path, text: str) -> str:
+    """Write the version where it stands, commit, and tag the commit. ValueError, before anything is written, if the
+    version is none or not the next one, or the tree is not ready."""
+    version = _next_version(root, text)
+    tree = committed_tree(root)
+    tested = (root / TESTED).read_text().strip() if (root / TESTED).is_file() else None
+    if tested != tree:
+        what = "has not been tested" if tested is None else "has changed since it was tested"
+        raise ValueError(f"the tree {what}: run `make release-check` first, on what is committed")
+    changes = _dated_changes((root / "CHANGELOG.md").read_text(), version)
+    written = {name: _with_version(root / name, pattern, version) for name, pattern in PLACES.items()}
+    for name, content in {**written, "CHANGELOG.md": changes}.items():
+        (root / name).write_text(content)
+    git(root, "add", *written, "CHANGELOG.md")
+    git(root, "commit", "--quiet", "--allow-empty", "--message", f"Release {version}")
+    git(root, "tag", "--annotate", f"v{version}", "--message", f"lagwise {version}")
+    said = [f"committed and tagged v{version}; publish it with: git push --follow-tags"]
+    if not tomllib.loads((root / "pyproject.toml").read_text())["project"].get("urls"):
+        said.append("note: [project.urls] of pyproject.toml is empty; the package says nowhere where its source is")
+    return "\n".join(said)
+
+
+def _next_version(root: Path, text: str) -> str:
+    try:
+        version = Version(text)
+    except InvalidVersion as error:
+        raise ValueError(f"VERSION={text!r} is no version; give one such as 0.3.0") from error
+    if str(version) != text or version.local or version.is_devrelease:
+        raise ValueError(f"VERSION={text!r} cannot be published; give one such as 0.3.0 or 0.3.0rc1")
+    if (last := max(map(Version, _released(root)), default=None)) and last >= version:
+        raise ValueError(f"VERSION={text} does not follow {last}, which is tagged")
+    return text
+
+
+def _released(root: Path) -> list[str]:
+    """The versions of the repository's tags."""
+    return re.findall(r"^v(\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?)$", git(root, "tag"), re.MULTILINE)
+
+
+def _dated_changes(text: str, version: str) -> str:
+    """The changelog with today's date in the version's heading."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    heading = re.compile(rf"^## {re.escape(version)}(?: \((?:unreleased|\d{{4}}-\d\d-\d\d)\))?$", re.MULTILINE)
+    dated, found = heading.subn(f"## {version} ({today})", text)
+    if found != 1:
+        raise ValueError(f"CHANGELOG.md must have one heading `## {version} (unreleased)`, it has {found}")
+    return dated
+
+
+def _with_version(path: Path, pattern: str, version: str) -> str:
+    text = path.read_text()
+    found = re.search(pattern, text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{path.name} has no version that looks like {pattern}")
+    return text[: found.start(1)] + version + text[found.end(1) :]
+
+
+def main(arguments: Sequence[str], root: Path) -> int:
+    try:
+        match arguments:
+            case ["tested"]:
+                print(note_tested(root))
+            case ["release", text] if text:
+                print(release(root, text))
+            case _:
+                raise ValueError("give a version: make release VERSION=0.3.0")
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path.cwd()))

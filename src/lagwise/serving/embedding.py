@@ -1,0 +1,103 @@
+"""Embeddings of texts: the mean of a model's last hidden states."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.pooling import pool
+from lagwise.serving.scheduler import Busy
+from lagwise.tables import whole_number
+
+MOST_TOKENS = 8192  # of a text, as in OpenAI's API
+_BATCH = 1 << 14  # tokens with padding in one forward pass
+
+
+class Embedder:
+    """Computes embeddings, one request at a time, in the threads that ask. A text's embedding is the same in every
+    batch, up to rounding.
+
+    Args:
+        model: A language model, an encoder, or another model that reads tokens.
+        tokenizer: Its tokenizer.
+        queue: Maximum requests that are open.
+        timeout: Seconds for a request, after which no further batch of it begins.
+    """
+
+    def __init__(
+        self,
+        model: LagwisePreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        queue: int = 128,
+        timeout: float = 300.0,
+    ):
+        inner = model.base_model
+        assert isinstance(inner, LagwiseModel)
+        self.model, self.tokenizer = inner, tokenizer
+        self.queue, self.timeout = whole_number("queue", queue), timeout
+        self.tokens = 0  # read since the start
+        self.open = 0
+        self._counting, self._computing = threading.Lock(), threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """The number of values of an embedding."""
+        return int(self.model.config.hidden_size)
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Embeddings ``(texts, size)`` of token ids, in float32 and of length 1.
+
+        Raises:
+            ValueError: For a text that is empty, too long for the model or the server, or has an unknown token.
+            Busy: If the server has reached its maximum number of open requests.
+            TimeoutError: If they take too long.
+        """
+        limit = min(MOST_TOKENS, self.model.length_limit or MOST_TOKENS)
+        for ids in texts:
+            if not 0 < len(ids) <= limit:
+                raise ValueError(f"a text to embed must have 1 to {limit:,} tokens, one has {len(ids):,}")
+        deadline = time.monotonic() + self.timeout
+        with self._counting:
+            if self.open >= self.queue:
+                raise Busy(f"the server has {self.open} requests for embeddings, its maximum; try again later")
+            self.open += 1
+        try:
+            found = torch.empty(len(texts), self.size)
+            for rows in _batches(list(map(len, texts))):
+                with self._computing:
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(f"the embeddings were not complete after {self.timeout:g} seconds")
+                    found[rows] = self._together([texts[row] for row in rows])
+                    self.tokens += sum(len(texts[row]) for row in rows)
+            return found
+        finally:
+            with self._counting:
+                self.open -= 1
+
+    def _together(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        mask = torch.arange(ids.shape[1]) < torch.tensor(list(map(len, texts)))[:, None]
+        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
+        hidden = self.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return F.normalize(pool(hidden, "mean", mask=mask).float(), dim=-1).cpu()
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of texts of similar lengths, which are at most `_BATCH` tokens with padding, or one text."""
+    rows: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if rows and (len(rows) + 1) * lengths[row] > _BATCH:
+            yield rows
+            rows = []
+        rows.append(row)
+    if rows:
+        yield rows

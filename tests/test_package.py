@@ -1,0 +1,151 @@
+"""What a release is made of: metadata, the wheel, workflows, and the command that tags it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import check_wheel
+import pytest
+import release
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+METADATA = "Metadata-Version: 2.4\nName: x\nVersion: 1\nClassifier: Typing :: Typed\n"
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_pythons_of_the_classifiers_are_those_that_are_tested() -> None:
+    classifiers = " ".join(project()["classifiers"])
+    promised = re.findall(r"Python :: (3\.\d+)", classifiers)
+    tested = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())["jobs"]["test"]
+    assert tested["strategy"]["matrix"]["python"] == promised
+    assert project()["requires-python"] == f">={promised[0]}"
+    assert "Typing :: Typed" in classifiers
+
+
+def test_every_requirement_has_a_lowest_version() -> None:
+    needed = [*project()["dependencies"], *(x for extra in project()["optional-dependencies"].values() for x in extra)]
+    assert not [text for text in needed if ">=" not in text and not text.startswith("lagwise[")]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_pinned_actions_and_targets_that_exist(path: Path) -> None:
+    """An action is named by the hash of a commit, since tags can be moved."""
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert not [step["uses"] for step in steps if "uses" in step and not re.search("@[0-9a-f]{40}$", step["uses"])]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    runs = " ".join(step.get("run", "") for step in steps)
+    made = " ".join(re.findall(r"make ([a-z -]+)", runs)).split()
+    assert set(made) <= targets
+    assert all("timeout-minutes" in job for job in jobs.values())
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> tuple[Path, Path]:
+    """A wheel of a small package, and its source."""
+    source = tmp_path / "src"
+    (source / "small" / "__pycache__").mkdir(parents=True)
+    (source / "small" / "__init__.py").write_text("")
+    (source / "small" / "py.typed").write_text("")
+    (source / "small" / "__pycache__" / "x.pyc").write_text("")
+    path = tmp_path / "small-1-py3-none-any.whl"
+    pack(path, {"small/__init__.py": "", "small/py.typed": ""})
+    return path, source
+
+
+def pack(path: Path, files: dict[str, str], metadata: str = METADATA) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr("small-1.dist-info/METADATA", metadata)
+        archive.writestr("small-1.dist-info/licenses/LICENSE", "")
+
+
+def test_a_wheel_has_the_files_of_the_source_and_no_others(built: tuple[Path, Path]) -> None:
+    path, source = built
+    assert check_wheel.problems(path, source) == []
+    pack(path, {"small/__init__.py": "", "notes.txt": ""}, METADATA.replace("Typing", "Topic"))
+    assert check_wheel.problems(path, source) == [
+        "small/py.typed is not in the wheel",
+        "notes.txt is in the wheel, and not in src",
+        "the wheel does not say it is typed",
+    ]
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with what has a version, as it stands here, and an unreleased 9.1.0 in its changelog."""
+    for name in (*release.PLACES, "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 9.1.0 (unreleased)\n\n- New.\n\n## 0.2.0\n")
+    (tmp_path / ".gitignore").write_text("build/\n")
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "someone")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "someone@example.com")
+    for arguments in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "Begin"]):
+        release.git(tmp_path, *arguments)
+    return tmp_path
+
+
+def test_a_tested_tree_is_released(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert release.main(["tested"], clone) == 0
+    assert release.main(["release", "9.1.0"], clone) == 0
+    assert "tagged v9.1.0" in capsys.readouterr().out
+    for name, pattern in release.PLACES.items():
+        assert re.findall(pattern, (clone / name).read_text(), re.MULTILINE) == ["9.1.0"]
+    assert re.search(r"^## 9\.1\.0 \(20\d\d-\d\d-\d\d\)$", (clone / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert release.git(clone, "status", "--porcelain") == ""
+    assert release.git(clone, "describe") == "v9.1.0"
+    assert release.main(["tested"], clone) == 0
+    for earlier in ("9.1.0", "9.0.5"):
+        assert release.main(["release", earlier], clone) == 1
+        assert f"VERSION={earlier} does not follow 9.1.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["new.txt", "README.md"])
+def test_a_dirty_tree_is_not_released(clone: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert release.main(["tested"], clone) == 0
+    with (clone / name).open("a") as f:
+        f.write("more\n")
+    for arguments in (["release", "9.1.0"], ["tested"]):
+        assert release.main(arguments, clone) == 1
+        assert name in capsys.readouterr().err
+    release.git(clone, "add", "--all")
+    release.git(clone, "commit", "--quiet", "--message", "More")
+    assert release.main(["release", "9.1.0"], clone) == 1
+    assert "has changed since it was tested" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("", "give a version"),
+        ("nine", "VERSION='nine' is no version"),
+        ("v9.1.0", "VERSION='v9.1.0' cannot be published"),
+        ("9.1.0+local", "cannot be published"),
+        ("9.2.0", "CHANGELOG.md must have one heading `## 9.2.0"),
+        ("9.1.0", "the tree has not been tested"),
+    ],
+)
+def test_what_is_not_ready_is_refused_and_nothing_is_written(
+    clone: Path, capsys: pytest.CaptureFixture[str], version: str, message: str
+) -> None:
+    if version == "9.2.0":
+        release.note_tested(clone)
+    before = subprocess.run(["git", "log", "--oneline"], cwd=clone, capture_output=True, check=True).stdout
+    assert release.main(["release", version], clone) == 1
+    assert message in capsys.readouterr().err
+    assert subprocess.run(["git", "log", "--oneline"], cwd=clone, capture_output=True, check=True).stdout == before
+    assert release.git(clone, "status", "--porcelain") == release.git(clone, "tag") == ""
