@@ -70,7 +70,7 @@ _OF_MODEL = {
     "dense.bias": "dense.bias",
     **{f"{head}.{part}": f"lm_head.{part}" for head in ("lm_head", "mlm_head") for part in _LINEAR_PARTS},
 }
-_OF_HEADS = {
+_OF_HEADS: dict[type[Head], dict[str, str]] = {
     LagwiseForSequenceClassification: {"classifier.dense": "hidden.0", "classifier.out_proj": "classifier"},
     LagwiseForTokenClassification: {"classifier": "classifier"},
     LagwiseForQuestionAnswering: {"qa_outputs": "qa_outputs"},

@@ -97,6 +97,7 @@ class LagwiseTrainer(Trainer):
         output = super().evaluation_loop(*args, **kwargs)
         if self._losses:
             sums, counts = self.accelerator.gather(torch.stack(self._losses)).double().unbind(1)
+            assert output.metrics is not None
             output.metrics["eval_loss"] = (sums.sum() / counts.sum()).item()
         return output
 
