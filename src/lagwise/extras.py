@@ -13,6 +13,7 @@ EXTRAS = {
     "sktime": ("sktime", "sklearn", "scipy", "pandas"),
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
+    "sounds": ("soundfile",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
     "bench": ("mega_pytorch",),

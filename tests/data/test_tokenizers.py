@@ -71,7 +71,7 @@ class TestTokenizers:
             assert data.tokenizer.decode(ids[:-1]).startswith("before <|endoftext|> after")
 
     def test_unknown_tokenizers(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="'bytes', 'bpe', 'words' or a folder"):
+        with pytest.raises(ValueError, match="'words', 'characters', 'dna', a folder or"):
             load_tokenizer("word")
         with pytest.raises(ValueError, match="no tokenizer in folder"):
             load_tokenizer(str(tmp_path))

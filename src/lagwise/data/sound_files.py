@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lagwise.extras import require
+
 COMPRESSED = (".flac", ".mp3", ".ogg")
 SOUNDS = (".wav", *COMPRESSED)
 
@@ -14,10 +16,9 @@ SOUNDS = (".wav", *COMPRESSED)
 def read_compressed(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     """Sampling rate in Hz and samples ``(length, channels)`` in [-1, 1], float32. ImportError without soundfile;
     ValueError for a damaged file, or one without samples."""
-    try:
-        import soundfile
-    except ImportError as error:
-        raise ImportError(f"{path.suffix} files need the library soundfile: pip install 'lagwise[sounds]'") from error
+    require("sounds", f"{path.suffix} files", "soundfile")
+    import soundfile
+
     try:
         samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, RuntimeError) as error:

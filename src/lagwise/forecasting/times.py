@@ -1,5 +1,7 @@
 """Times of the rows of a table: read, and placed on a regular grid."""
 
+# One concept: every form of time is told from all the others, so their readings stand together.
+
 from __future__ import annotations
 
 import re
