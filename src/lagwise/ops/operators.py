@@ -1,4 +1,4 @@
-"""Loops in C as operators of PyTorch."""
+"""Functions as operators of PyTorch: loops in C, and what compilers are to call rather than to look into."""
 
 from __future__ import annotations
 
@@ -13,6 +13,67 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Dispatch keys of ordinary tensors, and of a thread in which nothing intercepts operations.
 _ORDINARY = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
 _QUIET = torch._C._dispatch_tls_local_include_set()
+
+
+def in_graph() -> bool:
+    """Whether `torch.compile` records a graph. Exporters record one too, but cannot save operators of lagwise."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def graph_operator(
+    name: str,
+    compute: Callable[..., Any],
+    gradients: Callable[..., Any],
+    like: Callable[..., Any],
+    *,
+    tensors: str,
+    numbers: str,
+    constants: str = "",
+    results: str = "y",
+    kept: str = "",
+) -> Callable[..., Any]:
+    """The operator ``lagwise::NAME``, to be called where `in_graph`: a compiled graph calls it as it is, so that what
+    it computes is not compiled anew for every length.
+
+    Args:
+        compute: Takes the tensors, the constants and the numbers. Returns the results and what is kept for the
+            gradient: one tensor, or a tuple.
+        gradients: Takes the gradients of the results, the tensors, the constants, what was kept, and the numbers.
+            Returns a gradient of each of the tensors.
+        like: Returns new tensors like those of compute, for the same arguments.
+        tensors, constants, results, kept: Names, separated by spaces. Constants are tensors without a gradient.
+        numbers: As in a schema, such as ``SymInt origin, str engine``.
+    """
+
+    inputs, outputs = f"{tensors} {constants}".split(), f"{results} {kept}".split()
+    count, wanted, found = len(inputs), len(tensors.split()), len(results.split())
+
+    def schema(names: list[str], returned: str) -> str:
+        return f"({', '.join([*(f'Tensor {name}' for name in names), numbers])}) -> {returned}"
+
+    def contiguous_gradients(*arguments: Any) -> list[Tensor]:
+        return [gradient.contiguous() for gradient in gradients(*arguments)]
+
+    returned = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
+    operator = torch.library.custom_op(f"lagwise::{name}", compute, mutates_args=(), schema=schema(inputs, returned))
+    given = [*(f"grad_{each}" for each in results.split()), *inputs, *kept.split()]
+    backward = torch.library.custom_op(
+        f"lagwise::{name}_gradients", contiguous_gradients, mutates_args=(), schema=schema(given, "Tensor[]")
+    )
+
+    def save(ctx: Any, *, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:count], *(output[found:] if kept else ()))
+        ctx.numbers = inputs[count:]
+
+    def differentiate(ctx: Any, *grads: Tensor) -> Any:
+        grads = tuple(grad.contiguous() for grad in grads[:found])
+        result = backward(*grads, *ctx.saved_tensors, *ctx.numbers)
+        return *result, *([None] * (count - wanted + len(ctx.numbers)))
+
+    operator.register_fake(like)
+    backward.register_fake(lambda *given: [x.new_empty(x.shape) for x in given[found : found + wanted]])
+    operator.register_autograd(differentiate, setup_context=save)
+    return operator
 
 
 def callable_directly(*arguments: Any) -> bool:

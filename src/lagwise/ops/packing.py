@@ -71,6 +71,7 @@ class Layout:
         """
         return self._once("buckets", self._buckets)
 
+    @torch.compiler.disable  # shapes depend on values: compilers begin a new graph here
     def _buckets(self) -> tuple[Bucket, ...]:
         assert self.seq_idx is not None
         starts = document_starts(self.seq_idx).flatten()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.operators import graph_operator, in_graph
 
 
 def block_scan(
@@ -52,7 +53,11 @@ def block_scan(
     if state is None:
         state = near.new_zeros(x.shape[0], x.shape[2], log_carry.shape[1] - reverse)
     inputs = (x, near, inward, outward, log_carry, state, reverse)
-    return _plain_scan(*inputs) if transformed() else _BlockScan.apply(*inputs)
+    if transformed():
+        return _plain_scan(*inputs)
+    if in_graph():
+        return _scan_operator(*inputs)[:2]
+    return _BlockScan.apply(*inputs)
 
 
 def _plain_scan(
@@ -75,16 +80,10 @@ class _BlockScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, near, inward, outward, log_carry, state, reverse: int):
-        size, forward = near.shape[1], log_carry.shape[1] - reverse
-        batch, blocks = x.shape[0], -(-x.shape[1] // size)
-        with torch.autocast(x.device.type, enabled=False):
-            rows = _rows(x, size, near.dtype)
-            states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
-            y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
+        y, last, states = _scanned(x, near, inward, outward, log_carry, state, reverse)
         ctx.save_for_backward(x, near, inward, outward, log_carry, state, states)
         ctx.reverse = reverse
-        last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
-        return _signal(y, x.shape), last.contiguous()
+        return y, last
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_last: Tensor) -> Any:
@@ -92,24 +91,76 @@ class _BlockScan(torch.autograd.Function):
         if differentiable():
             inputs = (x, near, inward, outward, log_carry, state, ctx.reverse)
             return tuple(differentiable_gradients(_plain_scan, inputs, ctx.needs_input_grad, [grad, grad_last]))
-        size, backward = near.shape[1], log_carry.shape[1] - ctx.reverse
-        batch, blocks = x.shape[0], -(-x.shape[1] // size)
-        with torch.autocast(x.device.type, enabled=False):
-            grads = _rows(grad, size, near.dtype)
-            to_states = grads @ outward.transpose(1, 2)
-            to_states[:, blocks - 1 : batch * blocks : blocks, :backward] += grad_last.transpose(0, 1)
-            # A state's gradient comes from the states after it: forward states are scanned from the end.
-            adjoint = _carried(to_states, log_carry, batch, blocks, backward, flip=True)
-            rows = _rows(x, size, near.dtype)
-            dx = _signal(torch.bmm(grads, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
-            dnear = grads.transpose(1, 2) @ rows
-            dinward = adjoint.transpose(1, 2) @ rows
-            doutward = states.transpose(1, 2) @ grads
-            carry = log_carry.exp()
-            dlog_carry = carry * (states * adjoint).sum(1)
-            first = slice(0, batch * blocks, blocks)
-            dstate = to_states[:, first] + carry[:, None] * adjoint[:, first]
-        return dx, dnear, dinward, doutward, dlog_carry, dstate[:, :, :backward].transpose(0, 1), None
+        given = (x, near, inward, outward, log_carry, state, states, ctx.reverse)
+        return *_scan_gradients(grad, grad_last, *given), None
+
+
+def _scanned(
+    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of `block_scan`, and the states at the start of every block."""
+    size, forward = near.shape[1], log_carry.shape[1] - reverse
+    batch, blocks = x.shape[0], -(-x.shape[1] // size)
+    with torch.autocast(x.device.type, enabled=False):
+        rows = _rows(x, size, near.dtype)
+        states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
+        y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
+    last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
+    return _signal(y, x.shape).contiguous(), last.contiguous(), states
+
+
+def _scan_gradients(
+    grad: Tensor,
+    grad_last: Tensor,
+    x: Tensor,
+    near: Tensor,
+    inward: Tensor,
+    outward: Tensor,
+    log_carry: Tensor,
+    state: Tensor,
+    states: Tensor,
+    reverse: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, near, inward, outward, log_carry and state."""
+    size, forward = near.shape[1], log_carry.shape[1] - reverse
+    batch, blocks = x.shape[0], -(-x.shape[1] // size)
+    with torch.autocast(x.device.type, enabled=False):
+        grads = _rows(grad, size, near.dtype)
+        to_states = grads @ outward.transpose(1, 2)
+        to_states[:, blocks - 1 : batch * blocks : blocks, :forward] += grad_last.transpose(0, 1)
+        # A state's gradient comes from the states after it: forward states are scanned from the end.
+        adjoint = _carried(to_states, log_carry, batch, blocks, forward, flip=True)
+        rows = _rows(x, size, near.dtype)
+        dx = _signal(torch.bmm(grads, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
+        dnear = grads.transpose(1, 2) @ rows
+        dinward = adjoint.transpose(1, 2) @ rows
+        doutward = states.transpose(1, 2) @ grads
+        carry = log_carry.exp()
+        dlog_carry = carry * (states * adjoint).sum(1)
+        first = slice(0, batch * blocks, blocks)
+        dstate = (to_states[:, first] + carry[:, None] * adjoint[:, first])[:, :, :forward].transpose(0, 1)
+    return dx, dnear, dinward, doutward, dlog_carry, dstate
+
+
+def _like(
+    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, length, channels = x.shape
+    rows = near.new_empty(channels, (batch * -(-length // near.shape[1])) | 1, log_carry.shape[1])
+    return near.new_empty(x.shape), near.new_empty(state.shape), rows
+
+
+# A loop over blocks would be compiled anew for every length.
+_scan_operator = graph_operator(
+    "block_scan",
+    _scanned,
+    _scan_gradients,
+    _like,
+    tensors="x near inward outward log_carry state",
+    numbers="SymInt reverse",
+    results="y last",
+    kept="states",
+)
 
 
 def _rows(x: Tensor, size: int, dtype: torch.dtype) -> Tensor:

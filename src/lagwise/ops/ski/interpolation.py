@@ -127,15 +127,18 @@ def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
 
 def _block_weights(grid: NodeGrid) -> BlockWeights:
     size = min(_BLOCK, grid.length)
-    ends = [(i, min(i + size, grid.length) - 1) for i in range(0, grid.length, size)]
-    width = max(_first_node(grid, last) - _first_node(grid, first) for first, last in ends) + grid.degree + 1
-    start = torch.tensor([min(_first_node(grid, first), grid.nodes - width) for first, _ in ends])[:, None]
-    rest = len(ends) * size - grid.length
-    first, weights = interpolation_weights(grid)
-    first = torch.cat([first, first[-1:].expand(rest)]).view(len(ends), size)
-    weights = F.pad(weights, (0, 0, 0, rest)).view(len(ends), size, -1)
-    columns = (first - start)[..., None] + torch.arange(grid.degree + 1)
-    dense = torch.zeros(len(ends), size, width, dtype=torch.float64).scatter(2, columns, weights)
+    count = -(-grid.length // size)
+    place = torch.arange(count * size, dtype=torch.float64)
+    left, weights = _weights_at((place.clamp(max=grid.length - 1) - grid.start) / grid.spacing, grid.nodes, grid.degree)
+    left = left.view(count, size)
+    weights = (weights * (place < grid.length)[:, None]).view(count, size, -1)
+    if torch.compiler.is_compiling():  # nothing may depend on values
+        width = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
+    else:
+        width = int((left[:, -1] - left[:, 0]).max()) + grid.degree + 1
+    start = left[:, :1].clamp(max=grid.nodes - width)
+    columns = (left - start)[..., None] + torch.arange(grid.degree + 1)
+    dense = weights.new_zeros(count, size, width).scatter(2, columns, weights)
     return BlockWeights(start + torch.arange(width), dense)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
 from lagwise.ops.constants import remembered_tables
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
@@ -61,7 +62,7 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
             f"coefficients must be (channels={x.shape[2]}, 2 r - 1) with r at most the length {x.shape[1]}, "
             f"got {tuple(coefficients.shape)}"
         )
-    return _ski_product(x, coefficients, inducing_grid(x.shape[1], max(2, rank), degree), local, None)
+    return _ski_product(x, coefficients, inducing_grid(x.shape[1], max(2, rank), degree), local)
 
 
 def ragged_ski_product(
@@ -98,7 +99,7 @@ def ragged_ski_product(
         )
     grid = inducing_grid(x.shape[1], max(2, rank), degree)
     nodes = torch.full_like(lengths, grid.nodes) if nodes is None else nodes
-    return _ski_product(x, coefficients, grid, local, row_weights(first, lengths, nodes, grid))
+    return _ski_product(x, coefficients, grid, local, (first, lengths, nodes))
 
 
 def _ski_product(
@@ -106,14 +107,14 @@ def _ski_product(
     coefficients: Tensor,
     grid: NodeGrid,
     local: tuple[Tensor, int] | None,
-    blocks: BlockWeights | None,
+    rows: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     dtype = compute_dtype(x, coefficients)
     if local is not None:
         dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
     middle = coefficients.shape[-1] // 2
-    return _sparse_plus_smooth(x, taps, origin, coefficients.to(dtype), middle, grid, blocks).to(x.dtype)
+    return _sparse_plus_smooth(x, taps, origin, coefficients.to(dtype), middle, grid, rows=rows).to(x.dtype)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -197,10 +198,28 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    return _sparse_plus_smooth(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, None).to(x.dtype)
+    return _sparse_plus_smooth(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, plan.spacing).to(x.dtype)
 
 
-def _sparse_plus_smooth(*arguments: Any) -> Tensor:
+def _sparse_plus_smooth(
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    coarse: Tensor,
+    coarse_origin: int,
+    grid: NodeGrid,
+    spacing: int = 0,
+    rows: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """``T_sparse x + W A Wᵀ x``, with the spacing of a `spaced_grid` or the arguments of `row_weights`, if any."""
+    if in_graph():
+        taps = x.new_empty(x.shape[2], 0) if taps is None else taps
+        numbers = (origin, coarse_origin, grid.nodes, spacing, grid.degree)
+        if rows is None:
+            return _operator(x, taps, coarse, *numbers)
+        return _rows_operator(x, taps, coarse, *rows, *numbers)
+    blocks = None if rows is None else row_weights(*rows, grid)
+    arguments = (x, taps, origin, coarse, coarse_origin, grid, blocks)
     return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
 
 
@@ -255,42 +274,112 @@ class _SparsePlusSmooth(torch.autograd.Function):
         grid: NodeGrid,
         blocks: BlockWeights | None,
     ) -> Tensor:
-        signal = x.to(coarse.dtype)
-        if blocks is None:
-            blocks = block_weights(grid, signal)
-        blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
-        z = restrict(signal, grid, blocks)
-        # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
-        smooth = _as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z)
+        y, z, blocks = _forward(x, taps, origin, coarse, coarse_origin, grid, blocks)
         ctx.save_for_backward(x, taps, coarse, z, *blocks)
         ctx.origin, ctx.coarse_origin, ctx.grid = origin, coarse_origin, grid
-        near = None if taps is None else convolve(signal, *_balanced(taps, origin))
-        return owned(prolong(smooth, grid, blocks, into=near))
+        return owned(y)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         x, taps, coarse, z, *weights = ctx.saved_tensors
-        blocks, dx, dtaps = BlockWeights(*weights), None, None
+        blocks = BlockWeights(*weights)
         if differentiable():
             inputs = (x, taps, ctx.origin, coarse, ctx.coarse_origin, ctx.grid, blocks)
             return tuple(differentiable_gradients(_added, inputs, ctx.needs_input_grad, [grad]))
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[3])
-        dz = dcoarse = None
-        if any(wanted):
-            nodes = restrict(grad, ctx.grid, blocks)
-            signal, kernel = _as_channels(z, coarse)
-            nodes, _ = _as_channels(nodes, coarse)
-            dz, dcoarse = fft_gradients(nodes, signal, kernel, ctx.coarse_origin, "auto", wanted)
-            dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
-        if dz is not None:
-            dz = _as_rows(dz, z)
-            near = None
-            if taps is not None:
-                near = convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - ctx.origin))
-            dx = prolong(dz, ctx.grid, blocks, into=near).to(x.dtype)
-        if taps is not None and ctx.needs_input_grad[1]:
-            dtaps = tap_gradient(grad, x, -ctx.origin, taps.shape[1] - 1 - ctx.origin).to(taps.dtype)
+        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+        dx, dtaps, dcoarse = _backward(
+            grad, x, taps, ctx.origin, coarse, ctx.coarse_origin, ctx.grid, blocks, z, wanted
+        )
         return dx, dtaps, None, dcoarse, None, None, None
+
+
+def _forward(
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    coarse: Tensor,
+    coarse_origin: int,
+    grid: NodeGrid,
+    blocks: BlockWeights | None,
+) -> tuple[Tensor, Tensor, BlockWeights]:
+    """The product, the signal's values at the nodes, and the weights."""
+    signal = x.to(coarse.dtype)
+    z, blocks = _at_nodes(signal, grid, blocks)
+    # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
+    smooth = _as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z)
+    near = None if taps is None else convolve(signal, *_balanced(taps, origin))
+    return prolong(smooth, grid, blocks, into=near), z, blocks
+
+
+def _at_nodes(signal: Tensor, grid: NodeGrid, blocks: BlockWeights | None) -> tuple[Tensor, BlockWeights]:
+    blocks = block_weights(grid, signal) if blocks is None else blocks
+    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
+    return restrict(signal, grid, blocks), blocks
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    coarse: Tensor,
+    coarse_origin: int,
+    grid: NodeGrid,
+    blocks: BlockWeights,
+    z: Tensor,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the signal, the taps and the coarse taps, where wanted."""
+    dx = dtaps = dz = dcoarse = None
+    if wanted[0] or wanted[2]:
+        nodes = restrict(grad, grid, blocks)
+        signal, kernel = _as_channels(z, coarse)
+        nodes, _ = _as_channels(nodes, coarse)
+        dz, dcoarse = fft_gradients(nodes, signal, kernel, coarse_origin, "auto", (wanted[0], wanted[2]))
+        dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
+    if dz is not None:
+        near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - origin))
+        dx = prolong(_as_rows(dz, z), grid, blocks, into=near).to(x.dtype)
+    if taps is not None and wanted[1]:
+        dtaps = tap_gradient(grad, x, -origin, taps.shape[1] - 1 - origin).to(taps.dtype)
+    return dx, dtaps, dcoarse
+
+
+def _of_graph(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
+    """The arguments of `_forward` from those of an operator, whose taps may be empty."""
+    *rows, origin, coarse_origin, nodes, spacing, degree = rest
+    length = x.shape[1]
+    grid = spaced_grid(length, spacing, degree) if spacing else inducing_grid(length, nodes, degree)
+    blocks = row_weights(rows[0], rows[1], rows[2], grid) if rows else None
+    return x, taps if taps.shape[1] else None, origin, coarse, coarse_origin, grid, blocks
+
+
+def _graph_forward(*given: Any) -> Tensor:
+    return _forward(*_of_graph(*given))[0].contiguous()
+
+
+def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> list[Tensor]:
+    x, some, origin, coarse, coarse_origin, grid, blocks = _of_graph(x, taps, coarse, *rest)
+    z, blocks = _at_nodes(x.to(coarse.dtype), grid, blocks)
+    wanted = (True, True, True)
+    dx, dtaps, dcoarse = _backward(grad, x, some, origin, coarse, coarse_origin, grid, blocks, z, wanted)
+    assert dx is not None
+    assert dcoarse is not None
+    return [dx, taps if dtaps is None else dtaps, dcoarse]
+
+
+def _like(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
+    return coarse.new_empty(x.shape)
+
+
+# The grid depends on the length, for which it would be compiled anew.
+_NUMBERS = "SymInt origin, SymInt coarse_origin, SymInt nodes, SymInt spacing, SymInt degree"
+_operator, _rows_operator = (
+    graph_operator(
+        name, _graph_forward, _graph_gradients, _like, tensors="x taps coarse", constants=rows, numbers=_NUMBERS
+    )
+    for name, rows in (("ski_product", ""), ("ragged_ski_product", "first lengths row_nodes"))
+)
 
 
 def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
@@ -53,12 +54,16 @@ def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
     n_fft = 2 * (spectrum.shape[2] - 1)
     if 2 * x.shape[1] > n_fft:
         raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
+    if in_graph():
+        return _spectral_operator(x, spectrum, n_fft)
     plan = _Plan(n_fft, 1, x.shape[1], 0, 0)
     return bilinear_product(x, spectrum, _SpectralForm(plan, spectrum.shape[2], frequencies=True))
 
 
 def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``."""
+    if in_graph():
+        return _fft_operator(x, taps, origin, engine)
     plan = _plan(x.shape[1], taps.shape[1], origin, engine)
     return bilinear_product(x, taps, _SpectralForm(plan, taps.shape[1]))
 
@@ -68,6 +73,25 @@ def fft_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of `fft_product` with respect to the signal and the taps, where wanted."""
     return _gradients(grad, x, taps, _plan(x.shape[1], taps.shape[1], origin, engine), wanted)
+
+
+# Lengths of FFTs and numbers of frames would be compiled anew for every length of the signal.
+_fft_operator = graph_operator(
+    "fft_product",
+    lambda x, taps, origin, engine: _product(x, taps, _plan(x.shape[1], taps.shape[1], origin, engine)),
+    lambda grad, x, taps, origin, engine: fft_gradients(grad, x, taps, origin, engine, (True, True)),
+    lambda x, *_: torch.empty_like(x),
+    tensors="x taps",
+    numbers="SymInt origin, str engine",
+)
+_spectral_operator = graph_operator(
+    "spectral_product",
+    lambda x, spectrum, n_fft: _product(x, spectrum, _Plan(n_fft, 1, x.shape[1], 0, 0)),
+    lambda grad, x, spectrum, n_fft: _gradients(grad, x, spectrum, _Plan(n_fft, 1, x.shape[1], 0, 0), (True, True)),
+    lambda x, *_: torch.empty_like(x),
+    tensors="x spectrum",
+    numbers="SymInt n_fft",
+)
 
 
 def fast_length(minimum: int) -> int:

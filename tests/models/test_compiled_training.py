@@ -1,0 +1,79 @@
+"""Training steps under `torch.compile`: one graph for every length, with the model's own values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise.training import load_recipe
+
+RECIPES = (
+    *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),
+    *("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm"),
+)
+QUICK = ("ski-tnn-lm", "mega-mlm")
+LENGTHS = (300, 450, 350)
+
+
+def small(recipe: str) -> torch.nn.Module:
+    """A recipe's model with one layer of 32 channels."""
+    options = dict(load_recipe(recipe).model)
+    block = options["block"] = dict(options["block"])
+    if "value_size" in block:
+        block["value_size"], block["query_size"] = 24, 8
+    if recipe == "transformer-alibi-lm":
+        block["token_mixer"]["heads"] = 2
+    encoder = recipe.endswith("-mlm")
+    options |= {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 300, "causal": not encoder}
+    torch.manual_seed(0)
+    return (LagwiseForMaskedLM if encoder else LagwiseForCausalLM)(LagwiseConfig(**options)).train()
+
+
+def batch(length: int, kind: str) -> dict[str, torch.Tensor]:
+    ids = torch.randint(5, 250, (2, length), generator=torch.Generator().manual_seed(length))
+    if kind == "packed":
+        return {"input_ids": ids, "labels": ids, "seq_idx": (torch.arange(length) // 50).expand(2, -1).contiguous()}
+    if kind == "plain":
+        return {"input_ids": ids, "labels": ids}
+    mask = (torch.arange(length) < torch.tensor([[length], [length - 30]])).long()
+    return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
+
+
+def step(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(2)  # of dropout
+    loss = model(**inputs, use_cache=False).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def check(recipe: str, kind: str, *, fullgraph: bool) -> int:
+    """Compare steps with those of the model itself. Returns the number of graphs."""
+    torch.compiler.reset()
+    graphs = []
+
+    def record(graph: torch.fx.GraphModule, inputs: list) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    model = small(recipe)
+    compiled = torch.compile(model, backend=record, fullgraph=fullgraph)
+    for length in LENGTHS:
+        found, expected = step(compiled, batch(length, kind)), step(model, batch(length, kind))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6 + 1e-5 * float(b.abs().max()))
+    return len(graphs)
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded"])
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=() if r in QUICK else pytest.mark.slow) for r in RECIPES])
+def test_one_graph_serves_every_length(recipe: str, kind: str) -> None:
+    assert check(recipe, kind, fullgraph=True) <= 2  # for the first length, and for any
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_packed_rows_train_in_several_graphs(recipe: str) -> None:
+    """How many documents of which lengths there are depends on values, which no graph can hold."""
+    check(recipe, "packed", fullgraph=False)
