@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.operators import in_graph
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.tables import known
 
@@ -233,7 +234,7 @@ def _in_chunks(
 ) -> Tensor:
     """Attention in chunks counted from the first token: all whole chunks at once, as rows of a batch, then the rest."""
     batch, heads, length, _ = query.shape
-    if symbolic(length):
+    if symbolic(length) or in_graph():  # a graph would be compiled anew for every rest
         return _in_whole_chunks(query, key, value, chunk, causal, function, bias, real)
     whole, rest = length // chunk, length % chunk
     end, parts = whole * chunk, []
@@ -269,9 +270,9 @@ def _in_whole_chunks(
     bias: Tensor | None,
     real: Tensor | None,
 ) -> Tensor:
-    """`_in_chunks` at a symbolic length, padded to whole chunks."""
+    """`_in_chunks` in a graph for any length, padded to whole chunks."""
     batch, _, length, _ = query.shape
-    whole = pieces(length, chunk)
+    whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
     rest = whole * chunk - length
 
     def fold(x: Tensor) -> Tensor:
