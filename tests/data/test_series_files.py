@@ -399,9 +399,7 @@ def test_long_tables_are_refused(tmp_path: Path, per_sample: bool, columns: list
 @pytest.mark.parametrize("text", ["1\t0.5\t0.25\n2\t0.1\t0.3\n", "0.5\n0.25\n", "0.5\t0.25\tcat\n0.1\t1\tdog\n"])
 def test_series_without_a_header_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.tsv").write_text(text)
-    with pytest.raises(
-        ValueError, match=r"the first line of .*a\.tsv is taken for the names of columns, but it has num"
-    ):
+    with pytest.raises(ValueError, match=r"the first line of .*a\.tsv has numbers .*; it must have names of columns"):
         open_series(str(tmp_path / "a.tsv"), "label").read()
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lagwise.forecasting.numbers import decimal_separator, missing_codes, to_numbers
+from lagwise.data.numbers import decimal_separator
+from lagwise.forecasting.numbers import missing_codes, to_numbers
 
 
 def read(texts: list[str], usual: str) -> list[float]:
-    frame = pd.DataFrame({"y": texts}, dtype=str)
-    return to_numbers(frame["y"], decimal_separator(frame, usual)).tolist()
+    return to_numbers(pd.Series(texts, name="y", dtype=str), decimal_separator([texts], usual)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, sounds and .txt, each also compressed
-as .xz, .gz or .bz2."""
+"""Files of rows as Arrow tables, also compressed: one reader for each ending of a name (`READERS`)."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
+RECORDS = (".jsonl", ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
 
 
 def file_kind(path: Path) -> str | None:
@@ -49,11 +49,8 @@ def read_columns(path: Path) -> tuple[str, ...]:
         return tuple(read_head(path).names)
     if kind == ".jsonl":
         with opened(path) as f:
-            if marked_encoding(f.read(4)):
-                return tuple(_jsonl(read_whole(path), path, None).column_names)
-            f.seek(0)
             line = next((line for line in f if line.strip()), b"")
-        return tuple(_jsonl(line, path, None).column_names)
+        return tuple(_jsonl(read_whole(path) if marked_encoding(line) else line, path, None).column_names)
     if kind == ".txt":
         return _TEXT_COLUMNS
     if kind == ".parquet" and not is_compressed(path):

@@ -21,6 +21,7 @@ from lagwise.data.folders import (
     split_word,
     unread_note,
 )
+from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
 from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table, row_arrays
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sources import SPLITS, hash_files, load_hub
@@ -154,8 +155,8 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also .xz, .gz or .bz2). A folder of such
-    files: in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
+    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also compressed). A folder of such files:
+    in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
     ``hub:NAME:CONFIG``: a Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is
     a column, its first axis the rows. A sound (.wav, .flac, .mp3, .ogg) is a row, whose label is the name of a folder:
     sounds are in a folder for each class, and these may be in a folder for each split (`class_folders`). So are .txt
@@ -167,12 +168,11 @@ def open_rows(name: str) -> RowSource:
     if name.startswith("hub:"):
         return RowSource(name, dataset=_hub_splits(name))
     path = expanded(name)
-    suffixes = f"{', '.join(READERS)} (each also .xz, .gz or .bz2)"
+    suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
     if path.is_file():
+        check_spreadsheet(path)
         if file_kind(path) is None:
-            sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
-            advice = "; save the sheet of this spreadsheet as .csv in UTF-8" if sheet else ""
-            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}{advice}")
+            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
         if file_kind(path) == ".txt":
             raise ValueError(
                 f"{name!r} is one text, not a table of rows such as .csv or .jsonl; texts can be in a folder for each "

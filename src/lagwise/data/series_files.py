@@ -156,7 +156,7 @@ def _samples(table: TextTable, label: str, features: Sequence[str]) -> np.ndarra
     for name in features:
         known(name, table.names, f"column of {table.path}")
     try:
-        return np.stack([table.numbers(name).astype(np.float32) for name in features], axis=1)
+        return table.numbers(*features).astype(np.float32)
     except ValueError as error:
         raise ValueError(
             f"{error}; all columns but that of the labels, task.label={label!r}, are read as numbers unless "
