@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lagwise.data.sources import SPLITS
+from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import word_tokenizer
 from lagwise.tables import known
 

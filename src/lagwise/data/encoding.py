@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.row_files import row_arrays
+from lagwise.data.arrays import list_column, row_arrays
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,17 +195,3 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
         mean, count = mean + (own - mean) * (len(each) / total), total
     std = np.sqrt(square / max(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
-
-
-def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
-    """A column of lists, of numbers or of vectors of one size."""
-    import pyarrow as pa
-
-    offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
-    inner = kind.value_type
-    flat = np.concatenate(rows).reshape(-1)
-    if pa.types.is_fixed_size_list(inner):
-        values: Any = pa.FixedSizeListArray.from_arrays(pa.array(flat, inner.value_type), inner.list_size)
-    else:
-        values = pa.array(flat.astype(inner.to_pandas_dtype()))
-    return pa.ListArray.from_arrays(offsets, values)

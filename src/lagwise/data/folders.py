@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-SPLITS = ("train", "valid", "test")
+from lagwise.data.splits import SPLITS
+
 _SPLIT_WORDS = {  # as `datasets` reads them
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),

@@ -14,7 +14,7 @@ from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar

@@ -17,8 +17,7 @@ from lagwise.data.folders import check_names
 from lagwise.data.labels import alike_note, read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode, frames
-from lagwise.data.rows import shared_rows, split_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.splits import SPLITS, shared_rows, split_rows
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:

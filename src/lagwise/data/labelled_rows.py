@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
-from lagwise.data.rows import RowSource, rows_to_evaluate, shared_rows, split_rows
+from lagwise.data.rows import RowSource, rows_to_evaluate
+from lagwise.data.splits import shared_rows, split_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset

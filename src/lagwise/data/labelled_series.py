@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data.encoding import feature_scale, list_column, read_series
+from lagwise.data.arrays import is_list, list_column
+from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
-from lagwise.data.row_files import is_list
-from lagwise.data.rows import RowSource, shared_rows, split_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.rows import RowSource
+from lagwise.data.splits import ROWS_HELD_OUT, SPLITS, shared_rows, split_rows, split_shares
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def _parts(tables: dict[str, Dataset]) -> dict[str, tuple[Dataset, tuple[float, 
     """The rows of each split, and the share of every row, from and to, that is in it."""
     train = tables["train"]
     if len(tables) == 1 and len(train) < len(SPLITS):
-        return {"train": (train, (0, 0.8)), "valid": (train, (0.8, 0.9)), "test": (train, (0.9, 1))}
+        return {split: (train, share) for split, share in split_shares(ROWS_HELD_OUT).items()}
     return {split: (rows, (0, 1)) for split, rows in split_rows(tables).items()}
 
 

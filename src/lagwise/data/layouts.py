@@ -16,7 +16,8 @@ from lagwise.data.folders import check_file
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.rows import RowSource
-from lagwise.data.sources import SPLITS, load_hub
+from lagwise.data.sources import load_hub
+from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 
 if TYPE_CHECKING:

@@ -16,13 +16,6 @@ _TOGETHER, _PARTS = 512, 16  # pictures that are begun at a time; parts in which
 _OUTSIDE = -99.0  # place of what is not drawn
 
 
-def split_sizes(count: int) -> dict[str, int]:
-    """How many of a folder's pictures, in their order, are for training, validation and tests, as in Long Range Arena:
-    eight tenths, one and one."""
-    first, last = count * 8 // 10, count * 9 // 10
-    return {"train": first, "valid": last - first, "test": count - last}
-
-
 @dataclass(frozen=True)
 class Parameters:
     """Of Long Range Arena's generator, in pixels. seeds: distance between the starts of the two contours. continuity:

@@ -25,12 +25,12 @@ from lagwise.data.folders import (
 )
 from lagwise.data.generated import generated_source
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.pathfinder import split_sizes
 from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import decoded, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS, hash_files
+from lagwise.data.sources import hash_files
+from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.files import expanded
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lagwise.data.archive_files import arff_table, ts_table
+from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
@@ -22,7 +23,6 @@ from lagwise.data.text_tables import parse_text_table, read_head
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
@@ -61,69 +61,6 @@ def read_columns(path: Path) -> tuple[str, ...]:
         except (ArrowException, OSError) as error:
             raise ValueError(f"{path} is not a parquet file ({error})") from error
     return tuple(read_table(path).column_names)
-
-
-def array_column(array: np.ndarray) -> pa.ChunkedArray:
-    """A column of an array ``(rows, ...)``; the size of the second axis may differ in other parts of the column."""
-    import pyarrow as pa
-
-    if array.ndim == 1:
-        return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind in "US" else array)])
-    chunks = []
-    rows = max(1, _ELEMENTS // max(1, array[0].size)) if len(array) else 1
-    for start in range(0, max(1, len(array)), rows):
-        part = array[start : start + rows]
-        values: Any = pa.array(np.ascontiguousarray(part).reshape(-1))
-        for size in reversed(part.shape[2:]):
-            values = pa.FixedSizeListArray.from_arrays(values, size)
-        offsets = pa.array(np.arange(len(part) + 1, dtype=np.int32) * part.shape[1])
-        chunks.append(pa.ListArray.from_arrays(offsets, values))
-    return pa.chunked_array(chunks)
-
-
-def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
-    """The rows of a column of lists as arrays ``(length,)`` or ``(length, size)``; a null number is NaN.
-
-    TypeError for a column of other types, ValueError for a row whose lists are of different lengths.
-    """
-    import pyarrow as pa
-
-    if isinstance(column, pa.ChunkedArray):
-        for chunk in column.chunks:
-            yield from row_arrays(chunk)
-        return
-    if not is_list(column.type):
-        raise TypeError(f"a column of {column.type}")
-    for row in column:
-        values: Any = row.values
-        if values is None:
-            yield np.empty(0, dtype=np.float32)
-            continue
-        shape = [len(values)]
-        if is_list(values.type):
-            sizes = {len(v) if v is not None else 0 for v in values} if not _is_fixed(values.type) else set()
-            if len(sizes) > 1:
-                raise ValueError(f"its vectors have {min(sizes)} to {max(sizes)} numbers")
-            shape.append(values.type.list_size if _is_fixed(values.type) else next(iter(sizes), 1))
-            values = values.flatten()
-        if is_list(values.type):
-            raise TypeError(f"a column of {column.type}")
-        numbers = values.to_numpy(zero_copy_only=False)
-        if numbers.dtype.kind not in "biuf":
-            raise TypeError(f"a column of {column.type}")
-        yield numbers.reshape(shape)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return t.is_fixed_size_list(kind)
 
 
 def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:

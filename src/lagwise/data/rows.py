@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -22,16 +21,14 @@ from lagwise.data.folders import (
     unread_note,
 )
 from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
-from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table, row_arrays
+from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
-from lagwise.data.sources import SPLITS, hash_files, load_hub
+from lagwise.data.sources import hash_files, load_hub
+from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-_MOST_NAMED = 10  # classes in a message
-_HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
 
 
 @dataclass(frozen=True)
@@ -218,102 +215,6 @@ def _labelled(files: list[Path]) -> list[Path]:
         if folder.name == "unsup" and {folder.with_name(n) for n in ("pos", "neg")} <= folders
     }
     return [file for file in files if file.parent not in unlabelled]
-
-
-def split_rows(
-    rows: dict[str, Dataset],
-    label: str | None = None,
-    *,
-    classes: bool = True,
-    names: Sequence[str] | None = None,
-    seed: int = 0,
-) -> dict[str, Dataset]:
-    """Rows in the three splits: named splits are kept, missing ones are taken from train.
-
-    Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
-    is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
-    the rows does not matter, and added rows move few others, and none from valid to test. label: the column of labels;
-    None if all columns are content. classes: whether labels are classes (``names``, by id, are for messages).
-
-    ValueError for a class with fewer different rows than the splits that it must be in.
-    """
-    train = rows["train"]
-    missing = [split for split in ("test", "valid") if split not in rows]
-    if not missing:
-        return {split: rows[split] for split in SPLITS}
-    hashes = list(_hashes(train, seed, skip=label))
-    members: defaultdict[Any, set[bytes]] = defaultdict(set)
-    stratified = label is not None and classes
-    for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
-        members[value].add(content)
-    places: dict[bytes, str] = {}
-    few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
-    if few:
-        each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
-        shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
-        shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
-        raise ValueError(
-            f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
-            + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")
-        )
-    for contents in sorted(members.values(), key=len):
-        taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
-        for split in missing:
-            free = sorted((c for c in contents if c not in places), reverse=split == "valid")
-            wanted = max(1, round(_HELD_OUT * len(contents))) - taken[split]
-            places.update(dict.fromkeys(free[: max(0, wanted)], split))
-    dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for i, content in enumerate(hashes):
-        dealt[places.get(content, "train")].append(i)
-    made: dict[str, Any] = {split: train.select(dealt[split]) for split in ("train", *missing)}
-    whole = {**rows, **made}
-    return {split: whole[split] for split in SPLITS}
-
-
-def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
-    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
-    Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
-    notes, before = [], set()
-    if len({*named} & {*SPLITS}) < 2:
-        return notes
-    for i, split in enumerate(each for each in SPLITS if each in splits):
-        own = list(_hashes(splits[split], 0, skip=label, encode=_encoded))
-        count = sum(content in before for content in own)
-        if count and split in named:
-            notes.append(
-                f"{count:,} of {len(own):,} rows of {split} are also in {' or '.join(SPLITS[:i])}, which makes scores "
-                "on them too good; remove them from one of the two"
-            )
-        before.update(own)
-    return notes
-
-
-def _hashes(
-    rows: Dataset, seed: int, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
-) -> Iterator[bytes]:
-    """A hash of each row's content; ``encode`` gives that of a value other than a series."""
-    columns = sorted(name for name in rows.column_names if name != skip)
-    key = str(seed).encode()
-    for batch in rows.with_format("arrow").iter(1000):
-        table: Any = batch
-        for values in zip(*(_contents(table.column(name), encode) for name in columns), strict=True):
-            digest = hashlib.blake2b(key=key, digest_size=16)
-            for value in values:
-                digest.update(len(value).to_bytes(8))
-                digest.update(value)
-            yield digest.digest()
-
-
-def _encoded(value: Any) -> bytes:
-    """As fast as a file of a picture allows. Made splits depend on the other encoding, so it stays as it is."""
-    return value if isinstance(value, bytes) else repr(value).encode()
-
-
-def _contents(column: Any, encode: Callable[[Any], bytes]) -> list[bytes]:
-    try:
-        return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
-    except TypeError:
-        return [encode(value) for value in column.to_pylist()]
 
 
 def _hub_splits(name: str) -> dict[str, Any]:

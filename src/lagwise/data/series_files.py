@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
@@ -104,10 +105,9 @@ def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: S
     import pyarrow as pa
 
     values = _samples(table, label, features)
-    offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * len(features))
     others = [name for name in table.names if name not in (*features, SERIES)]
     kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
-    kept[SERIES] = pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
+    kept[SERIES] = array_column(values)
     return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
 
 
@@ -226,8 +226,6 @@ def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -
 def _row(values: Mapping[str, Any], columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
-    row = {name: pa.array([value]) for name, value in values.items() if name != SERIES}
-    samples = values[SERIES]
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(samples.reshape(-1)), samples.shape[1])
-    row[SERIES] = pa.ListArray.from_arrays(pa.array([0, len(samples)], pa.int32()), vectors)
+    row: dict[str, Any] = {name: pa.array([value]) for name, value in values.items() if name != SERIES}
+    row[SERIES] = array_column(values[SERIES][None])
     return pa.table({name: column for name, column in row.items() if columns is None or name in columns})

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.arrays import row_arrays
 from lagwise.data.augmentation import CHANGES, changed, stretched
 from lagwise.data.batches import PaddingCollator
 from lagwise.data.packing import IGNORED
-from lagwise.data.row_files import row_arrays
 from lagwise.tables import whole_number
 
 if TYPE_CHECKING:

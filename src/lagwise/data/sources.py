@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lagwise.data.folders import SPLITS, by_split, check_file, files_below, split_word, unread_note
+from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
     check_size,
     decoded,
@@ -23,11 +23,10 @@ from lagwise.data.reading import (
     opened,
     read_whole,
 )
+from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, cut_text, deal, split_shares
 from lagwise.files import expanded, one_line
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
-_HELD_OUT = 0.05  # share of valid and of test when the data name no splits
 _STDLIB_SKIPPED = {
     "site-packages",
     "dist-packages",
@@ -63,7 +62,7 @@ class Source:
             return
         for path in self.files[split]:
             documents = read_documents(path)
-            yield from _cut(_held(documents, path), self.ranges[split]) if self.ranges else documents
+            yield from cut_text(_held(documents, path), self.ranges[split]) if self.ranges else documents
 
     def fingerprint(self) -> str:
         """Hash of the content (and of how it is split)."""
@@ -92,7 +91,7 @@ def open_source(name: str) -> Source:
     path = expanded(name)
     if path.is_file():
         check_file(path)
-        return Source(name, {s: [path] for s in SPLITS}, _ranges())
+        return Source(name, {s: [path] for s in SPLITS}, split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
         raise FileNotFoundError(
             f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
@@ -115,7 +114,7 @@ def open_source(name: str) -> Source:
         named = {s: named.get(s) or named["valid" if s == "test" else "test"] for s in SPLITS}
         return Source(name, named, notes=notes)
     if len(files) < len(SPLITS):
-        return Source(name, dict.fromkeys(SPLITS, files), _ranges(), notes=notes)
+        return Source(name, dict.fromkeys(SPLITS, files), split_shares(TEXT_HELD_OUT), notes=notes)
     return replace(_by_file(name, files), notes=notes)
 
 
@@ -188,39 +187,6 @@ def _held(documents: Iterator[str], path: Path) -> list[str]:
     return held
 
 
-def _cut(documents: list[str], share: tuple[float, float]) -> list[str]:
-    """The text between two shares of the total: whole documents, or, if there are few, a part of each."""
-    if len(documents) < _FEW_DOCUMENTS:
-        parts = (text[_boundary(text, share[0]) : _boundary(text, share[1])] for text in documents)
-        return [part for part in parts if part]
-    total, position, taken = sum(map(len, documents)), 0, []
-    for document in documents:
-        if share[0] * total <= position < share[1] * total:
-            taken.append(document)
-        position += len(document)
-    return taken
-
-
-def _boundary(text: str, share: float) -> int:
-    """Where to cut a text at a share of its length: after the next line, else the next space, if one is near."""
-    position = round(share * len(text))
-    if position in (0, len(text)):
-        return position
-    for mark in ("\n", " "):
-        found = text.find(mark, position - 1, position + len(text) // 100 + 1)
-        if found >= 0:
-            return found + 1
-    return position
-
-
-def _ranges() -> dict[str, tuple[float, float]]:
-    return {
-        "train": (0.0, 1 - 2 * _HELD_OUT),
-        "valid": (1 - 2 * _HELD_OUT, 1 - _HELD_OUT),
-        "test": (1 - _HELD_OUT, 1.0),
-    }
-
-
 def _kind(path: Path) -> str:
     """How to read a file: by its suffix before that of a compression; files other than tables of records are text."""
     suffix = inner_suffix(path)
@@ -233,19 +199,9 @@ def _is_data(path: Path) -> bool:
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
-    """Split and order files by a hash of their names: a file's split does not depend on the others, and the
-    beginning of a split is a fair sample of it."""
+    """Whole files in splits (`deal`)."""
     root = files[0].parent if len(files) == 1 else Path(*_common(files))
-    dealt: dict[str, list[Path]] = {s: [] for s in SPLITS}
-    shares = {
-        f: int(hashlib.sha256(f.relative_to(root).as_posix().encode()).hexdigest()[:8], 16) / 2**32 for f in files
-    }
-    for file, share in sorted(shares.items(), key=lambda item: item[1]):
-        dealt["test" if share < _HELD_OUT else "valid" if share < 2 * _HELD_OUT else "train"].append(file)
-    for split in ("valid", "test"):  # with few files all may be in train
-        if not dealt[split]:
-            dealt[split].append(max(dealt.values(), key=len).pop())
-    return Source(name, dealt)
+    return Source(name, deal({file: file.relative_to(root).as_posix() for file in files}))
 
 
 def _common(files: list[Path]) -> tuple[str, ...]:
@@ -281,6 +237,6 @@ def _hub(name: str) -> Source:
     if "text" not in train.column_names:
         raise ValueError(f"data set {path!r} has no 'text' column (it has {', '.join(train.column_names)})")
     if not held:
-        parts = train.train_test_split(2 * _HELD_OUT, seed=0, shuffle=False)
+        parts = train.train_test_split(2 * TEXT_HELD_OUT, seed=0, shuffle=False)
         train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
     return Source(name, dataset={"train": train, "valid": held[0], "test": held[-1]})

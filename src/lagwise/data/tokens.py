@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data.sources import SPLITS, Source, open_source
+from lagwise.data.sources import Source, open_source
+from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer, pieces, tokenizer_folder
 from lagwise.progress import progress_bar
 
