@@ -255,7 +255,7 @@ class TestCache:
         first = prepare(source)
         monkeypatch.setattr(labelled_module, "read_labelled", lambda *a, **k: pytest.fail("read again"))
         again = prepare(source)
-        assert again.identity == first.identity
+        assert again.key == first.key
         fields = {f.name for f in dataclasses.fields(LabelledData)} - {"splits", "encoder"}
         assert all(getattr(again, name) == getattr(first, name) for name in fields)
         for split, rows in first.splits.items():
@@ -265,9 +265,9 @@ class TestCache:
         other = write(tmp_path / "b.jsonl", reviews(32))
         seen = [prepare(source), prepare(source, length=9), prepare(source, tokenizer="bpe", vocab_size=260)]
         seen += [prepare(other), prepare(source, kind="classification"), prepare(source, text=["text"], label="label")]
-        identities = [data.identity for data in seen]
-        assert len(set(identities)) == 5
-        assert identities[0] == identities[5]
+        keys = [data.key for data in seen]
+        assert len(set(keys)) == 5
+        assert keys[0] == keys[5]
 
     @pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
     def test_damaged_cache_files_are_rebuilt(self, source: str, tmp_path: Path, damage: str) -> None:

@@ -159,16 +159,16 @@ class TestFolders:
         write(tmp_path / "test.csv", {"label": ["1"], "content": ["1"]})
         assert open_rows(str(tmp_path)).columns == ("label",)
 
-    def test_the_fingerprint_is_of_content_and_splits(self, tmp_path: Path) -> None:
+    def test_the_key_is_of_content_and_splits(self, tmp_path: Path) -> None:
         prints = set()
         for folder, names in (("a", ("train", "test")), ("b", ("train", "valid")), ("c", ("train", "test"))):
             (tmp_path / folder).mkdir()
             for name in names:
                 write(tmp_path / folder / f"{name}.csv", {"text": ["1"]})
-            prints.add(open_rows(str(tmp_path / folder)).fingerprint())
+            prints.add(open_rows(str(tmp_path / folder)).key())
         assert len(prints) == 2
         write(tmp_path / "a" / "test.csv", {"text": ["2"]})
-        assert open_rows(str(tmp_path / "a")).fingerprint() not in prints
+        assert open_rows(str(tmp_path / "a")).key() not in prints
 
     def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
         """A folder stands in for the hub, since `datasets` loads both by name."""
@@ -180,7 +180,7 @@ class TestFolders:
             "train": ["train"],
             "valid": ["validation"],
         }
-        assert source.fingerprint() == open_rows(f"hub:{tmp_path}").fingerprint()
+        assert source.key() == open_rows(f"hub:{tmp_path}").key()
 
 
 def test_a_source_names_its_splits_in_order() -> None:

@@ -175,22 +175,22 @@ def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
         open_series(str(path), "label").read()
 
 
-def test_the_class_of_a_sound_is_part_of_its_identity(tmp_path: Path) -> None:
+def test_the_class_of_a_sound_is_part_of_its_key(tmp_path: Path) -> None:
     folder = classes(tmp_path, yes=RATE, no=RATE)
-    before = open_rows(str(folder)).fingerprint()
+    before = open_rows(str(folder)).key()
     (folder / "yes" / "0.wav").rename(folder / "no" / "2.wav")
-    moved = open_rows(str(folder)).fingerprint()
+    moved = open_rows(str(folder)).key()
     (folder / "no").rename(folder / "negative")
-    assert len({before, moved, open_rows(str(folder)).fingerprint()}) == 3
+    assert len({before, moved, open_rows(str(folder)).key()}) == 3
 
 
-def test_the_folder_of_a_recording_is_part_of_its_identity_where_it_is_the_class(tmp_path: Path) -> None:
+def test_the_folder_of_a_recording_is_part_of_its_key_where_it_is_the_class(tmp_path: Path) -> None:
     found = []
     for text in ("value\n1\n2\n", "value,label\n1,a\n2,b\n"):
         for name in ("one", "two"):
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "r.csv").write_text(text)
-            found.append(open_series(str(tmp_path / name), "label", per_sample=True).fingerprint())
+            found.append(open_series(str(tmp_path / name), "label", per_sample=True).key())
     assert found[0] != found[1]
     assert found[2] == found[3]
 
@@ -230,8 +230,8 @@ def test_features_may_be_chosen(tmp_path: Path) -> None:
     chosen = open_series(source, "label", per_sample=True, features=["y", "x"])
     assert chosen.read(["input_values"])["train"]["input_values"][:] == [[[2, 1], [4, 3]], [[6, 5], [8, 7]]]
     assert chosen.found() == {"features": ["y", "x"]}
-    same = [open_series(source, "label", per_sample=True, features=f).fingerprint() for f in (None, ["x", "y", "time"])]
-    assert same[0] == same[1] != chosen.fingerprint()
+    same = [open_series(source, "label", per_sample=True, features=f).key() for f in (None, ["x", "y", "time"])]
+    assert same[0] == same[1] != chosen.key()
     with pytest.raises(ValueError, match=r"b\.csv has other columns \(y, x\) than .*a\.csv \(x, y, time\)"):
         open_series(source, "label", per_sample=True).read()
     with pytest.raises(ValueError, match=r"unknown column of .*a\.csv: 'tim'; did you mean 'time'"):
@@ -363,7 +363,7 @@ def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:
     path = str(wide(tmp_path / "a.csv"))
     source = open_series(path, "label", features=["Unnamed: 0", "3"])
     assert [row[0] for row in source.read()["train"]["input_values"]] == [*range(40)]
-    assert (source.notes, source.fingerprint() == open_series(path, "label").fingerprint()) == ((), False)
+    assert (source.notes, source.key() == open_series(path, "label").key()) == ((), False)
 
 
 def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class AssociativeRecall:
         self.tokenizer = word_tokenizer([*keys, *map(str, range(half))])
 
     @property
-    def identity(self) -> str:
+    def key(self) -> str:
         return f"associative-recall-{self.vocab_size}"
 
     def training_examples(self, length: int, count: int, seed: int) -> RecallExamples:

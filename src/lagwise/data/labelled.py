@@ -50,7 +50,7 @@ class LabelledData:
     notes: tuple[str, ...]
 
     @property
-    def identity(self) -> str:
+    def key(self) -> str:
         """Hash of the rows and of all that decides how they are encoded."""
         return self.folder.name
 

@@ -57,7 +57,7 @@ class PictureData:
 
 def pictures_key(source: PictureSource, size: tuple[int, int] | None, channels: int) -> str:
     """Hash of the pictures and of everything that affects how they are read."""
-    options = [_FORMAT, source.fingerprint(), source.image, source.label, size, channels]
+    options = [_FORMAT, source.key(), source.image, source.label, size, channels]
     return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
 
 

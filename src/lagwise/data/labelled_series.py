@@ -51,7 +51,7 @@ def series_key(source: RowSource, values: str, label: str, events: str | None) -
     """Hash of the rows and of everything that affects how they are read; arguments as in `prepare_series`."""
     if len({values, label, events}) < 3:
         raise ValueError(f"task.values, task.label and task.events must name different columns, got {label!r} twice")
-    options = [_FORMAT, source.fingerprint(), values, label, events]
+    options = [_FORMAT, source.key(), values, label, events]
     return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
 
 

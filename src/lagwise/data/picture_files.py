@@ -57,10 +57,10 @@ class PictureSource:
     rows: RowSource | None = None
     notes: tuple[str, ...] = ()
 
-    def fingerprint(self) -> str:
+    def key(self) -> str:
         """Hash of the content, of the classes and of the splits."""
         if self.rows is not None:
-            return self.rows.fingerprint()
+            return self.rows.key()
         if self.arrays is not None:
             return hash_files({"train": [self.arrays]}, hashlib.sha256(b"pictures"))
         classes = "\n".join(f"{split}:{self.labels[path]}" for split, paths in self.files.items() for path in paths)

@@ -71,7 +71,7 @@ class RowSource:
         """Whether the columns are named by the first lines of files."""
         return any(file_kind(path) in TEXT_TABLES for path in chain(*self.files.values()))
 
-    def fingerprint(self) -> str:
+    def key(self) -> str:
         """Hash of the content and of the splits."""
         digest = hashlib.sha256(b"rows")
         if self.dataset is not None:

@@ -78,8 +78,8 @@ class SeriesSource(RowSource):
         tables = [path for path in self._tables if self._folder_column(path) is not None]
         return nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
 
-    def fingerprint(self) -> str:
-        whole = super().fingerprint()
+    def key(self) -> str:
+        whole = super().key()
         if not self._tables:
             return whole
         usual = self._all_features(self._columns_of_tables[0]), self._has_labels and not self.per_sample

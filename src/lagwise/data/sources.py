@@ -13,7 +13,9 @@ from typing import Any
 
 from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
+    COMPRESSIONS,
     check_size,
+    check_spreadsheet,
     decoded,
     inner_suffix,
     is_compressed,
@@ -64,7 +66,7 @@ class Source:
             documents = read_documents(path)
             yield from cut_text(_held(documents, path), self.ranges[split]) if self.ranges else documents
 
-    def fingerprint(self) -> str:
+    def key(self) -> str:
         """Hash of the content (and of how it is split)."""
         digest = hashlib.sha256(json.dumps(self.ranges, sort_keys=True).encode())
         if self.dataset is not None:
@@ -76,7 +78,7 @@ def open_source(name: str) -> Source:
     """Find data by name.
 
     ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
-    each also .xz, .gz or .bz2): split by position or by document. A folder of such files: split by the words in their
+    each also compressed): split by position or by document. A folder of such files: split by the words in their
     names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
     ``text`` column.
 
@@ -90,6 +92,7 @@ def open_source(name: str) -> Source:
         raise ValueError("name the data: a file, a folder, 'stdlib' or 'hub:NAME'")
     path = expanded(name)
     if path.is_file():
+        check_spreadsheet(path)
         check_file(path)
         return Source(name, {s: [path] for s in SPLITS}, split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
@@ -100,7 +103,7 @@ def open_source(name: str) -> Source:
     files = [file for file in found if _is_data(file)]
     notes = unread_note(path, found, files)
     if not files:
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz, .gz or .bz2) in folder {name!r}")
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {name!r}")
     for file in files:
         check_file(file)
     words = {file: split_word(file.relative_to(path)) for file in files}
@@ -195,7 +198,7 @@ def _kind(path: Path) -> str:
 
 def _is_data(path: Path) -> bool:
     """Whether a file found in a folder is meant as data."""
-    return is_compressed(path) or inner_suffix(path) in SUFFIXES
+    return inner_suffix(path) in SUFFIXES or (is_compressed(path) and path.suffix.lower() != ".zip")
 
 
 def _by_file(name: str, files: list[Path]) -> Source:

@@ -150,7 +150,7 @@ def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles
     quotings = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) if mark == "\t" and '"' in text else (csv.QUOTE_MINIMAL,)
     for quoting in quotings:
         try:
-            rows, notes = _fields(text, path, mark, quoting, first, most, titles), ()
+            rows, notes = text_rows(text, path, mark, quoting, first, most, skipinitialspace=titles), ()
             if titles:
                 rows, notes = _without_titles(rows, path, mark)
             found.append((_of_one_width(rows, path, mark, titles), notes))
@@ -161,18 +161,29 @@ def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles
     return found[0] if same else found[-1]
 
 
-def _fields(text: str, path: Path, mark: str, quoting: Any, first: int, most: int | None, titles: bool) -> Lines:
-    """The lines that are not empty."""
+def text_rows(
+    text: str,
+    path: Path,
+    separator: str,
+    quoting: Any,
+    first: int = 1,
+    most: int | None = None,
+    *,
+    skipinitialspace: bool = False,
+) -> Lines:
+    """The lines of a text that are not empty, at most ``most``; their numbers begin with ``first``. ValueError for a
+    line with a wrong quote."""
     limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
-    options: dict[str, Any] = {"delimiter": mark, "quoting": quoting, "skipinitialspace": titles, "strict": True}
-    reader, rows, line = csv.reader(io.StringIO(text, newline=""), **options), [], first
+    options: dict[str, Any] = {"quoting": quoting, "skipinitialspace": skipinitialspace, "strict": True}
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, **options)
+    rows, line = [], first
     try:
-        for row in reader:
+        for row in lines:
             if row:
                 rows.append((line, row))
             if len(rows) == most:
                 break
-            line = reader.line_num + first
+            line = lines.line_num + first
     except csv.Error as error:
         raise ValueError(f"{path}, line {line}: {error}; check the quotes") from error
     finally:

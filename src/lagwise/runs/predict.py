@@ -29,8 +29,8 @@ def predict_run(
     if source is not None and task.continues(source):
         return task.continuation(load_model(run, device=default_device())[0], source)
     if rows is not None and task.data.format is not None:
-        layout = FORMATS[task.data.format]  # texts as in its files
-        rows = [{k: layout.cleaned(cell) if k in layout.texts else cell for k, cell in row.items()} for row in rows]
+        format = FORMATS[task.data.format]  # texts as in its files
+        rows = [{k: format.cleaned(cell) if k in format.texts else cell for k, cell in row.items()} for row in rows]
     tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
     kept = [dict(row) for table in tables for row in table]
     if not kept:
