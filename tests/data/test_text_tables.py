@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
+import lzma
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from lagwise.data import open_rows, open_series, open_source
 from lagwise.data.text_tables import TextTable, is_data, read_head, read_text_table
+from lagwise.forecasting import read_series
 
 ROWS = "text,label\ngröße,a\nnaïve,b\n"
 COLUMNS = {"text": ["größe", "naïve"], "label": ["a", "b"]}
@@ -46,7 +52,22 @@ def test_other_files_are_named_with_advice(tmp_path: Path, data: bytes, message:
         read_text_table(write(tmp_path / "a.csv", data))
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def zipped(data: bytes, *names: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names or ("__MACOSX/._a.csv", "a.csv"):
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def packed_zst(data: bytes) -> bytes:
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+PACKED = [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", packed_zst), (".zip", zipped)]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKED)
 def test_compressed_files(tmp_path: Path, suffix: str, pack) -> None:
     assert read_text_table(write(tmp_path / f"a.csv{suffix}", pack(ROWS.encode()))).columns == COLUMNS
     for damaged in (pack(ROWS.encode() * 99)[:-9], b"something else"):
@@ -163,3 +184,74 @@ def test_the_head_of_a_long_file(tmp_path: Path) -> None:
     assert len(read_head(path).names) == 50_000
     path = write(tmp_path / "c.tsv", text.replace(",", "\t").encode("utf-16"))
     assert read_head(path, 1).columns == {"x": ["1"], "y": ["2"]}
+
+
+def test_an_archive_of_several_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.csv\.zip holds 2 files; unpack it"):
+        read_text_table(write(tmp_path / "a.csv.zip", zipped(b"", "a.csv", "b.csv")))
+
+
+@pytest.mark.parametrize("sheet", ["a.xlsx", "a.ods", "a.xls", "a.numbers"])
+def test_every_reader_refuses_a_spreadsheet_in_the_same_words(tmp_path: Path, sheet: str) -> None:
+    path = write(tmp_path / sheet, b"PK\3\4")
+    for read in (open_rows, open_source, read_series, lambda name: open_series(name, "label")):
+        with pytest.raises(ValueError, match=r"is a spreadsheet; save the sheet as \.csv in UTF-8 and give that file"):
+            read(str(path))
+
+
+VALUES = np.random.default_rng(0).uniform(100, 3000, (30, 2)).round(1)
+
+
+def exported(mark: str, point: str, thousands: str = "") -> str:
+    """A table with a column of times, two of numbers and one of labels, as a program of some country writes it."""
+    lines = [("date", "a", "b", "label")]
+    for i, row in enumerate(VALUES):
+        numbers = [f"{x:,.1f}".replace(",", "_").replace(".", point).replace("_", thousands) for x in row]
+        lines.append((f"2024-01-{i + 1:02d}", *numbers, "xy"[i % 2]))
+    return "".join(mark.join(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("plain.csv", exported(",", ".").encode()),
+        ("european.csv", exported(";", ",").encode()),
+        ("thousands.csv", exported(";", ",", ".").encode()),
+        ("swiss.csv", exported(";", ".", "\u2019").encode()),
+        ("semicolons.csv", exported(";", ".").encode()),
+        ("tabs.tsv", exported("\t", ",").encode()),
+        ("bars.csv", exported("|", ".").encode()),
+        ("excel.csv", ('"sep=;"\r\n' + exported(";", ",").replace("\n", "\r\n")).encode()),
+        ("mac.csv", exported(",", ".").replace("\n", "\r").encode()),
+        ("wide.csv", exported(";", ",").encode("utf-16")),
+        ("marked.csv", exported(",", ".").encode("utf-8-sig")),
+        ("trailing.csv", exported(",", ".").replace("\n", ",\n").encode()),
+        ("blank.csv", (exported(",", ".") + ",,,\n\n").encode()),
+        ("packed.csv.xz", lzma.compress(exported(",", ".").encode())),
+        ("packed.csv.zst", packed_zst(exported(";", ",").encode())),
+        ("packed.csv.zip", zipped(exported(";", ",").encode())),
+    ],
+)
+def test_every_reader_reads_a_table_alike(tmp_path: Path, name: str, data: bytes) -> None:
+    path = str(write(tmp_path / name, data))
+    rows, features = open_rows(path), ["a", "b"]
+    assert rows.columns == ("date", "a", "b", "label")
+    texts = rows.read()["train"]
+    assert texts["date"][0] == "2024-01-01"
+    assert texts["label"][:] == ["x", "y"] * 15
+    lines = open_series(path, "label", features=features).read()["train"]
+    np.testing.assert_array_equal(lines["input_values"][:], VALUES.astype(np.float32))
+    samples = open_series(path, "label", features=features, per_sample=True).read()["train"]
+    np.testing.assert_array_equal(samples["input_values"][0], VALUES.astype(np.float32))
+    series = read_series(path, columns=features)
+    assert str(series.frame.index[-1]) == "2024-01-30 00:00:00"
+    np.testing.assert_array_equal(series.frame, VALUES)
+
+
+def test_decimal_commas_of_labels_are_numbers(tmp_path: Path) -> None:
+    table = "text;score;name;codes\nfine, so;1,5;1,5 m;1,2,3\nbad;-2;x;4,5,6\nnone;;y;\n"
+    rows = open_rows(str(write(tmp_path / "a.csv", table))).read()["train"]
+    assert rows["score"][:] == ["1.5", "-2", ""]
+    assert rows["name"][:] == ["1,5 m", "x", "y"]
+    assert rows["text"][0] == "fine, so"
+    assert rows["codes"][:] == ["1,2,3", "4,5,6", ""]

@@ -18,7 +18,7 @@ _ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
 def forecast(
     data: Annotated[
         Path,
-        typer.Option(parser=path, help="A .csv, .tsv, .txt, .jsonl or .parquet of series over time, also compressed."),
+        typer.Option(parser=path, help="A .csv, .tsv, .txt, .jsonl or .parquet of series over time, also .gz etc."),
     ],
     horizon: Annotated[int, typer.Option(callback=at_least(1), help="Rows to forecast.")],
     time: Annotated[

@@ -101,6 +101,17 @@ def to_floats(cells: Sequence[str], decimal: str) -> tuple[np.ndarray, int | Non
     return values, None
 
 
+def with_points(cells: list[str], usual: str | None) -> list[str]:
+    """Cells as they are; if all are numbers, and some have decimal commas, with decimal points instead."""
+    if usual == "." or not any("," in cell for cell in cells) or to_floats(cells, ",")[1] is not None:
+        return cells
+    try:
+        decimal = decimal_separator([cells], usual)
+    except ValueError:  # it is not clear whether commas separate thousands
+        return cells
+    return [cell if is_missing(cell) else _plain(cell, decimal) for cell in cells]
+
+
 def _plain(cell: str, decimal: str) -> str:
     """A number with a decimal point and nothing between thousands."""
     text, other = _SPACES.sub("", cell.strip().replace("\u2212", "-")), _OTHER[decimal]

@@ -64,11 +64,11 @@ def read_columns(path: Path) -> tuple[str, ...]:
 
 
 def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Cells as they are written."""
+    """Cells as they are written, but numbers with decimal points."""
     import pyarrow as pa
 
     table = parse_text_table(data, path)
-    return pa.table({name: pa.array(v, pa.string()) for name, v in table.columns.items() if _wanted(name, columns)})
+    return pa.table({name: pa.array(table.cells(name), pa.string()) for name in table.names if _wanted(name, columns)})
 
 
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:

@@ -98,8 +98,8 @@ class RowSource:
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
 
-        Values of .csv and .tsv are strings as written in the file. ValueError for a file that does not match its
-        suffix, or files of one split that do not fit together.
+        Values of .csv and .tsv are strings as written in the file, numbers with decimal points. ValueError for a file
+        that does not match its suffix, or files of one split that do not fit together.
         """
         import pyarrow as pa
         from datasets import Dataset

@@ -106,7 +106,7 @@ def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: S
 
     values = _samples(table, label, features)
     others = [name for name in table.names if name not in (*features, SERIES)]
-    kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
+    kept: dict[str, Any] = {name: pa.array(table.cells(name), pa.string()) for name in others}
     kept[SERIES] = array_column(values)
     return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
 
@@ -135,7 +135,7 @@ def recording_table(
     values: Any = _samples(table, label, features)
     own: Any = found
     if label in table.columns:
-        own = table.columns[label]
+        own = table.cells(label)
         if not per_sample:
             if len(set(own)) > 1:
                 raise ValueError(
