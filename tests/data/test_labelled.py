@@ -106,6 +106,10 @@ class TestText:
             data.encode([{"text": "a"}, {"txt": "a"}])
         with pytest.raises(ValueError, match="row 1: 'text' must be text, got int"):
             data.encode([{"text": 5}])
+        with pytest.raises(ValueError, match="'text' must be text, got int64"):
+            data.encode(datasets.Dataset.from_dict({"text": [5]}))
+        with pytest.raises(ValueError, match=r"the rows have no 'text' \(they have txt\)"):
+            data.encode(datasets.Dataset.from_dict({"txt": ["a"]}))
 
 
 class TestSeries:
@@ -124,6 +128,8 @@ class TestSeries:
                 number = int(row["label"] * 4)
                 assert row["input_values"] == [[number, 0.5]] * min(2, 1 + number % 3)
         assert data.encode([{"input_values": np.ones((5, 2))}])["input_values"][0] == [[1, 1], [1, 1]]
+        table = open_rows(str(tmp_path / "a.jsonl")).read()["train"]
+        assert data.encode(table).to_dict() == data.encode(self.rows()).to_dict()
 
     def test_a_list_of_numbers_is_one_feature(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(60, dtype=np.float64).reshape(20, 3), label=np.arange(20) % 2)

@@ -38,8 +38,8 @@ class RowEncoder:
     features: int | None = None
     separate: bool = False
 
-    def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """input_ids (and token_type_ids) or input_values, and length, of rows as mappings; other fields are ignored.
+    def __call__(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> Dataset:
+        """input_ids (and token_type_ids) or input_values, and length, of rows; other columns are ignored.
 
         ValueError names a row without one of the columns, a text that is not a string, or a series that is not
         ``(length, features)`` or has NaN or inf.
@@ -47,17 +47,32 @@ class RowEncoder:
         import pyarrow as pa
         from datasets import Dataset
 
+        table: Any = rows.with_format("arrow")[:] if isinstance(rows, Dataset) else self._table(rows)
+        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+        for column in self.columns:
+            if column not in table.column_names:
+                raise ValueError(
+                    f"the rows have no {column!r} (they have {', '.join(table.column_names) or 'nothing'})"
+                )
+            kind = table.column(column).type
+            if self.tokenizer is not None and not any(check(kind) for check in texts):
+                raise ValueError(f"{column!r} must be text, got {kind}")
+        batches = [batch for batch, _ in self.batches(table, lambda i: f"row {i + 1}")]
+        return Dataset(pa.Table.from_batches(batches, schema=self.schema()))
+
+    def _table(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+        """The columns that are read, of rows as mappings."""
+        import pyarrow as pa
+
         rows = list(rows)
         for number, row in enumerate(rows, 1):
             for column in self.columns:
                 if column not in row:
                     raise ValueError(f"row {number} has no {column!r} (it has {', '.join(map(str, row)) or 'nothing'})")
         try:
-            table = pa.table({c: [self._cell(c, row[c], n) for n, row in enumerate(rows, 1)] for c in self.columns})
+            return pa.table({c: [self._cell(c, row[c], n) for n, row in enumerate(rows, 1)] for c in self.columns})
         except (pa.ArrowException, UnicodeEncodeError) as error:
             raise ValueError(f"cannot read the rows: {error}") from error
-        batches = [batch for batch, _ in self.batches(table, lambda i: f"row {i + 1}")]
-        return Dataset(pa.Table.from_batches(batches, schema=self.schema()))
 
     def schema(self) -> pa.Schema:
         """The columns that `batches` returns."""
