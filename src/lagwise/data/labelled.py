@@ -214,7 +214,7 @@ def _write(
         "reason": rows.reason,
         "label_names": rows.label_names,
         "cut": cut,
-        "counts": rows.counts(),
+        "counts": rows.counts,
         "notes": rows.notes,
     }
 

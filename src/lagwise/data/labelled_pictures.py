@@ -14,10 +14,11 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache, keep_also
 from lagwise.data.folders import check_names
-from lagwise.data.labels import alike_note, read_labels
+from lagwise.data.labelled_rows import split_labelled
+from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode, frames
-from lagwise.data.splits import SPLITS, shared_rows, split_rows
+from lagwise.data.splits import SPLITS
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -118,27 +119,17 @@ def _write(
     assert labels.names is not None
     if source.files:
         check_names(labels.names, "pictures")
-    kept: dict[str, Any] = {}
-    for split, rows in tables.items():
-        own = labels.values[split]
-        places = [i for i, value in enumerate(own) if value is not None]
-        if not places:  # a test set may be secret
-            continue
-        chosen: Any = rows.select(places).remove_columns("label")
-        kept[split] = chosen.add_column("label", [own[i] for i in places])
-    without = [split for split in tables if split not in kept]
-    named, sizes, moving = set(kept), Counter(), []
-    total = sum(map(len, kept.values()))
+    sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
     with progress_bar(desc="checking pictures", total=total, unit="picture", show=progress) as bar:
-        for rows in kept.values():
-            for row in rows:
-                sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
-                if frames(row["image"]) > 1:
-                    moving.append(row["file"])
+        for split, rows in tables.items():
+            found: Any = rows
+            for row, value in zip(found, labels.values[split], strict=True):
+                if value is not None:
+                    sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
+                    moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    without_files = {split: rows.remove_columns("file") for split, rows in kept.items()}
-    splits = split_rows(without_files, "label", names=labels.names)
+    splits, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="picture")
     for split, rows in splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
         schema = rows.features.arrow_schema
@@ -146,29 +137,20 @@ def _write(
             for batch in batches:
                 writer.write_table(batch)
     mean, std = _statistics(splits["train"], size, channels)
-    made = [split for split in SPLITS if split not in named]
-    notes = [f"{' and '.join(without)} without labels, and left out"] if without else []
-    if made:
-        notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
-    other = total - sizes[size]
-    if other:
+    total = sizes.total()
+    if other := total - sizes[size]:
         notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")
     if moving:
         notes.append(
             f"{len(moving):,} of {total:,} pictures have several frames, of which the first is read: {moving[0]}"
         )
-    notes += [*shared_rows(splits, named, "label"), *alike_note(labels.names)]
-    counts = {split: Counter(rows["label"][:]) for split, rows in splits.items()}
-    for split, found in counts.items():
-        if absent := [name for i, name in enumerate(labels.names) if not found[i]]:
-            notes.append(f"{split} has no picture of {', '.join(map(repr, absent))}")
     return {
         "label_names": labels.names,
         "size": size,
         "mean": mean,
         "std": std,
-        "counts": {split: {n: counts[split][i] for i, n in enumerate(labels.names)} for split in splits},
+        "counts": counts,
         "notes": notes,
     }
 

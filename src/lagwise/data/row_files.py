@@ -6,7 +6,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_en
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import parse_text_table, read_head
+from lagwise.files import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,21 +72,26 @@ def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Ta
     return pa.table({name: pa.array(table.cells(name), pa.string()) for name in table.names if _wanted(name, columns)})
 
 
+def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects in the lines that are not empty, and the numbers of these. ValueError names a faulty line."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(decoded(line, path).removeprefix("\ufeff"))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: not a JSON object ({one_line(error)})") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+        yield number, record
+
+
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
-    records, lines = [], []
     data = decoded(data, path).encode() if marked_encoding(data) else data
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
-            records.append(record)
-            lines.append(number)
+    found = list(read_records(data.split(b"\n"), path))
+    lines, records = [number for number, _ in found], [record for _, record in found]
     names = dict.fromkeys(name for record in records for name in record)
     return pa.table(
         {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
@@ -25,8 +25,10 @@ from lagwise.data.reading import (
     opened,
     read_whole,
 )
+from lagwise.data.row_files import read_records
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, cut_text, deal, split_shares
-from lagwise.files import expanded, one_line
+from lagwise.files import expanded
+from lagwise.tables import shown
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 _STDLIB_SKIPPED = {
@@ -141,12 +143,11 @@ def read_documents(path: Path) -> Iterator[str]:
         yield from _parquet(path)
     elif kind == ".jsonl":
         with opened(path) as f:
-            for number, line in enumerate(iter(partial(f.readline, most_text() + 1), b""), 1):
-                check_size(path, len(line))
-                if number == 1 and (encoding := marked_encoding(line)):
-                    raise ValueError(not_utf8_mark(path, encoding))
-                if line.strip():
-                    yield _record(line, path, number)
+            for number, record in read_records(_lines(f, path), path):
+                where = f"{path}, line {number}"
+                if "text" not in record:
+                    raise ValueError(f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})")
+                yield _text(record["text"], where)
     else:
         yield decoded(read_whole(path), path)
 
@@ -161,13 +162,12 @@ def _parquet(path: Path) -> Iterator[str]:
         raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
 
-def _record(line: bytes, path: Path, number: int) -> str:
-    where = f"{path}, line {number}"
-    try:
-        return _text(json.loads(decoded(line, path).removeprefix("\ufeff"))["text"], where)
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-        message = f"{where}: expected a JSON object with a 'text' field ({type(error).__name__}: {one_line(error)})"
-        raise ValueError(message) from error
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    for line in iter(partial(file.readline, most_text() + 1), b""):
+        check_size(path, len(line))
+        if encoding := marked_encoding(line):
+            raise ValueError(not_utf8_mark(path, encoding))
+        yield line
 
 
 def _text(value: Any, where: str) -> str:
