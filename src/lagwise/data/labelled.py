@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.cache import cached_folder, default_cache, keep_also
+from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
 from lagwise.data.labels import KINDS
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
@@ -123,17 +122,16 @@ def prepare_labelled(
     encoding: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "length": length}
     key = labelled_key(source, **reading, **encoding, separate=separate)
     columns = _columns(text, label, inputs)
-    folder = (cache or default_cache()) / "labelled" / key
 
-    def make(partial: Path) -> dict[str, Any]:
+    def write(folder: Path) -> dict[str, Any]:
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
-        return _write(rows, tokenizer, vocab_size, length, separate, partial, progress)
+        return _write(rows, tokenizer, vocab_size, length, separate, folder, progress)
 
-    meta = cached_folder(folder, make)
+    folder, splits, meta = prepared_rows("labelled", key, write, cache)
     if tuple(meta["columns"]) != columns:  # a run keeps the column that was found, and opens its rows by that
         found: dict[str, Any] = {**reading, "text": meta["columns"][0]}
         keep_also(folder, folder.with_name(labelled_key(source, **found, **encoding, separate=separate)), meta)
-    return _load(folder, meta, source.notes)
+    return _load(folder, splits, meta, source.notes)
 
 
 def labelled_key(
@@ -158,7 +156,7 @@ def labelled_key(
         raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
     options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
     options += ["separate"] * separate  # other keys stay as they were
-    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+    return key_of(options)
 
 
 def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, ...]:
@@ -194,8 +192,7 @@ def _write(
         values = table.column(LABEL).combine_chunks().cast(labels.type)
         schema, start = encoder.schema().append(labels), 0
         with (
-            pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file,
-            pa.ipc.new_stream(file, schema) as writer,
+            arrow_file(folder / f"{split}.arrow", schema) as writer,
             progress_bar(desc=f"encoding {split}", unit=" rows", total=len(values), show=progress) as bar,
         ):
             for batch, too_long in encoder.batches(table, lambda i, split=split: f"{split} row {i + 1}"):
@@ -219,9 +216,7 @@ def _write(
     }
 
 
-def _load(folder: Path, meta: dict[str, Any], notes: Sequence[str]) -> LabelledData:
-    from datasets import Dataset
-
+def _load(folder: Path, splits: dict[str, Dataset], meta: dict[str, Any], notes: Sequence[str]) -> LabelledData:
     tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
     encoder = RowEncoder(
         tuple(meta["columns"]),
@@ -233,7 +228,7 @@ def _load(folder: Path, meta: dict[str, Any], notes: Sequence[str]) -> LabelledD
     )
     return LabelledData(
         folder=folder,
-        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        splits=splits,
         encoder=encoder,
         kind=meta["kind"],
         reason=meta["reason"],

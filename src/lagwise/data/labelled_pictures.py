@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -12,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.cache import cached_folder, default_cache, keep_also
+from lagwise.cache import keep_also
 from lagwise.data.folders import check_names
 from lagwise.data.labelled_rows import split_labelled
 from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode, frames
-from lagwise.data.splits import SPLITS
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -58,8 +56,7 @@ class PictureData:
 
 def pictures_key(source: PictureSource, size: tuple[int, int] | None, channels: int) -> str:
     """Hash of the pictures and of everything that affects how they are read."""
-    options = [_FORMAT, source.key(), source.image, source.label, size, channels]
-    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+    return key_of([_FORMAT, source.key(), source.image, source.label, size, channels])
 
 
 def prepare_pictures(
@@ -76,16 +73,15 @@ def prepare_pictures(
     Missing splits are made as in `split_rows`. ValueError, one line, for a picture that cannot be read, pictures
     without labels, and classes too small to split.
     """
-    root = (cache or default_cache()) / "pictures"
-    folder = root / pictures_key(source, size, channels)
-    meta = cached_folder(folder, lambda partial: _write(source, size, channels, partial, progress))
+    key = pictures_key(source, size, channels)
+    folder, splits, meta = prepared_rows(
+        "pictures", key, lambda folder: _write(source, size, channels, folder, progress), cache
+    )
     if size is None:  # a run keeps the size that was found, and opens its pictures by that
-        keep_also(folder, root / pictures_key(source, (meta["size"][0], meta["size"][1]), channels), meta)
-    from datasets import Dataset
-
+        keep_also(folder, folder.with_name(pictures_key(source, (meta["size"][0], meta["size"][1]), channels)), meta)
     return PictureData(
         folder=folder,
-        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        splits=splits,
         label_names=tuple(meta["label_names"]),
         size=(meta["size"][0], meta["size"][1]),
         mean=tuple(meta["mean"]),
@@ -98,8 +94,6 @@ def prepare_pictures(
 def _write(
     source: PictureSource, size: tuple[int, int] | None, channels: int, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     work = folder / "work"
     work.mkdir()
     tables = source.read(work)
@@ -132,8 +126,7 @@ def _write(
     splits, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="picture")
     for split, rows in splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
-        schema = rows.features.arrow_schema
-        with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
             for batch in batches:
                 writer.write_table(batch)
     mean, std = _statistics(splits["train"], size, channels)
