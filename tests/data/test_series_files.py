@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,32 @@ def test_different_sampling_rates_and_empty_classes_are_refused(tmp_path: Path) 
     (folder / "c").mkdir()
     with pytest.raises(ValueError, match=r"class folder '.*c' has no sounds"):
         open_rows(str(folder))
+
+
+def test_every_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are known without its samples."""
+    classes(tmp_path / "sounds", yes=RATE, no=RATE)
+    for name in ("a", "b"):
+        (tmp_path / "tables" / name).mkdir(parents=True)
+        (tmp_path / "tables" / name / "1.csv").write_text("x,y\n1,2\n3,4\n")
+    (tmp_path / "lines.csv").write_text("x,y,label\n1,2,a\n3,4,b\n")
+    read: list[Path] = []
+    for module in ("row_files", "text_tables"):
+
+        def counted(path: Path, original: Any = importlib.import_module(f"lagwise.data.{module}").read_whole) -> bytes:
+            read.append(path)
+            return original(path)
+
+        monkeypatch.setattr(f"lagwise.data.{module}.read_whole", counted)
+    for name, columns in (
+        ("sounds", ("input_values", "label", "sampling_rate", "file")),
+        ("tables", ("file", "label", "input_values")),
+        ("lines.csv", ("label", "input_values")),
+    ):
+        source = open_series(str(tmp_path / name), "label")
+        assert {*source.columns} == {*columns}
+        assert {*source.read()["train"].column_names} == {*columns}
+    assert len(read) == len({*read}) == 4 + 2 + 1
 
 
 def test_sounds_beside_the_classes_of_splits_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lagwise.data.archive_files import arff_table, ts_table
 from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
-from lagwise.data.series_files import FOLDER_LABEL, wav_table
+from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import parse_text_table, read_head
 from lagwise.files import one_line
@@ -52,8 +52,11 @@ def read_columns(path: Path) -> tuple[str, ...]:
         with opened(path) as f:
             line = next((line for line in f if line.strip()), b"")
         return tuple(_jsonl(read_whole(path) if marked_encoding(line) else line, path, None).column_names)
-    if kind == ".txt":
-        return _TEXT_COLUMNS
+    if kind in ONE_ROW:
+        return _TEXT_COLUMNS if kind == ".txt" else SOUND_COLUMNS
+    if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
+        with np.load(path, allow_pickle=False) as archive:
+            return tuple(archive.files)
     if kind == ".parquet" and not is_compressed(path):
         from pyarrow import ArrowException, parquet
 

@@ -23,6 +23,7 @@ from lagwise.data.folders import (
 from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
 from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
+from lagwise.data.sound_files import SOUNDS
 from lagwise.data.sources import hash_files, load_hub
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
@@ -37,7 +38,7 @@ class RowSource:
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
     hub data set instead of files. classes: of files that are a row each, by their folders. file_notes: what else a
-    reader should know about the files.
+    reader should know about the files. rate: the sampling rate that sounds must have, in Hz.
     """
 
     name: str
@@ -45,6 +46,7 @@ class RowSource:
     dataset: Any = None
     classes: dict[Path, str | None] = field(default_factory=dict)
     file_notes: tuple[str, ...] = ()
+    rate: int | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -109,10 +111,16 @@ class RowSource:
             if columns is None:
                 return kept
             return {s: rows.select_columns([c for c in rows.column_names if c in columns]) for s, rows in kept.items()}
+        sounds = {path for path in chain(*self.files.values()) if file_kind(path) in SOUNDS}
+        whole = {
+            path: self._table(path, None if path in sounds else columns)
+            for split in self.split_names
+            for path in self.files[split]
+        }
+        check_sounds({path: table for path, table in whole.items() if path in sounds}, self.rate)
         read = {}
-        self._check_sounds()
         for split in self.split_names:
-            tables = [self._table(path, columns) for path in self.files[split]]
+            tables = [_selected(whole[path], columns) for path in self.files[split]]
             for path, table in zip(self.files[split], tables, strict=True):
                 if table.num_rows and set(table.column_names) != set(tables[0].column_names):
                     raise ValueError(
@@ -125,9 +133,6 @@ class RowSource:
                 raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
         return read
 
-    def _check_sounds(self) -> None:
-        check_sounds(self.files)
-
     def _columns_of(self, path: Path) -> tuple[str, ...]:
         return read_columns(path)
 
@@ -139,6 +144,10 @@ class RowSource:
             return table
         own = pa.array([self._class(path)], pa.string())
         return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
+
+
+def _selected(table: Any, columns: Sequence[str] | None) -> Any:
+    return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:

@@ -15,8 +15,8 @@ import numpy as np
 
 from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
-from lagwise.data.reading import inner_suffix, read_whole
-from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
+from lagwise.data.reading import inner_suffix
+from lagwise.data.sound_files import COMPRESSED, read_compressed
 from lagwise.data.text_tables import TextTable
 from lagwise.tables import known
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SERIES = "input_values"
 FOLDER_LABEL = "label"  # the column of the names of folders
+SOUND_COLUMNS = (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 UNNAMED = "Unnamed: 0"  # a first column without a name
 _UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
 _COUNTED = 5  # rows that show whether a column counts them
@@ -205,22 +206,24 @@ def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
     return counts or (called and not samples and len(set(values)) == len(values))
 
 
-def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:
-    """ValueError if sounds have different sampling rates or numbers of channels, or others than ``rate``, in Hz, or
-    cannot be read."""
+def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None) -> None:
+    """ValueError if sounds, read by `wav_table`, have different sampling rates or numbers of channels, or others than
+    ``rate``, in Hz."""
     wanted, by = rate, "the model was trained at"
     channels: tuple[int, Path] | None = None
-    for path in (path for paths in files.values() for path in paths if inner_suffix(path) in SOUNDS):
-        own, samples = read_sound(read_whole(path), path)
+    for path, table in tables.items():
+        own, vectors = table.column("sampling_rate")[0].as_py(), table.schema.field(SERIES).type.value_type
         if wanted is None:
             wanted, by = own, f"{path} has"
         if own != wanted:
             raise ValueError(
                 f"{path} has a sampling rate of {own} Hz, {by} {wanted} Hz; resample the sounds to one rate"
             )
-        channels = channels or (samples.shape[1], path)
-        if samples.shape[1] != channels[0]:
-            raise ValueError(f"{path} has {samples.shape[1]} channel(s), {channels[1]} has {channels[0]}; convert them")
+        channels = channels or (vectors.list_size, path)
+        if vectors.list_size != channels[0]:
+            raise ValueError(
+                f"{path} has {vectors.list_size} channel(s), {channels[1]} has {channels[0]}; convert them"
+            )
 
 
 def _row(values: Mapping[str, Any], columns: Sequence[str] | None) -> pa.Table:
