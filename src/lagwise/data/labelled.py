@@ -118,20 +118,31 @@ def prepare_labelled(
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
     source = open_rows(source) if isinstance(source, str) else source
-    reading: dict[str, Any] = {"text": text, "label": label, "kind": kind, "inputs": inputs}
-    encoding: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "length": length}
-    key = labelled_key(source, **reading, **encoding, separate=separate)
-    columns = _columns(text, label, inputs)
+    columns = _columns(text, label, kind, inputs, length, separate)
+    content = content_key(source, tokenizer, vocab_size)
+    key = _key(content, columns, label, kind, inputs, length, separate)
 
     def write(folder: Path) -> dict[str, Any]:
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
         return _write(rows, tokenizer, vocab_size, length, separate, folder, progress)
 
     folder, splits, meta = prepared_rows("labelled", key, write, cache)
-    if tuple(meta["columns"]) != columns:  # a run keeps the column that was found, and opens its rows by that
-        found: dict[str, Any] = {**reading, "text": meta["columns"][0]}
-        keep_also(folder, folder.with_name(labelled_key(source, **found, **encoding, separate=separate)), meta)
-    return _load(folder, splits, meta, source.notes)
+    found = tuple(meta["columns"])
+    if found != columns:  # a run keeps the column that was found, and opens its rows by that
+        keep_also(folder, folder.with_name(_key(content, found, label, kind, inputs, length, separate)), meta)
+    made = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
+    separate = meta.get("separate", False)  # folders of earlier versions do not have it
+    return LabelledData(
+        folder=folder,
+        splits=splits,
+        encoder=RowEncoder(found, meta["length"], made, meta["is_bytes"], meta["features"], separate),
+        kind=meta["kind"],
+        reason=meta["reason"],
+        label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
+        cut=meta["cut"],
+        counts=meta["counts"],
+        notes=(*source.notes, *meta["notes"]),  # those on files that are not read do not change with the rows
+    )
 
 
 def labelled_key(
@@ -148,18 +159,22 @@ def labelled_key(
 ) -> str:
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
     encoded. ValueError for options that are invalid for any data."""
-    known(kind, KINDS, "task.kind")
-    columns = _columns(text, label, inputs)
-    whole_number("data.length", length, 2 * len(columns) - 1)
+    columns = _columns(text, label, kind, inputs, length, separate)
     source = open_rows(source) if isinstance(source, str) else source
-    if separate and len(columns) != 2:
-        raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
-    options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
-    options += ["separate"] * separate  # other keys stay as they were
-    return key_of(options)
+    return _key(content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length, separate)
 
 
-def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, ...]:
+def _key(content: str, columns: Sequence[str], *options: Any) -> str:
+    """The key of encoded rows of some content; ``options`` are label, kind, inputs, length and separate."""
+    *others, separate = options
+    return key_of([_FORMAT, content, columns, *others, *["separate"] * separate])  # other keys stay as they were
+
+
+def _columns(
+    text: str | Sequence[str], label: str, kind: str, inputs: str, length: int, separate: bool
+) -> tuple[str, ...]:
+    """The columns of the inputs. ValueError for options that are invalid for any data."""
+    known(kind, KINDS, "task.kind")
     known(inputs, INPUTS, "task.inputs")
     columns = (text,) if isinstance(text, str) else tuple(text)
     if inputs == "values" and columns == ("text",):
@@ -169,6 +184,9 @@ def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, .
             "task.text must name one column, two for a pair of texts, or more for texts that are joined, other than "
             f"the label's, got {text!r} and label {label!r}"
         )
+    whole_number("data.length", length, 2 * len(columns) - 1)
+    if separate and len(columns) != 2:
+        raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
     return columns
 
 
@@ -214,26 +232,3 @@ def _write(
         "counts": rows.counts,
         "notes": rows.notes,
     }
-
-
-def _load(folder: Path, splits: dict[str, Dataset], meta: dict[str, Any], notes: Sequence[str]) -> LabelledData:
-    tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
-    encoder = RowEncoder(
-        tuple(meta["columns"]),
-        meta["length"],
-        tokenizer,
-        meta["is_bytes"],
-        meta["features"],
-        meta.get("separate", False),  # folders of earlier versions do not have it
-    )
-    return LabelledData(
-        folder=folder,
-        splits=splits,
-        encoder=encoder,
-        kind=meta["kind"],
-        reason=meta["reason"],
-        label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
-        cut=meta["cut"],
-        counts=meta["counts"],
-        notes=(*notes, *meta["notes"]),  # those on files that are not read do not change with the rows
-    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
+from lagwise.data.numbers import is_number
 from lagwise.data.rows import RowSource, rows_to_evaluate
 from lagwise.data.splits import shared_rows, split_rows
 
@@ -185,15 +186,7 @@ def _is_text(rows: Dataset, column: str) -> bool:
     feature: Any = rows.features[column]
     if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return False
-    return not all(_is_number(value) for value in rows[column][:_SAMPLE])
-
-
-def _is_number(value: str | None) -> bool:
-    try:
-        float(value or 0)
-    except ValueError:
-        return False
-    return True
+    return not all(is_number(value or "0") for value in rows[column][:_SAMPLE])
 
 
 def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:

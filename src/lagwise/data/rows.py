@@ -24,7 +24,7 @@ from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
 from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.sources import hash_files, load_hub
+from lagwise.data.sources import hash_files, hub_splits
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 
@@ -172,7 +172,7 @@ def open_rows(name: str) -> RowSource:
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name.startswith("hub:"):
-        return RowSource(name, dataset=_hub_splits(name))
+        return RowSource(name, dataset=hub_splits(name))
     path = expanded(name)
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
     if path.is_file():
@@ -224,18 +224,3 @@ def _labelled(files: list[Path]) -> list[Path]:
         if folder.name == "unsup" and {folder.with_name(n) for n in ("pos", "neg")} <= folders
     }
     return [file for file in files if file.parent not in unlabelled]
-
-
-def _hub_splits(name: str) -> dict[str, Any]:
-    """Splits by our names; the first of several validation or test sets."""
-    loaded = load_hub(name)
-    named: dict[str, Any] = {}
-    for split in loaded:
-        word = split_word(Path(split))
-        if word is not None:
-            named.setdefault(word, loaded[split])
-    if "train" not in named:
-        if len(loaded) != 1:
-            raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
-        named = named or {"train": next(iter(loaded.values()))}
-    return named

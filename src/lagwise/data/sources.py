@@ -231,14 +231,26 @@ def load_hub(name: str) -> Any:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
 
+def hub_splits(name: str) -> dict[str, Any]:
+    """Splits by our names; the first of several validation or test sets."""
+    loaded = load_hub(name)
+    named: dict[str, Any] = {}
+    for split in loaded:
+        word = split_word(Path(split))
+        if word is not None:
+            named.setdefault(word, loaded[split])
+    if "train" not in named:
+        if len(loaded) != 1:
+            raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
+        named = named or {"train": next(iter(loaded.values()))}
+    return named
+
+
 def _hub(name: str) -> Source:
-    splits, path = load_hub(name), name.removeprefix("hub:").partition(":")[0]
-    if "train" not in splits:
-        raise ValueError(f"data set {path!r} has no train split (it has {', '.join(splits)})")
-    train = splits["train"]
-    held = [splits[s] for s in ("validation", "valid", "test") if s in splits]
+    splits = hub_splits(name)
+    train, held = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
     if "text" not in train.column_names:
-        raise ValueError(f"data set {path!r} has no 'text' column (it has {', '.join(train.column_names)})")
+        raise ValueError(f"data set {name!r} has no 'text' column (it has {', '.join(train.column_names)})")
     if not held:
         parts = train.train_test_split(2 * TEXT_HELD_OUT, seed=0, shuffle=False)
         train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
