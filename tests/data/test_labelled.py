@@ -83,7 +83,7 @@ class TestText:
         data = prepare(str(tmp_path / "a.csv"))
         assert data.encoder.columns == ("review",)
         assert data.label_names == ("0", "1")
-        assert data.reason == "the labels are 2 different whole numbers"
+        assert data.reason == "the labels are 2 different integers"
 
     def test_other_tokenizers(self, source: str, tmp_path: Path) -> None:
         data = prepare(source, tokenizer="bpe", vocab_size=280)

@@ -16,7 +16,7 @@ from lagwise.data.series_files import FOLDER_LABEL, SERIES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # of .arff: the dimensions of a series, quoted, and its class
+_RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # quoted dimensions, and the class
 
 
 def ts_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
+_ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
 
 
 def array_column(array: np.ndarray) -> pa.ChunkedArray:

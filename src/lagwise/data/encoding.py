@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_ROWS = 1000  # of a batch at most
-_ELEMENTS = 1 << 24  # of a batch of full length
+_ROWS = 1000  # most rows in a batch
+_ELEMENTS = 1 << 24  # most elements in a batch of full length
 
 
 @dataclass(frozen=True)

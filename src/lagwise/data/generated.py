@@ -24,9 +24,9 @@ from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 
-_ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # of ListOps, by default
+_ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for ListOps
 _PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
-_PAIRS, _PASSAGE = 20_000, 4_000  # of passages, and characters of each
+_PAIRS, _PASSAGE = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
 _FORMAT = 3  # raise when the same seed gives other data
 

@@ -37,7 +37,7 @@ _TASKS = (
         texts=_pair(),
         classes=None,
         label=("score",),
-        best=5.0,  # of two sentences that mean the same
+        best=5.0,  # the score of two sentences that mean the same
         fields=("sentence1", "sentence2", "score"),
     ),
     _Glue(

@@ -144,11 +144,11 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
         return found, np.where(np.isin(places, missing), IGNORED, places)
     if len(listed) != len(positions):
         raise ValueError(f"it has {len(positions)} events and {len(listed)} classes of events")
-    # pandas writes whole numbers of a column with gaps as floats.
+    # pandas writes integers of a column with gaps as floats.
     positions = [int(p) if isinstance(p, float) and p.is_integer() else p for p in positions]
     for number, (before, position) in enumerate(zip([None, *positions], positions, strict=False)):
         if type(position) is not int:
-            raise ValueError(f"event {number + 1} is at {position!r}, which is not a whole number")
+            raise ValueError(f"event {number + 1} is at {position!r}, which is not an integer")
         if not 0 <= position < length:
             raise ValueError(f"event {number + 1} is at {position!r}, outside the series of {length} samples")
         if before is not None and position <= before:

@@ -83,7 +83,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with _PACKED[suffix](path, "rb") as f:
             yield f
     except (lzma.LZMAError, zlib.error, zipfile.BadZipFile, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the content
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system, not of the content
             raise
         kind = f"{'an' if suffix == '.xz' else 'a'} {suffix} file"
         raise ValueError(f"{path} is truncated or not {kind} ({error}); download it again") from error
@@ -151,7 +151,7 @@ def not_utf8_mark(path: Path, encoding: str) -> str:
 
 def not_utf8(error: UnicodeDecodeError, name: str | None) -> str:
     """What to do about a file that is not UTF-8, or if the name is None, about standard input."""
-    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # of these Latin 1 has none that print
+    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # which Latin 1 cannot print
     encoding = "cp1252" if windows else "latin1"
     command = f"'iconv -f {encoding} -t utf-8'" if name is None else _conversion(encoding, Path(name).name)
     return (

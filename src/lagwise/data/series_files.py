@@ -57,7 +57,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
         raise ValueError(f"{path} has no samples")
     if samples.dtype == np.uint8:
         samples = (samples.astype(np.float32) - 128) / 128
-    elif samples.dtype.kind == "i":  # of 24 bits, scipy fills the upper bytes
+    elif samples.dtype.kind == "i":  # scipy reads 24 bits into the upper bytes
         samples = samples.astype(np.float32) / -float(np.iinfo(samples.dtype).min)
     return rate, samples.astype(np.float32).reshape(len(samples), -1)
 
@@ -190,7 +190,7 @@ def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
 
 def row_numbers(table: TextTable, names: Sequence[str], *, samples: bool) -> list[str]:
     """Those of the columns ``names`` that number the rows: a first one without a name, as pandas and R write, one
-    called as an index with a different whole number for each row, and any that counts from one row to the next.
+    called as an index with a different integer for each row, and any that counts from one row to the next.
 
     samples: the rows are samples, of which other columns than an index may count, such as times.
     """

@@ -36,7 +36,7 @@ def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -
     return blocks.max(1) if events else blocks[:, -1]
 
 
-_FILTER_STEPS = 3  # of the random filter of training windows
+_FILTER_STEPS = 3  # reach of the random filter of training windows
 
 
 class SeriesWindows(Dataset):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FAR = 30  # robust deviations from the median: a value worth a note
 _LEAST = 10  # values without which nothing is known of their range
-_FEW = 0.05  # of the rows that may have such values
+_FEW = 0.05  # share of the rows that may have such values
 
 
 def to_numbers(column: pd.Series, decimal: str) -> np.ndarray:

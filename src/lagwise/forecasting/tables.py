@@ -131,7 +131,7 @@ def _frame(path: Path) -> tuple[pd.DataFrame, str | None, tuple[str, ...]]:
     try:
         if inner_suffix(path) in RECORDS:
             frame = read_table(path).to_pandas()
-            # Times are often the index; whole numbers without a name are the rows that a selection kept.
+            # Times are often the index; integers without a name are the rows that a selection kept.
             left_over = frame.index.name is None and pd.api.types.is_integer_dtype(frame.index)
             return frame.reset_index(drop=left_over), ".", ()
         table = read_text_table(path, titles=True)
