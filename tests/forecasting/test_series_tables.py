@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,14 @@ def test_a_second_column_of_times_is_no_series(tmp_path: Path) -> None:
     assert list(read_series(path, columns=["load"]).frame) == ["load"]
 
 
-@pytest.mark.parametrize("name", ["data.CSV", "data.tsv", "data.txt", "data.PARQUET"])
+@pytest.mark.parametrize("name", ["data.CSV", "data.tsv", "data.txt", "data.jsonl", "data.PARQUET", "data.parquet.xz"])
 def test_a_table_that_is_read_is_also_predicted(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    if name.endswith("PARQUET"):
+    if name.endswith("jsonl"):
+        hours().to_json(path, orient="records", lines=True, date_format="iso")
+    elif name.endswith("xz"):
+        path.write_bytes(lzma.compress(hours().to_parquet()))
+    elif name.endswith("PARQUET"):
         hours().to_parquet(path)
     else:
         hours().to_csv(path, index=False, sep="\t" if name.endswith("tsv") else ",")

@@ -22,7 +22,7 @@ from lagwise.tables import shown
 
 _HEAD = 1 << 18  # bytes that show the first rows of a file
 _LOOKED_AT = 100  # lines, for the separator, the header and columns without a name
-_MARKS = ",;\t|"  # separators, the likelier first
+_MARKS = ";\t|,"  # separators; commas last, because numbers and names have them too
 _SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*(\r\n?|\n)', re.IGNORECASE)  # the first line for Excel
 _UNNAMED = "Unnamed: "  # and the number of a column without a name
 _NUMBER = re.compile(r"[+-]?[\d.,' ]*\d[\d.,]*(?:[eE][+-]?\d+)?%?")
