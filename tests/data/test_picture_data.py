@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import struct
 import zlib
 from collections.abc import Callable
@@ -111,6 +112,14 @@ def test_a_test_set_without_labels_is_skipped(tmp_path: Path) -> None:
     data = prepared(tmp_path / "data", tmp_path)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 8, "valid": 2, "test": 2}
     assert data.notes[0] == "test has no labels and is left out"
+
+
+def test_arrays_may_be_compressed(tmp_path: Path) -> None:
+    images, labels = arrays()
+    np.savez(tmp_path / "p.npz", image=images, label=labels)
+    (tmp_path / "p.npz.xz").write_bytes(lzma.compress((tmp_path / "p.npz").read_bytes()))
+    plain, packed = (prepared(tmp_path / name, tmp_path) for name in ("p.npz", "p.npz.xz"))
+    assert packed.splits["test"].to_dict() == plain.splits["test"].to_dict()
 
 
 def test_digits(tmp_path: Path) -> None:

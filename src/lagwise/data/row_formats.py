@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import warnings
@@ -196,8 +195,7 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
             if line.strip():
                 yield number, line.removesuffix("\r").split("\t")
         return
-    rows = text_rows(text, path, ",", csv.QUOTE_MINIMAL)
-    yield from ((number, row) for number, row in rows if any(map(str.strip, row)))
+    yield from ((number, row) for number, row in text_rows(text, path) if any(map(str.strip, row)))
 
 
 def _hub_rows(rows: Dataset, format: RowFormat, where: str) -> Dataset:

@@ -154,7 +154,8 @@ def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles
     quotings = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) if mark == "\t" and '"' in text else (csv.QUOTE_MINIMAL,)
     for quoting in quotings:
         try:
-            rows, notes = text_rows(text, path, mark, quoting, first, most, skipinitialspace=titles), ()
+            dialect = {"delimiter": mark, "quoting": quoting, "skipinitialspace": titles}
+            rows, notes = text_rows(text, path, first, most, **dialect), ()
             if titles:
                 rows, notes = _without_titles(rows, path, mark)
             found.append((_of_one_width(rows, path, mark, titles), notes))
@@ -165,21 +166,11 @@ def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles
     return found[0] if same else found[-1]
 
 
-def text_rows(
-    text: str,
-    path: Path,
-    separator: str,
-    quoting: Any,
-    first: int = 1,
-    most: int | None = None,
-    *,
-    skipinitialspace: bool = False,
-) -> Lines:
-    """The lines of a text that are not empty, at most ``most``; their numbers begin with ``first``. ValueError for a
-    line with a wrong quote."""
+def text_rows(text: str, path: Path, first: int = 1, most: int | None = None, **dialect: Any) -> Lines:
+    """The lines of a text that are not empty, at most ``most``; their numbers begin with ``first``. ``dialect`` is that
+    of `csv.reader`. ValueError for a line with a wrong quote."""
     limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
-    options: dict[str, Any] = {"quoting": quoting, "skipinitialspace": skipinitialspace, "strict": True}
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, **options)
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
     rows, line = [], first
     try:
         for row in lines:
