@@ -128,6 +128,11 @@ def _float(cell: str) -> float:
     return float(cell)
 
 
+def count_up(cells: Sequence[str]) -> bool:
+    """Whether cells count from 0 or 1, as pandas and R number rows."""
+    return cells[:1] in (["0"], ["1"]) and [*cells] == [str(i + int(cells[0])) for i in range(len(cells))]
+
+
 def is_number(text: str) -> bool:
     """Whether a text is a number with a decimal point."""
     try:

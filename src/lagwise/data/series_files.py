@@ -15,6 +15,7 @@ import numpy as np
 
 from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
+from lagwise.data.numbers import count_up
 from lagwise.data.reading import inner_suffix
 from lagwise.data.sound_files import COMPRESSED, read_compressed
 from lagwise.data.text_tables import TextTable
@@ -201,9 +202,7 @@ def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
     called = _INDEX.fullmatch(name.strip()) is not None
     if len(cells) < _COUNTED or not all(cell.isdecimal() for cell in cells) or (samples and not called):
         return False
-    values = [int(cell) for cell in cells]
-    counts = values[0] < 2 and values == [*range(values[0], values[0] + len(values))]
-    return counts or (called and not samples and len(set(values)) == len(values))
+    return count_up(cells) or (called and not samples and len(set(map(int, cells))) == len(cells))
 
 
 def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.numbers import decimal_separator, is_missing, usual_decimal
+from lagwise.data.numbers import count_up, decimal_separator, is_missing, usual_decimal
 from lagwise.data.reading import check_spreadsheet, inner_suffix
 from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
 from lagwise.data.text_tables import read_head, read_text_table
@@ -98,15 +98,12 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
 
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:
-    """Whether the first column counts the rows from 0 or 1, as pandas and R write them, and the second has no numbers,
-    as times."""
+    """Whether the first column counts the rows, and the second has no numbers, as times."""
     import pandas as pd
 
-    counted, times = (pd.to_numeric(frame[name], errors="coerce") for name in frame.columns[:2])
-    start = counted.iloc[0]
-    dates = pd.api.types.is_datetime64_any_dtype(frame[frame.columns[1]])
-    in_order = bool((counted == start + np.arange(len(frame))).all())
-    return start in (0, 1) and in_order and bool(dates or times.isna().all())
+    numbers, times = (frame[name] for name in frame.columns[:2])
+    dates = pd.api.types.is_datetime64_any_dtype(times) or pd.to_numeric(times, errors="coerce").isna().all()
+    return count_up(numbers.astype(str).tolist()) and bool(dates)
 
 
 def table_columns(path: str | Path) -> list[str] | None:
