@@ -207,7 +207,7 @@ def test_passages_of_one_text_would_be_in_two_splits(tmp_path: Path, names: tupl
 def test_splits_and_brackets_of_the_hub_are_as_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = ("test", "train", "validation")
     rows = {split: Dataset.from_dict({"Source": [f"( {split} )"], "Target": [1]}) for split in splits}
-    monkeypatch.setattr("lagwise.data.layouts.load_hub", lambda name: rows)
+    monkeypatch.setattr("lagwise.data.row_formats.load_hub", lambda name: rows)
     read = open_format("hub:someone/listops", "listops").read()
     assert {split: table["text"][:] for split, table in read.items()} == {
         "train": ["train"],

@@ -83,7 +83,7 @@ class TestText:
         data = prepare(str(tmp_path / "a.csv"))
         assert data.encoder.columns == ("review",)
         assert data.label_names == ("0", "1")
-        assert data.reason == "the labels are 2 different whole numbers"
+        assert data.reason == "the labels are 2 different integers"
 
     def test_other_tokenizers(self, source: str, tmp_path: Path) -> None:
         data = prepare(source, tokenizer="bpe", vocab_size=280)
@@ -106,6 +106,10 @@ class TestText:
             data.encode([{"text": "a"}, {"txt": "a"}])
         with pytest.raises(ValueError, match="row 1: 'text' must be text, got int"):
             data.encode([{"text": 5}])
+        with pytest.raises(ValueError, match="'text' must be text, got int64"):
+            data.encode(datasets.Dataset.from_dict({"text": [5]}))
+        with pytest.raises(ValueError, match=r"the rows have no 'text' \(they have txt\)"):
+            data.encode(datasets.Dataset.from_dict({"txt": ["a"]}))
 
 
 class TestSeries:
@@ -124,6 +128,8 @@ class TestSeries:
                 number = int(row["label"] * 4)
                 assert row["input_values"] == [[number, 0.5]] * min(2, 1 + number % 3)
         assert data.encode([{"input_values": np.ones((5, 2))}])["input_values"][0] == [[1, 1], [1, 1]]
+        table = open_rows(str(tmp_path / "a.jsonl")).read()["train"]
+        assert data.encode(table).to_dict() == data.encode(self.rows()).to_dict()
 
     def test_a_list_of_numbers_is_one_feature(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.arange(60, dtype=np.float64).reshape(20, 3), label=np.arange(20) % 2)
@@ -255,7 +261,7 @@ class TestCache:
         first = prepare(source)
         monkeypatch.setattr(labelled_module, "read_labelled", lambda *a, **k: pytest.fail("read again"))
         again = prepare(source)
-        assert again.identity == first.identity
+        assert again.key == first.key
         fields = {f.name for f in dataclasses.fields(LabelledData)} - {"splits", "encoder"}
         assert all(getattr(again, name) == getattr(first, name) for name in fields)
         for split, rows in first.splits.items():
@@ -265,9 +271,9 @@ class TestCache:
         other = write(tmp_path / "b.jsonl", reviews(32))
         seen = [prepare(source), prepare(source, length=9), prepare(source, tokenizer="bpe", vocab_size=260)]
         seen += [prepare(other), prepare(source, kind="classification"), prepare(source, text=["text"], label="label")]
-        identities = [data.identity for data in seen]
-        assert len(set(identities)) == 5
-        assert identities[0] == identities[5]
+        keys = [data.key for data in seen]
+        assert len(set(keys)) == 5
+        assert keys[0] == keys[5]
 
     @pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
     def test_damaged_cache_files_are_rebuilt(self, source: str, tmp_path: Path, damage: str) -> None:

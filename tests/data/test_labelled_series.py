@@ -234,7 +234,7 @@ def test_positions_of_events_as_whole_floats(tmp_path: Path) -> None:
     data = prepared(tmp_path, [*made[:4], {**made[4], "label": None, "at": None}], events="at")
     assert data.label_names is not None
     assert {"p", "q"} <= set(data.label_names)
-    with pytest.raises(ValueError, match=r"event 2 is at 9\.5, which is not a whole number"):
+    with pytest.raises(ValueError, match=r"event 2 is at 9\.5, which is not an integer"):
         prepared(tmp_path, [*made[:4], {**made[4], "at": [3, 9.5]}], events="at")
 
 

@@ -14,10 +14,10 @@ class TestLabels:
         ("values", "kind", "names", "reason"),
         [
             (["b", "a10", "a9"], "classification", ("a9", "a10", "b"), "text"),
-            ([10, 9, -1], "classification", ("-1", "9", "10"), "3 different whole numbers"),
-            (["10", "9"], "classification", ("9", "10"), "2 different whole numbers"),
+            ([10, 9, -1], "classification", ("-1", "9", "10"), "3 different integers"),
+            (["10", "9"], "classification", ("9", "10"), "2 different integers"),
             (["1", "2", "3+"], "classification", ("1", "2", "3+"), "text"),
-            ([1.0, 0.0], "classification", ("0", "1"), "2 different whole numbers"),
+            ([1.0, 0.0], "classification", ("0", "1"), "2 different integers"),
             ([True, False], "classification", ("false", "true"), "text"),
             (["True", "FALSE", "true"], "classification", ("false", "true"), "text"),
             ([True, "False", "TRUE"], "classification", ("false", "true"), "text"),
@@ -25,7 +25,7 @@ class TestLabels:
             ([f"{i:05}" for i in range(60)], "classification", tuple(f"{i:05}" for i in range(60)), "codes"),
             ([1.5, 1], "regression", None, "fractions"),
             (["1.5", "-1e3"], "regression", None, "fractions"),
-            (list(range(51)), "regression", None, "51 different whole numbers, more than 50"),
+            (list(range(51)), "regression", None, "51 different integers, more than 50"),
         ],
     )
     def test_kinds_of_labels(self, values: list, kind: str, names: Any, reason: str) -> None:

@@ -17,7 +17,7 @@ def test_separate_texts_each_have_half_of_the_length(tmp_path: Path) -> None:
     joined = prepare_labelled(path, text=["a", "b"], length=9, cache=tmp_path, progress=False)
     for _ in range(2):  # encoded, then from the cache
         data = prepare_labelled(path, text=["a", "b"], length=9, separate=True, cache=tmp_path, progress=False)
-        assert data.identity != joined.identity
+        assert data.key != joined.key
         assert all(row[:4] == row[:1] * 4 and row[4:] == [*b"zzzz"] for row in data.splits["train"]["input_ids"])
         assert sum(data.cut.values()) == 10
         encoded = data.encode([{"a": "", "b": "1234567"}, rows[0]])

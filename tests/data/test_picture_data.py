@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import struct
 import zlib
 from collections.abc import Callable
@@ -110,7 +111,15 @@ def test_a_test_set_without_labels_is_skipped(tmp_path: Path) -> None:
         rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
     data = prepared(tmp_path / "data", tmp_path)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 8, "valid": 2, "test": 2}
-    assert data.notes[0] == "test without labels, and left out"
+    assert data.notes[0] == "test has no labels and is left out"
+
+
+def test_arrays_may_be_compressed(tmp_path: Path) -> None:
+    images, labels = arrays()
+    np.savez(tmp_path / "p.npz", image=images, label=labels)
+    (tmp_path / "p.npz.xz").write_bytes(lzma.compress((tmp_path / "p.npz").read_bytes()))
+    plain, packed = (prepared(tmp_path / name, tmp_path) for name in ("p.npz", "p.npz.xz"))
+    assert packed.splits["test"].to_dict() == plain.splits["test"].to_dict()
 
 
 def test_digits(tmp_path: Path) -> None:
@@ -299,9 +308,9 @@ def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
     notes = prepared(root, tmp_path).notes
     assert notes[0] == "1 file is not read: 1 .md (first 'about.md')"
     assert notes[1] == "valid made from 10 % of train"
-    assert notes[2].startswith("4 of 18 pictures have several frames, of which the first is read: ")
-    assert notes[3].startswith("2 of 2 rows of test are also in train or valid")
-    assert notes[4] == "test has no picture of 'dog'"
+    assert notes[4].startswith("4 of 18 pictures have several frames, of which the first is read: ")
+    assert notes[2].startswith("2 of 2 rows of test are also in train or valid")
+    assert notes[3] == "test has no picture of 'dog'"
 
 
 def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:

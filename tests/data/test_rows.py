@@ -1,4 +1,4 @@
-"""Tables of rows: file formats, and how splits are made."""
+"""Tables of rows, in files of every kind."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from lagwise.data import RowSource, open_rows, split_rows
-from lagwise.data.rows import shared_rows
+from lagwise.data import RowSource, open_rows
 
 TABLE = {"text": ["plain", 'a "quoted" word', "two\nlines, and a comma", "größe → 日本"], "label": ["b", "a", "b", "a"]}
 
@@ -161,16 +159,16 @@ class TestFolders:
         write(tmp_path / "test.csv", {"label": ["1"], "content": ["1"]})
         assert open_rows(str(tmp_path)).columns == ("label",)
 
-    def test_the_fingerprint_is_of_content_and_splits(self, tmp_path: Path) -> None:
+    def test_the_key_is_of_content_and_splits(self, tmp_path: Path) -> None:
         prints = set()
         for folder, names in (("a", ("train", "test")), ("b", ("train", "valid")), ("c", ("train", "test"))):
             (tmp_path / folder).mkdir()
             for name in names:
                 write(tmp_path / folder / f"{name}.csv", {"text": ["1"]})
-            prints.add(open_rows(str(tmp_path / folder)).fingerprint())
+            prints.add(open_rows(str(tmp_path / folder)).key())
         assert len(prints) == 2
         write(tmp_path / "a" / "test.csv", {"text": ["2"]})
-        assert open_rows(str(tmp_path / "a")).fingerprint() not in prints
+        assert open_rows(str(tmp_path / "a")).key() not in prints
 
     def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
         """A folder stands in for the hub, since `datasets` loads both by name."""
@@ -182,92 +180,7 @@ class TestFolders:
             "train": ["train"],
             "valid": ["validation"],
         }
-        assert source.fingerprint() == open_rows(f"hub:{tmp_path}").fingerprint()
-
-
-def table(texts: list[str], labels: list[Any]) -> datasets.Dataset:
-    return datasets.Dataset.from_dict({"text": texts, "label": labels})
-
-
-def places(splits: dict[str, datasets.Dataset]) -> dict[str, str]:
-    return {text: split for split, rows in splits.items() for text in rows["text"]}
-
-
-class TestSplits:
-    labels = ["a"] * 300 + ["b"] * 50 + ["c"] * 3
-    texts = [f"row {i}" for i in range(353)]
-
-    def test_splits_are_stratified(self) -> None:
-        splits = split_rows({"train": table(self.texts, self.labels)}, "label")
-        assert list(splits) == ["train", "valid", "test"]
-        counts = {s: [rows["label"][:].count(c) for c in "abc"] for s, rows in splits.items()}
-        assert counts == {"train": [240, 40, 1], "valid": [30, 5, 1], "test": [30, 5, 1]}
-        assert sorted(places(splits)) == sorted(self.texts)
-
-    def test_splits_depend_only_on_content_and_seed(self) -> None:
-        first = places(split_rows({"train": table(self.texts, self.labels)}, "label"))
-        again = places(split_rows({"train": table(self.texts[::-1], self.labels[::-1])}, "label"))
-        other = places(split_rows({"train": table(self.texts, self.labels)}, "label", seed=1))
-        assert first == again
-        assert first != other
-
-    def test_added_rows_move_few_others(self) -> None:
-        first = places(split_rows({"train": table(self.texts, self.labels)}, "label"))
-        more = table([*self.texts, *(f"more {i}" for i in range(100))], [*self.labels, *["a"] * 100])
-        grown = places(split_rows({"train": more}, "label"))
-        moved = {(first[t], grown[t]) for t in self.texts if first[t] != grown[t]}
-        assert sum(first[t] != grown[t] for t in self.texts) < 20
-        assert moved <= {("train", "valid"), ("train", "test"), ("valid", "train"), ("test", "train")}
-
-    def test_equal_rows_are_in_one_split_whatever_their_label(self) -> None:
-        texts = [f"row {i % 40}" for i in range(200)]
-        splits = split_rows({"train": table(texts, ["a", "b", "b", "a", "a"] * 40)}, "label")
-        seen = [set(rows["text"][:]) for rows in splits.values()]
-        assert all(seen)
-        assert sum(map(len, seen)) == 40
-
-    def test_named_splits_are_kept(self) -> None:
-        rows, test = table(self.texts, self.labels), table(["row 1"], ["a"])
-        splits = split_rows({"train": rows, "test": test}, "label")
-        assert splits["test"] is test
-        assert {s: len(r) for s, r in splits.items()} == {"train": 317, "valid": 36, "test": 1}
-        named = {"train": rows, "valid": test, "test": test}
-        assert split_rows(named, "label") == named
-
-    def test_numbers_are_not_classes(self) -> None:
-        splits = split_rows({"train": table(self.texts, list(range(353)))})
-        assert {s: len(r) for s, r in splits.items()} == {"train": 283, "valid": 35, "test": 35}
-
-    def test_splits_depend_on_the_content_of_series(self) -> None:
-        rows = datasets.Dataset.from_dict({"input_values": [[[float(i % 20)]] * 3 for i in range(40)]})
-        splits = split_rows({"train": rows})
-        seen = [{row[0][0] for row in part["input_values"]} for part in splits.values()]
-        assert list(map(len, seen)) == [16, 2, 2]
-
-    def test_all_classes_that_are_too_small_are_named(self) -> None:
-        rows = table(self.texts[:12], ["a"] * 9 + ["b", "b", "c"])
-        with pytest.raises(
-            ValueError, match=r"class 'b' has 2 different row\(s\); class 'c' has 1 .*3 are needed of each"
-        ):
-            split_rows({"train": rows}, "label")
-
-    def test_rows_that_named_splits_share_are_counted(self) -> None:
-        train, test = table(self.texts[:90], ["a"] * 90), table([*self.texts[80:100], self.texts[80]], ["b"] * 21)
-        made = split_rows({"train": train, "test": test}, "label")
-        (note,) = shared_rows(made, ("train", "test"), "label")
-        assert note.startswith("11 of 21 rows of test are also in train or valid")
-        valid = table(self.texts[:5], ["a"] * 5)
-        notes = shared_rows({"train": train, "valid": valid, "test": valid}, ("train", "valid", "test"), "label")
-        assert [note[:44] for note in notes] == [f"5 of 5 rows of {s} are also in train{o}"[:44] for s, o in (
-            ("valid", ", which makes"), ("test", " or valid, which"))]  # fmt: skip
-        assert shared_rows(split_rows({"train": train}, "label"), ("train",), "label") == []
-
-    def test_a_class_too_small_is_named(self) -> None:
-        rows = table([*self.texts[:9], "twice", "twice", "twice"], ["a"] * 9 + ["odd"] * 3)
-        with pytest.raises(ValueError, match=r"class 'odd' has 1 different row.* valid, test and train; 3 are needed"):
-            split_rows({"train": rows}, "label")
-        with pytest.raises(ValueError, match=r"the table has 2 different row"):
-            split_rows({"train": table(["a", "b"], [1, 2])})
+        assert source.key() == open_rows(f"hub:{tmp_path}").key()
 
 
 def test_a_source_names_its_splits_in_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,32 @@ def test_different_sampling_rates_and_empty_classes_are_refused(tmp_path: Path) 
         open_rows(str(folder))
 
 
+def test_every_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are known without its samples."""
+    classes(tmp_path / "sounds", yes=RATE, no=RATE)
+    for name in ("a", "b"):
+        (tmp_path / "tables" / name).mkdir(parents=True)
+        (tmp_path / "tables" / name / "1.csv").write_text("x,y\n1,2\n3,4\n")
+    (tmp_path / "lines.csv").write_text("x,y,label\n1,2,a\n3,4,b\n")
+    read: list[Path] = []
+    for module in ("row_files", "text_tables"):
+
+        def counted(path: Path, original: Any = importlib.import_module(f"lagwise.data.{module}").read_whole) -> bytes:
+            read.append(path)
+            return original(path)
+
+        monkeypatch.setattr(f"lagwise.data.{module}.read_whole", counted)
+    for name, columns in (
+        ("sounds", ("input_values", "label", "sampling_rate", "file")),
+        ("tables", ("file", "label", "input_values")),
+        ("lines.csv", ("label", "input_values")),
+    ):
+        source = open_series(str(tmp_path / name), "label")
+        assert {*source.columns} == {*columns}
+        assert {*source.read()["train"].column_names} == {*columns}
+    assert len(read) == len({*read}) == 4 + 2 + 1
+
+
 def test_sounds_beside_the_classes_of_splits_are_refused(tmp_path: Path) -> None:
     classes(tmp_path / "train", yes=RATE, no=RATE)
     (tmp_path / "test").mkdir()
@@ -175,22 +202,22 @@ def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
         open_series(str(path), "label").read()
 
 
-def test_the_class_of_a_sound_is_part_of_its_identity(tmp_path: Path) -> None:
+def test_the_class_of_a_sound_is_part_of_its_key(tmp_path: Path) -> None:
     folder = classes(tmp_path, yes=RATE, no=RATE)
-    before = open_rows(str(folder)).fingerprint()
+    before = open_rows(str(folder)).key()
     (folder / "yes" / "0.wav").rename(folder / "no" / "2.wav")
-    moved = open_rows(str(folder)).fingerprint()
+    moved = open_rows(str(folder)).key()
     (folder / "no").rename(folder / "negative")
-    assert len({before, moved, open_rows(str(folder)).fingerprint()}) == 3
+    assert len({before, moved, open_rows(str(folder)).key()}) == 3
 
 
-def test_the_folder_of_a_recording_is_part_of_its_identity_where_it_is_the_class(tmp_path: Path) -> None:
+def test_the_folder_of_a_recording_is_part_of_its_key_where_it_is_the_class(tmp_path: Path) -> None:
     found = []
     for text in ("value\n1\n2\n", "value,label\n1,a\n2,b\n"):
         for name in ("one", "two"):
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "r.csv").write_text(text)
-            found.append(open_series(str(tmp_path / name), "label", per_sample=True).fingerprint())
+            found.append(open_series(str(tmp_path / name), "label", per_sample=True).key())
     assert found[0] != found[1]
     assert found[2] == found[3]
 
@@ -230,8 +257,8 @@ def test_features_may_be_chosen(tmp_path: Path) -> None:
     chosen = open_series(source, "label", per_sample=True, features=["y", "x"])
     assert chosen.read(["input_values"])["train"]["input_values"][:] == [[[2, 1], [4, 3]], [[6, 5], [8, 7]]]
     assert chosen.found() == {"features": ["y", "x"]}
-    same = [open_series(source, "label", per_sample=True, features=f).fingerprint() for f in (None, ["x", "y", "time"])]
-    assert same[0] == same[1] != chosen.fingerprint()
+    same = [open_series(source, "label", per_sample=True, features=f).key() for f in (None, ["x", "y", "time"])]
+    assert same[0] == same[1] != chosen.key()
     with pytest.raises(ValueError, match=r"b\.csv has other columns \(y, x\) than .*a\.csv \(x, y, time\)"):
         open_series(source, "label", per_sample=True).read()
     with pytest.raises(ValueError, match=r"unknown column of .*a\.csv: 'tim'; did you mean 'time'"):
@@ -363,7 +390,7 @@ def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:
     path = str(wide(tmp_path / "a.csv"))
     source = open_series(path, "label", features=["Unnamed: 0", "3"])
     assert [row[0] for row in source.read()["train"]["input_values"]] == [*range(40)]
-    assert (source.notes, source.fingerprint() == open_series(path, "label").fingerprint()) == ((), False)
+    assert (source.notes, source.key() == open_series(path, "label").key()) == ((), False)
 
 
 def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
@@ -399,9 +426,7 @@ def test_long_tables_are_refused(tmp_path: Path, per_sample: bool, columns: list
 @pytest.mark.parametrize("text", ["1\t0.5\t0.25\n2\t0.1\t0.3\n", "0.5\n0.25\n", "0.5\t0.25\tcat\n0.1\t1\tdog\n"])
 def test_series_without_a_header_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.tsv").write_text(text)
-    with pytest.raises(
-        ValueError, match=r"the first line of .*a\.tsv is taken for the names of columns, but it has num"
-    ):
+    with pytest.raises(ValueError, match=r"the first line of .*a\.tsv has numbers .*; it must have names of columns"):
         open_series(str(tmp_path / "a.tsv"), "label").read()
 
 

@@ -100,13 +100,13 @@ class TestSources:
         assert min(sizes.values()) > 2e5
         assert not any("site-packages" in f.parts for f in files)
 
-    def test_the_fingerprint_is_of_the_content(self, tmp_path: Path) -> None:
+    def test_the_key_is_of_the_content(self, tmp_path: Path) -> None:
         for name, text in (("a.txt", TEXT), ("b.txt", TEXT + "!")):
             (tmp_path / name).write_text(text)
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "a.txt").write_text(TEXT)
         one, other, moved = (
-            open_source(str(p)).fingerprint() for p in (tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "sub/a.txt")
+            open_source(str(p)).key() for p in (tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "sub/a.txt")
         )
         assert one == moved
         assert one != other
@@ -119,7 +119,7 @@ class TestSources:
         source = open_source(f"hub:{tmp_path}")
         assert list(source.documents("train")) == [f"train {i}" for i in range(40)]
         assert list(source.documents("valid")) == list(source.documents("test")) == [f"test {i}" for i in range(6)]
-        assert source.fingerprint() == open_source(f"hub:{tmp_path}").fingerprint()
+        assert source.key() == open_source(f"hub:{tmp_path}").key()
         with pytest.raises(ValueError, match="cannot load data set"):
             open_source(f"hub:{tmp_path}/nothing")
 

@@ -53,13 +53,13 @@ class TestClassFolders:
         rows = open_rows(str(tmp_path)).read()
         assert {split: table["label"][:] for split, table in rows.items()} == {"train": ["a", "b"]}
 
-    def test_a_moved_text_changes_the_fingerprint(self, tmp_path: Path) -> None:
+    def test_a_moved_text_changes_the_key(self, tmp_path: Path) -> None:
         write(tmp_path / "a" / "1.txt", "x")
         write(tmp_path / "b" / "2.txt", "y")
-        before = open_rows(str(tmp_path)).fingerprint()
+        before = open_rows(str(tmp_path)).key()
         (tmp_path / "a" / "1.txt").rename(tmp_path / "b" / "1.txt")
         (tmp_path / "a").rmdir()
-        assert open_rows(str(tmp_path)).fingerprint() != before
+        assert open_rows(str(tmp_path)).key() != before
 
     def test_texts_beside_tables_are_no_rows(self, tmp_path: Path) -> None:
         write(tmp_path / "rows.csv", "text,label\nx,a\ny,b\n")
@@ -137,4 +137,4 @@ def test_the_folder_where_one_is_gives_the_class(imdb: Path, monkeypatch: pytest
     monkeypatch.chdir(imdb / "train" / "pos")
     here, above = open_rows("."), open_rows(str(imdb / "train" / "pos"))
     assert set(here.read()["train"]["label"]) == {"pos"}
-    assert here.fingerprint() == above.fingerprint()
+    assert here.key() == above.key()

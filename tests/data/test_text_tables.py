@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
+import lzma
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from lagwise.data import open_rows, open_series, open_source
 from lagwise.data.text_tables import TextTable, is_data, read_head, read_text_table
+from lagwise.forecasting import read_series
 
 ROWS = "text,label\ngröße,a\nnaïve,b\n"
 COLUMNS = {"text": ["größe", "naïve"], "label": ["a", "b"]}
@@ -46,7 +52,22 @@ def test_other_files_are_named_with_advice(tmp_path: Path, data: bytes, message:
         read_text_table(write(tmp_path / "a.csv", data))
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def zipped(data: bytes, *names: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names or ("__MACOSX/._a.csv", "a.csv"):
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def packed_zst(data: bytes) -> bytes:
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+PACKED = [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", packed_zst), (".zip", zipped)]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), PACKED)
 def test_compressed_files(tmp_path: Path, suffix: str, pack) -> None:
     assert read_text_table(write(tmp_path / f"a.csv{suffix}", pack(ROWS.encode()))).columns == COLUMNS
     for damaged in (pack(ROWS.encode() * 99)[:-9], b"something else"):
@@ -78,7 +99,7 @@ def test_lines_of_separators_at_the_end_are_no_rows(tmp_path: Path) -> None:
         ("sep=,\nSales\nx,y\n1,2\n3,4\n", "line 3: 2 fields, but the header has 1.*if line 2 is a title"),
         ("x,y\na,1,2\nb,3,4\n", "line 2: 3 fields.*the first field of each is a name of its row, as R writes"),
         ("x,y\n1,2\n3,4\nTotal\n", "line 4: 1 fields.*if it is no row, such as a total, remove it"),
-        ("1.5,1.5,2\n1,2,3\n", r"the first line of .*a\.csv is taken for the names of columns, but it has numbers"),
+        ("1.5,1.5,2\n1,2,3\n", r"the first line of .*a\.csv has numbers .*; it must have names of columns"),
     ],
 )
 def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -125,17 +146,17 @@ def test_headers_that_look_like_rows(header: list[str], expected: bool) -> None:
 )
 def test_numbers_as_people_write_them(cells: list[str], separator: str, expected: list[float]) -> None:
     table = TextTable(Path("a.csv"), {"x": cells}, list(range(2, 2 + len(cells))), separator)
-    np.testing.assert_array_equal(table.numbers("x"), expected)
+    np.testing.assert_array_equal(table.numbers("x")[:, 0], expected)
 
 
 def test_a_comma_that_can_mean_two_things_is_refused() -> None:
     for cells, value in ((["1,013", "2"], None), (["1,013", "2,5"], 1.013), (["1,013", "1,000,000"], 1013)):
         table = TextTable(Path("a.tsv"), {"x": cells}, [2, 3], "\t")
         if value is not None:
-            assert table.numbers("x")[0] == value
+            assert table.numbers("x")[0, 0] == value
             continue
         with pytest.raises(
-            ValueError, match=r"a\.tsv: '1,013' can be 1\.013 or 1013 in column 'x'; write numbers with dec"
+            ValueError, match=r"a\.tsv: numbers such as '1,013' may be thousands or have three decimals"
         ):
             table.numbers("x")
 
@@ -163,3 +184,77 @@ def test_the_head_of_a_long_file(tmp_path: Path) -> None:
     assert len(read_head(path).names) == 50_000
     path = write(tmp_path / "c.tsv", text.replace(",", "\t").encode("utf-16"))
     assert read_head(path, 1).columns == {"x": ["1"], "y": ["2"]}
+
+
+def test_an_archive_of_several_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.csv\.zip holds 2 files; unpack it"):
+        read_text_table(write(tmp_path / "a.csv.zip", zipped(b"", "a.csv", "b.csv")))
+
+
+@pytest.mark.parametrize("sheet", ["a.xlsx", "a.ods", "a.xls", "a.numbers"])
+def test_every_reader_refuses_a_spreadsheet_in_the_same_words(tmp_path: Path, sheet: str) -> None:
+    path = write(tmp_path / sheet, b"PK\3\4")
+    for read in (open_rows, open_source, read_series, lambda name: open_series(name, "label")):
+        with pytest.raises(ValueError, match=r"is a spreadsheet; save the sheet as \.csv in UTF-8 and give that file"):
+            read(str(path))
+
+
+VALUES = np.random.default_rng(0).uniform(100, 3000, (30, 2)).round(1)
+
+
+def exported(mark: str, point: str, thousands: str = "") -> str:
+    """A table with a column of times, two of numbers and one of labels, as a program of some country writes it."""
+    lines = [("date", "a", "b", "label")]
+    for i, row in enumerate(VALUES):
+        numbers = [f"{x:,.1f}".replace(",", "_").replace(".", point).replace("_", thousands) for x in row]
+        lines.append((f"2024-01-{i + 1:02d}", *numbers, "xy"[i % 2]))
+    return "".join(mark.join(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("plain.csv", exported(",", ".").encode()),
+        ("european.csv", exported(";", ",").encode()),
+        ("thousands.csv", exported(";", ",", ".").encode()),
+        ("swiss.csv", exported(";", ".", "\u2019").encode()),
+        ("semicolons.csv", exported(";", ".").encode()),
+        ("tabs.tsv", exported("\t", ",").encode()),
+        ("bars.csv", exported("|", ".").encode()),
+        ("names.csv", exported(";", ",").replace("a;b", "a;b, EUR").encode()),
+        ("excel.csv", ('"sep=;"\r\n' + exported(";", ",").replace("\n", "\r\n")).encode()),
+        ("mac.csv", exported(",", ".").replace("\n", "\r").encode()),
+        ("wide.csv", exported(";", ",").encode("utf-16")),
+        ("marked.csv", exported(",", ".").encode("utf-8-sig")),
+        ("trailing.csv", exported(",", ".").replace("\n", ",\n").encode()),
+        ("blank.csv", (exported(",", ".") + ",,,\n\n").encode()),
+        ("packed.csv.xz", lzma.compress(exported(",", ".").encode())),
+        ("packed.csv.zst", packed_zst(exported(";", ",").encode())),
+        ("packed.csv.zip", zipped(exported(";", ",").encode())),
+    ],
+)
+def test_every_reader_reads_a_table_alike(tmp_path: Path, name: str, data: bytes) -> None:
+    path = str(write(tmp_path / name, data))
+    rows = open_rows(path)
+    features = list(rows.columns[1:3])
+    assert features in (["a", "b"], ["a", "b, EUR"])
+    assert rows.columns == ("date", *features, "label")
+    texts = rows.read()["train"]
+    assert texts["date"][0] == "2024-01-01"
+    assert texts["label"][:] == ["x", "y"] * 15
+    lines = open_series(path, "label", features=features).read()["train"]
+    np.testing.assert_array_equal(lines["input_values"][:], VALUES.astype(np.float32))
+    samples = open_series(path, "label", features=features, per_sample=True).read()["train"]
+    np.testing.assert_array_equal(samples["input_values"][0], VALUES.astype(np.float32))
+    series = read_series(path, columns=features)
+    assert str(series.frame.index[-1]) == "2024-01-30 00:00:00"
+    np.testing.assert_array_equal(series.frame, VALUES)
+
+
+def test_decimal_commas_of_labels_are_numbers(tmp_path: Path) -> None:
+    table = "text;score;name;codes\nfine, so;1,5;1,5 m;1,2,3\nbad;-2;x;4,5,6\nnone;;y;\n"
+    rows = open_rows(str(write(tmp_path / "a.csv", table))).read()["train"]
+    assert rows["score"][:] == ["1.5", "-2", ""]
+    assert rows["name"][:] == ["1,5 m", "x", "y"]
+    assert rows["text"][0] == "fine, so"
+    assert rows["codes"][:] == ["1,2,3", "4,5,6", ""]

@@ -1,4 +1,4 @@
-"""Numbers as people write them, and codes for missing values."""
+"""Numbers of a table, and codes for missing values."""
 
 from __future__ import annotations
 
@@ -6,48 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lagwise.forecasting.numbers import decimal_separator, missing_codes, to_numbers
+from lagwise.forecasting.numbers import missing_codes, to_numbers
 
 
-def read(texts: list[str], usual: str) -> list[float]:
-    frame = pd.DataFrame({"y": texts}, dtype=str)
-    return to_numbers(frame["y"], decimal_separator(frame, usual)).tolist()
-
-
-@pytest.mark.parametrize(
-    ("texts", "usual", "numbers"),
-    [
-        (["987", "1.000", "1.013"], ",", [987, 1000, 1013]),
-        (["987", "1,000", "1,013"], ".", [987, 1000, 1013]),
-        (["987", "1,000", "1,013"], ",", [987, 1000, 1013]),
-        (["1.013,5", "1.014", "3"], ",", [1013.5, 1014, 3]),
-        (["1,013.5", "1,014", "3"], ".", [1013.5, 1014, 3]),
-        (["1.234.567", "1.013"], ",", [1234567, 1013]),
-        (["0.5", "1.013", "2"], ",", [0.5, 1.013, 2]),
-        (["0,5", "1,013", "2"], ",", [0.5, 1.013, 2]),
-        (["1.013", "1.250"], ".", [1.013, 1.25]),
-        (["1,013", "1,250"], ",", [1.013, 1.25]),
-        (["1 013,5", "7\u00a0000", "12"], ",", [1013.5, 7000, 12]),
-        (["1'013", "987"], ".", [1013, 987]),
-        (["\u22121.5", "-2", "+3", "1e5", "2.5E-3"], ".", [-1.5, -2, 3, 1e5, 2.5e-3]),
-    ],
-)
-def test_separators(texts: list[str], usual: str, numbers: list[float]) -> None:
-    assert read(texts, usual) == numbers
-
-
-def test_numbers_that_may_be_read_in_two_ways_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"such as '1.013' may be thousands or have three decimals"):
-        read(["1.013", "1.250"], ",")
-    with pytest.raises(ValueError, match=r"such as '1.55' and '1,5'"):
-        read(["1,5", "1.55"], ",")
+def test_numbers_of_text_are_named_by_column_and_row() -> None:
+    column = pd.Series(["1.5", "1,2,3"], name="y", dtype=str)
     with pytest.raises(ValueError, match=r"column 'y' has '1,2,3' in row 2"):
-        read(["1.5", "1,2,3"], ".")
-
-
-def test_text_is_read_to_the_last_digit() -> None:
-    values = np.random.default_rng(0).normal(size=200) * 10.0 ** np.arange(-100, 100)
-    assert read([repr(float(value)) for value in values], ".") == values.tolist()
+        to_numbers(column, ".")
+    assert to_numbers(column[:1], ".").tolist() == [1.5]
 
 
 WAVE = 20 + 3 * np.sin(np.arange(300) * 2 * np.pi / 7)

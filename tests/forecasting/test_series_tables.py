@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_tables_that_pandas_wrote_with_their_index(tmp_path: Path) -> None:
     frame.set_index("date").to_parquet(tmp_path / "times.parquet")
     assert list(read_series(tmp_path / "times.parquet").frame) == ["load"]
     frame[["load"]].assign(more=1.5).to_csv(tmp_path / "bare.csv", header=False)
-    with pytest.raises(ValueError, match=r"the first line of .* has numbers, .*; it must have names of columns"):
+    with pytest.raises(ValueError, match=r"the first line of .* has numbers .*; it must have names of columns"):
         read_series(tmp_path / "bare.csv")
 
 
@@ -121,8 +122,8 @@ def test_invalid_files(tmp_path: Path) -> None:
         read_series(tmp_path / "nothing.csv")
     (tmp_path / "empty.csv").touch()
     (tmp_path / "false.parquet").write_bytes(b"no table")
-    for name in ("empty.csv", "false.parquet"):
-        with pytest.raises(ValueError, match="cannot be read as a table"):
+    for name, message in (("empty.csv", "cannot be read as a table: it is empty"), ("false.parquet", "not a parquet")):
+        with pytest.raises(ValueError, match=message):
             read_series(tmp_path / name)
     with pytest.raises(ValueError, match="did you mean 'date'"):
         read_series(written(tmp_path, hours()), "data")
@@ -131,8 +132,8 @@ def test_invalid_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("date,load\n2024-01-01,1,3\n2024-01-02,2,5\n2024-01-03,3,4\n", "more fields than its first line"),
-        ("date,load,price\n2024-01-01,1,3,\n2024-01-02,2,5,\n", "more fields than its first line"),
+        ("date,load\n2024-01-01,1,3\n2024-01-02,2,5\n2024-01-03,3,4\n", r"line 2: 3 fields, but the header has 2"),
+        ("date,load,price\n2024-01-01,1,3,\n2024-01-02,2,5,\n", r"line 2: 4 fields, but the header has 3"),
         ("2024-01-01,0.5\n2024-01-02,1.5\n2024-01-03,1.0\n2024-01-04,1.0\n", "must have names of columns"),
     ],
 )
@@ -156,10 +157,14 @@ def test_a_second_column_of_times_is_no_series(tmp_path: Path) -> None:
     assert list(read_series(path, columns=["load"]).frame) == ["load"]
 
 
-@pytest.mark.parametrize("name", ["data.CSV", "data.tsv", "data.txt", "data.PARQUET"])
+@pytest.mark.parametrize("name", ["data.CSV", "data.tsv", "data.txt", "data.jsonl", "data.PARQUET", "data.parquet.xz"])
 def test_a_table_that_is_read_is_also_predicted(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    if name.endswith("PARQUET"):
+    if name.endswith("jsonl"):
+        hours().to_json(path, orient="records", lines=True, date_format="iso")
+    elif name.endswith("xz"):
+        path.write_bytes(lzma.compress(hours().to_parquet()))
+    elif name.endswith("PARQUET"):
         hours().to_parquet(path)
     else:
         hours().to_csv(path, index=False, sep="\t" if name.endswith("tsv") else ",")
@@ -217,7 +222,7 @@ def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
     text = "Datum;Gr\u00f6\u00dfe\n2024-01-01;1\n2024-01-02;2\n2024-01-03;4\n"
     for name, data, words in (
         ("latin.csv", text.encode("latin1"), "iconv -f latin1"),
-        ("book.xlsx", b"PK\3\4", "save its sheet as .csv"),
+        ("book.xlsx", b"PK\3\4", "save the sheet as .csv"),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=words):

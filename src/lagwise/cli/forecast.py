@@ -12,12 +12,13 @@ from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import plain, print_table
 
 _ROWS, _SERIES = 10, 5  # of forecasts that are printed
-_ENDINGS = r"(\.(csv|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
+_ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
 
 
 def forecast(
     data: Annotated[
-        Path, typer.Option(parser=path, help="A .csv, .tsv or .txt (also .gz, .xz) or .parquet of series over time.")
+        Path,
+        typer.Option(parser=path, help="A .csv, .tsv, .txt, .jsonl or .parquet of series over time, also .gz etc."),
     ],
     horizon: Annotated[int, typer.Option(callback=at_least(1), help="Rows to forecast.")],
     time: Annotated[

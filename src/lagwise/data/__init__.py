@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
-    from lagwise.data.rows import RowSource, open_rows, split_rows
+    from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series_rows import SeriesSource, open_series
-    from lagwise.data.sources import SPLITS, Source, open_source, read_documents
+    from lagwise.data.sources import Source, open_source, read_documents
+    from lagwise.data.splits import SPLITS, split_rows
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
@@ -85,7 +86,7 @@ __getattr__, __dir__ = lazy(
         "PaddingCollator": "lagwise.data.batches",
         "RowEncoder": "lagwise.data.encoding",
         "RowSource": "lagwise.data.rows",
-        "SPLITS": "lagwise.data.sources",
+        "SPLITS": "lagwise.data.splits",
         "ScheduledExamples": "lagwise.data.examples",
         "SeriesSource": "lagwise.data.series_rows",
         "Source": "lagwise.data.sources",
@@ -106,7 +107,7 @@ __getattr__, __dir__ = lazy(
         "read_documents": "lagwise.data.sources",
         "read_labelled": "lagwise.data.labelled_rows",
         "rows_to_score": "lagwise.data.labelled_rows",
-        "split_rows": "lagwise.data.rows",
+        "split_rows": "lagwise.data.splits",
         "spellings": "lagwise.data.tokenizers",
         "token_bytes": "lagwise.data.tokenizers",
         "with_mask": "lagwise.data.tokenizers",

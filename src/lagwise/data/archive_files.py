@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lagwise.data.arrays import list_column
 from lagwise.data.reading import decoded
 from lagwise.data.series_files import FOLDER_LABEL, SERIES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # of .arff: the dimensions of a series, quoted, and its class
+_RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # quoted dimensions, and the class
 
 
 def ts_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -88,9 +89,7 @@ def _table(
             raise ValueError(f"{path}, line {number} {error}") from error
     if not rows:
         raise ValueError(f"{path} has no series after @data")
-    offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(rows).reshape(-1)), rows[0].shape[1])
-    found = {SERIES: pa.ListArray.from_arrays(offsets, vectors)}
+    found = {SERIES: list_column(rows, pa.list_(pa.list_(pa.float32(), rows[0].shape[1])))}
     if labels[0] is not None:
         found[FOLDER_LABEL] = pa.array(labels)
     return pa.table({name: column for name, column in found.items() if columns is None or name in columns})

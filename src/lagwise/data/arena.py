@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from lagwise.data.layouts import Layout
+from lagwise.data.row_formats import RowFormat
 
-_Arena = partial(Layout, family="Long Range Arena")
+_Arena = partial(RowFormat, family="Long Range Arena")
 
 
 def without_brackets(text: str) -> str:
@@ -32,4 +32,4 @@ _TASKS = (
         parts=(("new_aan_pairs.train", "new_aan_pairs.eval", "new_aan_pairs.test"),),
     ),
 )
-ARENA = {layout.name: layout for layout in _TASKS}
+ARENA = {each.name: each for each in _TASKS}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lagwise.data.sources import SPLITS
+from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import word_tokenizer
 from lagwise.tables import known
 
@@ -43,7 +43,7 @@ class AssociativeRecall:
         self.tokenizer = word_tokenizer([*keys, *map(str, range(half))])
 
     @property
-    def identity(self) -> str:
+    def key(self) -> str:
         return f"associative-recall-{self.vocab_size}"
 
     def training_examples(self, length: int, count: int, seed: int) -> RecallExamples:

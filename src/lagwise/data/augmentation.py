@@ -14,7 +14,7 @@ import numpy as np
 #: of white noise. drop: probability that one of several features is silenced.
 CHANGES = {"stretch": 1.0, "mix": 10.0, "filter": 10.0, "wander": 100.0, "noise": 100.0, "drop": 1.0}
 _SLOWEST, _FASTEST = 1.0, 16.0  # waves in a window
-_NODES = 5  # of a filter, whose taps are interpolated between them
+_NODES = 5  # between which the taps of a filter are interpolated
 
 
 def changed(x: np.ndarray, change: Mapping[str, float], taps: int, random: np.random.Generator) -> np.ndarray:

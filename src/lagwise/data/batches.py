@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.arrays import row_arrays
 from lagwise.data.packing import input_tensors, label_tensor
-from lagwise.data.row_files import row_arrays
 from lagwise.tables import whole_number
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.row_files import row_arrays
+from lagwise.data.arrays import list_column, row_arrays
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_ROWS = 1000  # of a batch at most
-_ELEMENTS = 1 << 24  # of a batch of full length
+_ROWS = 1000  # most rows in a batch
+_ELEMENTS = 1 << 24  # most elements in a batch of full length
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class RowEncoder:
     features: int | None = None
     separate: bool = False
 
-    def __call__(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """input_ids (and token_type_ids) or input_values, and length, of rows as mappings; other fields are ignored.
+    def __call__(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> Dataset:
+        """input_ids (and token_type_ids) or input_values, and length, of rows; other columns are ignored.
 
         ValueError names a row without one of the columns, a text that is not a string, or a series that is not
         ``(length, features)`` or has NaN or inf.
@@ -47,17 +47,32 @@ class RowEncoder:
         import pyarrow as pa
         from datasets import Dataset
 
+        table: Any = rows.with_format("arrow")[:] if isinstance(rows, Dataset) else self._table(rows)
+        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+        for column in self.columns:
+            if column not in table.column_names:
+                raise ValueError(
+                    f"the rows have no {column!r} (they have {', '.join(table.column_names) or 'nothing'})"
+                )
+            kind = table.column(column).type
+            if self.tokenizer is not None and not any(check(kind) for check in texts):
+                raise ValueError(f"{column!r} must be text, got {kind}")
+        batches = [batch for batch, _ in self.batches(table, lambda i: f"row {i + 1}")]
+        return Dataset(pa.Table.from_batches(batches, schema=self.schema()))
+
+    def _table(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+        """The columns that are read, of rows as mappings."""
+        import pyarrow as pa
+
         rows = list(rows)
         for number, row in enumerate(rows, 1):
             for column in self.columns:
                 if column not in row:
                     raise ValueError(f"row {number} has no {column!r} (it has {', '.join(map(str, row)) or 'nothing'})")
         try:
-            table = pa.table({c: [self._cell(c, row[c], n) for n, row in enumerate(rows, 1)] for c in self.columns})
+            return pa.table({c: [self._cell(c, row[c], n) for n, row in enumerate(rows, 1)] for c in self.columns})
         except (pa.ArrowException, UnicodeEncodeError) as error:
             raise ValueError(f"cannot read the rows: {error}") from error
-        batches = [batch for batch, _ in self.batches(table, lambda i: f"row {i + 1}")]
-        return Dataset(pa.Table.from_batches(batches, schema=self.schema()))
 
     def schema(self) -> pa.Schema:
         """The columns that `batches` returns."""
@@ -195,17 +210,3 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
         mean, count = mean + (own - mean) * (len(each) / total), total
     std = np.sqrt(square / max(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
-
-
-def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
-    """A column of lists, of numbers or of vectors of one size."""
-    import pyarrow as pa
-
-    offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
-    inner = kind.value_type
-    flat = np.concatenate(rows).reshape(-1)
-    if pa.types.is_fixed_size_list(inner):
-        values: Any = pa.FixedSizeListArray.from_arrays(pa.array(flat, inner.value_type), inner.list_size)
-    else:
-        values = pa.array(flat.astype(inner.to_pandas_dtype()))
-    return pa.ListArray.from_arrays(offsets, values)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-SPLITS = ("train", "valid", "test")
+from lagwise.data.splits import SPLITS
+
 _SPLIT_WORDS = {  # as `datasets` reads them
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
@@ -18,7 +19,7 @@ _SPLIT_WORDS = {  # as `datasets` reads them
 }
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # between the words of trainImages
 _WORD = re.compile(rf"(?<![^\W\d_])({'|'.join(_SPLIT_WORDS)})(?:sets?|data)?(?![^\W\d_])")
-_MOST_NAMED = 4  # of kinds of files in a message
+_MOST_NAMED = 4  # most kinds of files in a message
 
 
 @dataclass(frozen=True)

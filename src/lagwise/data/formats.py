@@ -1,24 +1,24 @@
-"""Every published layout by name, the values of ``data.format``."""
+"""Every published format by name, the values of ``data.format``."""
 
 from __future__ import annotations
 
 from lagwise.data.arena import ARENA
 from lagwise.data.generated import RETRIEVAL, generated_source
 from lagwise.data.glue import LAYOUTS, open_glue
-from lagwise.data.layouts import LayoutSource, open_layout
+from lagwise.data.row_formats import FormatSource, open_row_format
 from lagwise.tables import known
 
 FORMATS = {**LAYOUTS, **ARENA}
 
 
-def open_format(name: str, format: str) -> LayoutSource:
-    """Labelled rows of a published data set. format: a name of `FORMATS`. name as in `open_layout`, or of a data set
-    that is generated (`lagwise.data.generated`). Errors as `open_layout`."""
-    layout = FORMATS[known(format, FORMATS, "data.format")]
+def open_format(name: str, format: str) -> FormatSource:
+    """Labelled rows of a published data set. format: a name of `FORMATS`. name as in `open_row_format`, or of a data
+    set that is generated (`lagwise.data.generated`). Errors as `open_row_format`."""
+    found = FORMATS[known(format, FORMATS, "data.format")]
     if name == RETRIEVAL:
         raise FileNotFoundError(
             f"{RETRIEVAL} is made of your own texts: 'lagwise data {RETRIEVAL} --data books/ --out pairs/' writes "
             "pairs, which --data pairs/ reads"
         )
     name = str(generated_source(name) or name)
-    return open_glue(name, format) if format in LAYOUTS else open_layout(name, layout)
+    return open_glue(name, format) if format in LAYOUTS else open_row_format(name, found)

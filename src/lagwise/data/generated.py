@@ -18,14 +18,15 @@ import numpy as np
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data import listops, pathfinder
 from lagwise.data.arena import ARENA
-from lagwise.data.sources import SPLITS, open_source
+from lagwise.data.sources import open_source
+from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 
-_ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # of ListOps, by default
+_ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for ListOps
 _PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
-_PAIRS, _PASSAGE = 20_000, 4_000  # of passages, and characters of each
+_PAIRS, _PASSAGE = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
 _FORMAT = 3  # raise when the same seed gives other data
 
@@ -68,11 +69,11 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which a
     picture's line holds its folder, its file, its number and its label.
 
-    rows: pictures (200,000), in the order of their splits (`pathfinder.split_sizes`). Picture i of a split depends only
+    rows: pictures (200,000), in the order of their splits (`split_sizes`). Picture i of a split depends only
     on the seed, the split and i, and the pictures of one split are in no other, of whatever size.
     """
     count = rows or _PICTURES
-    places = _places(pathfinder.split_sizes(count), pathfinder.split_sizes(_PICTURES))
+    places = _places(split_sizes(count), split_sizes(_PICTURES))
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
     blocks = _blocks(pathfinder_block, seed, places, pathfinder.BLOCK, side)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from lagwise.data.layouts import Layout, LayoutSource, open_layout
+from lagwise.data.row_formats import FormatSource, RowFormat, open_row_format
 from lagwise.tables import known
 
-_Glue = partial(Layout, family="GLUE")
+_Glue = partial(RowFormat, family="GLUE")
 
 
 def _pair(first: str = "sentence1", second: str = "sentence2") -> dict[str, tuple[str, ...]]:
@@ -37,7 +37,7 @@ _TASKS = (
         texts=_pair(),
         classes=None,
         label=("score",),
-        best=5.0,  # of two sentences that mean the same
+        best=5.0,  # the score of two sentences that mean the same
         fields=("sentence1", "sentence2", "score"),
     ),
     _Glue(
@@ -56,14 +56,14 @@ _TASKS = (
         broken=10,
     ),
 )
-LAYOUTS = {layout.name: layout for layout in _TASKS}
+LAYOUTS = {each.name: each for each in _TASKS}
 
 
-def open_glue(name: str, task: str) -> LayoutSource:
-    """The rows of a task of GLUE (a name of `LAYOUTS`), in the splits train and test, as `open_layout` finds them.
+def open_glue(name: str, task: str) -> FormatSource:
+    """The rows of a task of GLUE (a name of `LAYOUTS`), in the splits train and test, as `open_row_format` finds them.
 
     GLUE's dev set (of MNLI the matched one, of MRPC in its original files the test set) becomes our test, because
     scores are reported on it; the valid set is held out of train later. GLUE's unlabelled test files are ignored, but
     can be opened one by one for predictions.
     """
-    return open_layout(name, LAYOUTS[known(task, LAYOUTS, "data.format")], f"hub:nyu-mll/glue:{task}")
+    return open_row_format(name, LAYOUTS[known(task, LAYOUTS, "data.format")], f"hub:nyu-mll/glue:{task}")

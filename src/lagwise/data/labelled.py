@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.cache import cached_folder, default_cache, keep_also
+from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
 from lagwise.data.labels import KINDS
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar
@@ -50,7 +49,7 @@ class LabelledData:
     notes: tuple[str, ...]
 
     @property
-    def identity(self) -> str:
+    def key(self) -> str:
         """Hash of the rows and of all that decides how they are encoded."""
         return self.folder.name
 
@@ -119,21 +118,31 @@ def prepare_labelled(
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
     source = open_rows(source) if isinstance(source, str) else source
-    reading: dict[str, Any] = {"text": text, "label": label, "kind": kind, "inputs": inputs}
-    encoding: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size, "length": length}
-    key = labelled_key(source, **reading, **encoding, separate=separate)
-    columns = _columns(text, label, inputs)
-    folder = (cache or default_cache()) / "labelled" / key
+    columns = _columns(text, label, kind, inputs, length, separate)
+    content = content_key(source, tokenizer, vocab_size)
+    key = _key(content, columns, label, kind, inputs, length, separate)
 
-    def make(partial: Path) -> dict[str, Any]:
+    def write(folder: Path) -> dict[str, Any]:
         rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
-        return _write(rows, tokenizer, vocab_size, length, separate, partial, progress)
+        return _write(rows, tokenizer, vocab_size, length, separate, folder, progress)
 
-    meta = cached_folder(folder, make)
-    if tuple(meta["columns"]) != columns:  # a run keeps the column that was found, and opens its rows by that
-        found: dict[str, Any] = {**reading, "text": meta["columns"][0]}
-        keep_also(folder, folder.with_name(labelled_key(source, **found, **encoding, separate=separate)), meta)
-    return _load(folder, meta, source.notes)
+    folder, splits, meta = prepared_rows("labelled", key, write, cache)
+    found = tuple(meta["columns"])
+    if found != columns:  # a run keeps the column that was found, and opens its rows by that
+        keep_also(folder, folder.with_name(_key(content, found, label, kind, inputs, length, separate)), meta)
+    made = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
+    separate = meta.get("separate", False)  # folders of earlier versions do not have it
+    return LabelledData(
+        folder=folder,
+        splits=splits,
+        encoder=RowEncoder(found, meta["length"], made, meta["is_bytes"], meta["features"], separate),
+        kind=meta["kind"],
+        reason=meta["reason"],
+        label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
+        cut=meta["cut"],
+        counts=meta["counts"],
+        notes=(*source.notes, *meta["notes"]),  # those on files that are not read do not change with the rows
+    )
 
 
 def labelled_key(
@@ -150,18 +159,22 @@ def labelled_key(
 ) -> str:
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
     encoded. ValueError for options that are invalid for any data."""
-    known(kind, KINDS, "task.kind")
-    columns = _columns(text, label, inputs)
-    whole_number("data.length", length, 2 * len(columns) - 1)
+    columns = _columns(text, label, kind, inputs, length, separate)
     source = open_rows(source) if isinstance(source, str) else source
-    if separate and len(columns) != 2:
-        raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
-    options = [_FORMAT, content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length]
-    options += ["separate"] * separate  # other keys stay as they were
-    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+    return _key(content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length, separate)
 
 
-def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, ...]:
+def _key(content: str, columns: Sequence[str], *options: Any) -> str:
+    """The key of encoded rows of some content; ``options`` are label, kind, inputs, length and separate."""
+    *others, separate = options
+    return key_of([_FORMAT, content, columns, *others, *["separate"] * separate])  # other keys stay as they were
+
+
+def _columns(
+    text: str | Sequence[str], label: str, kind: str, inputs: str, length: int, separate: bool
+) -> tuple[str, ...]:
+    """The columns of the inputs. ValueError for options that are invalid for any data."""
+    known(kind, KINDS, "task.kind")
     known(inputs, INPUTS, "task.inputs")
     columns = (text,) if isinstance(text, str) else tuple(text)
     if inputs == "values" and columns == ("text",):
@@ -171,6 +184,9 @@ def _columns(text: str | Sequence[str], label: str, inputs: str) -> tuple[str, .
             "task.text must name one column, two for a pair of texts, or more for texts that are joined, other than "
             f"the label's, got {text!r} and label {label!r}"
         )
+    whole_number("data.length", length, 2 * len(columns) - 1)
+    if separate and len(columns) != 2:
+        raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
     return columns
 
 
@@ -194,8 +210,7 @@ def _write(
         values = table.column(LABEL).combine_chunks().cast(labels.type)
         schema, start = encoder.schema().append(labels), 0
         with (
-            pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file,
-            pa.ipc.new_stream(file, schema) as writer,
+            arrow_file(folder / f"{split}.arrow", schema) as writer,
             progress_bar(desc=f"encoding {split}", unit=" rows", total=len(values), show=progress) as bar,
         ):
             for batch, too_long in encoder.batches(table, lambda i, split=split: f"{split} row {i + 1}"):
@@ -214,31 +229,6 @@ def _write(
         "reason": rows.reason,
         "label_names": rows.label_names,
         "cut": cut,
-        "counts": rows.counts(),
+        "counts": rows.counts,
         "notes": rows.notes,
     }
-
-
-def _load(folder: Path, meta: dict[str, Any], notes: Sequence[str]) -> LabelledData:
-    from datasets import Dataset
-
-    tokenizer = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
-    encoder = RowEncoder(
-        tuple(meta["columns"]),
-        meta["length"],
-        tokenizer,
-        meta["is_bytes"],
-        meta["features"],
-        meta.get("separate", False),  # folders of earlier versions do not have it
-    )
-    return LabelledData(
-        folder=folder,
-        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
-        encoder=encoder,
-        kind=meta["kind"],
-        reason=meta["reason"],
-        label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
-        cut=meta["cut"],
-        counts=meta["counts"],
-        notes=(*notes, *meta["notes"]),  # those on files that are not read do not change with the rows
-    )

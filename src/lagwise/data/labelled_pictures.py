@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -12,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.cache import cached_folder, default_cache, keep_also
+from lagwise.cache import keep_also
 from lagwise.data.folders import check_names
-from lagwise.data.labels import alike_note, read_labels
+from lagwise.data.labelled_rows import split_labelled
+from lagwise.data.labels import read_labels
 from lagwise.data.picture_files import PictureSource
 from lagwise.data.pictures import PictureReader, decode, frames
-from lagwise.data.rows import shared_rows, split_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -58,8 +56,7 @@ class PictureData:
 
 def pictures_key(source: PictureSource, size: tuple[int, int] | None, channels: int) -> str:
     """Hash of the pictures and of everything that affects how they are read."""
-    options = [_FORMAT, source.fingerprint(), source.image, source.label, size, channels]
-    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+    return key_of([_FORMAT, source.key(), source.image, source.label, size, channels])
 
 
 def prepare_pictures(
@@ -76,16 +73,15 @@ def prepare_pictures(
     Missing splits are made as in `split_rows`. ValueError, one line, for a picture that cannot be read, pictures
     without labels, and classes too small to split.
     """
-    root = (cache or default_cache()) / "pictures"
-    folder = root / pictures_key(source, size, channels)
-    meta = cached_folder(folder, lambda partial: _write(source, size, channels, partial, progress))
+    key = pictures_key(source, size, channels)
+    folder, splits, meta = prepared_rows(
+        "pictures", key, lambda folder: _write(source, size, channels, folder, progress), cache
+    )
     if size is None:  # a run keeps the size that was found, and opens its pictures by that
-        keep_also(folder, root / pictures_key(source, (meta["size"][0], meta["size"][1]), channels), meta)
-    from datasets import Dataset
-
+        keep_also(folder, folder.with_name(pictures_key(source, (meta["size"][0], meta["size"][1]), channels)), meta)
     return PictureData(
         folder=folder,
-        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        splits=splits,
         label_names=tuple(meta["label_names"]),
         size=(meta["size"][0], meta["size"][1]),
         mean=tuple(meta["mean"]),
@@ -98,8 +94,6 @@ def prepare_pictures(
 def _write(
     source: PictureSource, size: tuple[int, int] | None, channels: int, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     work = folder / "work"
     work.mkdir()
     tables = source.read(work)
@@ -119,57 +113,37 @@ def _write(
     assert labels.names is not None
     if source.files:
         check_names(labels.names, "pictures")
-    kept: dict[str, Any] = {}
-    for split, rows in tables.items():
-        own = labels.values[split]
-        places = [i for i, value in enumerate(own) if value is not None]
-        if not places:  # a test set may be secret
-            continue
-        chosen: Any = rows.select(places).remove_columns("label")
-        kept[split] = chosen.add_column("label", [own[i] for i in places])
-    without = [split for split in tables if split not in kept]
-    named, sizes, moving = set(kept), Counter(), []
-    total = sum(map(len, kept.values()))
+    sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
     with progress_bar(desc="checking pictures", total=total, unit="picture", show=progress) as bar:
-        for rows in kept.values():
-            for row in rows:
-                sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
-                if frames(row["image"]) > 1:
-                    moving.append(row["file"])
+        for split, rows in tables.items():
+            found: Any = rows
+            for row, value in zip(found, labels.values[split], strict=True):
+                if value is not None:
+                    sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
+                    moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    without_files = {split: rows.remove_columns("file") for split, rows in kept.items()}
-    splits = split_rows(without_files, "label", names=labels.names)
+    splits, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="picture")
     for split, rows in splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
-        schema = rows.features.arrow_schema
-        with pa.OSFile(str(folder / f"{split}.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
             for batch in batches:
                 writer.write_table(batch)
     mean, std = _statistics(splits["train"], size, channels)
-    made = [split for split in SPLITS if split not in named]
-    notes = [f"{' and '.join(without)} without labels, and left out"] if without else []
-    if made:
-        notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
-    other = total - sizes[size]
-    if other:
+    total = sizes.total()
+    if other := total - sizes[size]:
         notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")
     if moving:
         notes.append(
             f"{len(moving):,} of {total:,} pictures have several frames, of which the first is read: {moving[0]}"
         )
-    notes += [*shared_rows(splits, named, "label"), *alike_note(labels.names)]
-    counts = {split: Counter(rows["label"][:]) for split, rows in splits.items()}
-    for split, found in counts.items():
-        if absent := [name for i, name in enumerate(labels.names) if not found[i]]:
-            notes.append(f"{split} has no picture of {', '.join(map(repr, absent))}")
     return {
         "label_names": labels.names,
         "size": size,
         "mean": mean,
         "std": std,
-        "counts": {split: {n: counts[split][i] for i, n in enumerate(labels.names)} for split in splits},
+        "counts": counts,
         "notes": notes,
     }
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
-from lagwise.data.rows import RowSource, rows_to_evaluate, shared_rows, split_rows
+from lagwise.data.numbers import is_number
+from lagwise.data.rows import RowSource, rows_to_evaluate
+from lagwise.data.splits import shared_rows, split_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,13 +35,8 @@ class LabelledRows:
     reason: str
     label_names: tuple[str, ...] | None
     features: int | None
+    counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Rows of each class in each split; nothing for numbers."""
-        names = self.label_names or ()
-        ids = {split: Counter(rows[LABEL][:]) for split, rows in self.splits.items()}
-        return {split: {name: ids[split][i] for i, name in enumerate(names)} for split in ids}
 
 
 def read_labelled(
@@ -82,20 +79,42 @@ def read_labelled(
         else:
             labels = _labels(tables, label, kind, where)
         features = _check_inputs(tables, columns, values, where)
-        kept, notes = _with_labels(tables, columns, labels)
-        splits = split_rows(kept, LABEL, classes=labels.names is not None, names=labels.names)
-        notes += [*shared_rows(splits, kept, LABEL), *alike_note(labels.names)]
+        splits, counts, notes = split_labelled(tables, columns, labels)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
-    made = [split for split in splits if split not in kept]
-    if made:
+    return LabelledRows(
+        source.name, columns, splits, labels.kind, labels.reason, labels.names, features, counts, tuple(notes)
+    )
+
+
+def split_labelled(
+    tables: Mapping[str, Dataset], columns: Sequence[str], labels: Labels, *, label: str = LABEL, what: str = "row"
+) -> tuple[dict[str, Dataset], dict[str, dict[str, int]], list[str]]:
+    """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
+    numbers; the number of rows of each class in each split, nothing for numbers; and notes, in which ``what`` names a
+    row."""
+    kept, notes, names = {}, [], labels.names
+    for split, rows in tables.items():
+        values = labels.values[split]
+        places = [i for i, value in enumerate(values) if value is not None]
+        if not places:
+            notes.append(f"{split} has no labels and is left out")
+            continue
+        if len(places) < len(rows):
+            notes.append(f"{len(rows) - len(places):,} {what}s of {split} have no label and are left out")
+            rows = rows.select(places)
+        inputs: Any = rows.select_columns(list(columns))
+        kept[split] = inputs.add_column(label, [values[i] for i in places])
+    splits = split_rows(kept, label, classes=names is not None, names=names)
+    if made := [split for split in splits if split not in kept]:
         notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
-    rows = LabelledRows(source.name, columns, splits, labels.kind, labels.reason, labels.names, features, ())
-    for split, counts in rows.counts().items():
-        absent = [name for name, count in counts.items() if not count]
-        if absent:
-            notes.append(f"{split} has no row of {', '.join(map(repr, absent))}")
-    return replace(rows, notes=tuple(notes))
+    notes += [*shared_rows(splits, kept, label), *alike_note(names)]
+    ids = {split: Counter(rows[label][:]) for split, rows in splits.items()}
+    counts = {split: {name: ids[split][i] for i, name in enumerate(names or ())} for split in ids}
+    for split, found in counts.items():
+        if absent := [name for name, count in found.items() if not count]:
+            notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
+    return splits, counts, notes
 
 
 def rows_to_score(
@@ -167,15 +186,7 @@ def _is_text(rows: Dataset, column: str) -> bool:
     feature: Any = rows.features[column]
     if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return False
-    return not all(_is_number(value) for value in rows[column][:_SAMPLE])
-
-
-def _is_number(value: str | None) -> bool:
-    try:
-        float(value or 0)
-    except ValueError:
-        return False
-    return True
+    return not all(is_number(value or "0") for value in rows[column][:_SAMPLE])
 
 
 def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:
@@ -228,26 +239,3 @@ def _check_inputs(
                     f"{where(split, empty[0])}; fill them in or remove them"
                 )
     return features
-
-
-def _with_labels(
-    tables: dict[str, Dataset], columns: tuple[str, ...], labels: Labels
-) -> tuple[dict[str, Dataset], list[str]]:
-    """The inputs and LABEL of the rows that have a label, and notes of what is left out."""
-    import pyarrow as pa
-    from datasets import Dataset
-
-    kept, notes = {}, []
-    for split, rows in tables.items():
-        values = labels.values[split]
-        places = [i for i, value in enumerate(values) if value is not None]
-        if not places:
-            notes.append(f"{split} has no labels and is left out")
-            continue
-        if len(places) < len(rows):
-            notes.append(f"{len(rows) - len(places):,} rows of {split} have no label and are left out")
-            rows = rows.select(places)
-        table: Any = rows.with_format("arrow")[:]
-        own = pa.array([values[i] for i in places], pa.float64() if labels.names is None else pa.int64())
-        kept[split] = Dataset(table.select(list(columns)).append_column(LABEL, own))
-    return kept, notes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.cache import cached_folder, default_cache
-from lagwise.data.encoding import feature_scale, list_column, read_series
+from lagwise.data.arrays import is_list, list_column
+from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
-from lagwise.data.row_files import is_list
-from lagwise.data.rows import RowSource, shared_rows, split_rows
-from lagwise.data.sources import SPLITS
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows
+from lagwise.data.rows import RowSource
+from lagwise.data.splits import ROWS_HELD_OUT, SPLITS, shared_rows, split_rows, split_shares
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 NO_EVENT = "none"
@@ -51,8 +50,7 @@ def series_key(source: RowSource, values: str, label: str, events: str | None) -
     """Hash of the rows and of everything that affects how they are read; arguments as in `prepare_series`."""
     if len({values, label, events}) < 3:
         raise ValueError(f"task.values, task.label and task.events must name different columns, got {label!r} twice")
-    options = [_FORMAT, source.fingerprint(), values, label, events]
-    return hashlib.sha256(json.dumps(options).encode()).hexdigest()[:24]
+    return key_of([_FORMAT, source.key(), values, label, events])
 
 
 def prepare_series(
@@ -74,20 +72,18 @@ def prepare_series(
     ValueError, one line, for missing columns, NaN and inf, a number of labels other than that of samples, positions
     that are out of order, occur twice or lie outside the series, labels that are fractions, and as in `read_labels`.
     """
-    folder = (cache or default_cache()) / "series" / series_key(source, values, label, events)
 
-    def make(partial: Path) -> dict[str, Any]:
+    def write(folder: Path) -> dict[str, Any]:
         try:
-            return _write(source, values, label, events, partial, progress)
+            return _write(source, values, label, events, folder, progress)
         except ValueError as error:
             raise ValueError(f"{source.name!r}: {error}") from error
 
-    meta = cached_folder(folder, make)
-    from datasets import Dataset
-
+    key = series_key(source, values, label, events)
+    folder, splits, meta = prepared_rows("series", key, write, cache)
     return LabelledSeries(
         folder=folder,
-        splits={split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS},
+        splits=splits,
         features=meta["features"],
         label_names=tuple(meta["label_names"]),
         mean=meta["mean"],
@@ -148,11 +144,11 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
         return found, np.where(np.isin(places, missing), IGNORED, places)
     if len(listed) != len(positions):
         raise ValueError(f"it has {len(positions)} events and {len(listed)} classes of events")
-    # pandas writes whole numbers of a column with gaps as floats.
+    # pandas writes integers of a column with gaps as floats.
     positions = [int(p) if isinstance(p, float) and p.is_integer() else p for p in positions]
     for number, (before, position) in enumerate(zip([None, *positions], positions, strict=False)):
         if type(position) is not int:
-            raise ValueError(f"event {number + 1} is at {position!r}, which is not a whole number")
+            raise ValueError(f"event {number + 1} is at {position!r}, which is not an integer")
         if not 0 <= position < length:
             raise ValueError(f"event {number + 1} is at {position!r}, outside the series of {length} samples")
         if before is not None and position <= before:
@@ -172,6 +168,8 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
 def _write(
     source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
 ) -> dict[str, Any]:
+    import pyarrow as pa
+
     tables = source.read([values, label, *([] if events is None else [events])])
     if "train" not in tables:
         raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
@@ -196,9 +194,11 @@ def _write(
     assert features is not None
     names, ids = _classes(first, events is not None)
     counts, scale = {}, ([], [])
+    kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
+    schema = pa.schema({**kinds, "length": pa.int32()})
     for split, (rows, part) in _parts(tables).items():
         series, total = [], np.zeros(len(names), dtype=np.int64)
-        with _Writer(folder / f"{split}.arrow", features) as writer:
+        with arrow_file(folder / f"{split}.arrow", schema) as writer:
             read = read_label_rows(rows, values, label, events, str)
             for samples, found, places in progress_bar(
                 read, desc=f"reading {split}", unit="row", total=len(rows), show=progress
@@ -212,7 +212,7 @@ def _write(
                         f"a series of {len(places)} samples is too short to be cut into train, valid and test"
                     )
                 total += np.bincount(labels[labels != IGNORED], minlength=len(names))
-                writer.write(samples, labels)
+                writer.write_batch(_batch(samples, labels, schema))
                 series.append(samples)
         counts[split] = dict(zip(names, total.tolist(), strict=True))
         scale = feature_scale(series) if split == "train" else scale
@@ -237,32 +237,16 @@ def _parts(tables: dict[str, Dataset]) -> dict[str, tuple[Dataset, tuple[float, 
     """The rows of each split, and the share of every row, from and to, that is in it."""
     train = tables["train"]
     if len(tables) == 1 and len(train) < len(SPLITS):
-        return {"train": (train, (0, 0.8)), "valid": (train, (0.8, 0.9)), "test": (train, (0.9, 1))}
+        return {split: (train, share) for split, share in split_shares(ROWS_HELD_OUT).items()}
     return {split: (rows, (0, 1)) for split, rows in split_rows(tables).items()}
 
 
-class _Writer:
-    """Writes series and the labels of their samples into an Arrow file."""
+def _batch(samples: np.ndarray, labels: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
+    """A series and the labels of its samples as a row."""
+    import pyarrow as pa
 
-    def __init__(self, path: Path, features: int):
-        import pyarrow as pa
-
-        kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
-        self.schema = pa.schema({**kinds, "length": pa.int32()})
-        self.file = pa.ipc.new_stream(str(path), self.schema)
-
-    def write(self, samples: np.ndarray, labels: np.ndarray) -> None:
-        import pyarrow as pa
-
-        columns = [list_column([values], self.schema.field(i).type) for i, values in enumerate((samples, labels))]
-        columns.append(pa.array([len(samples)], pa.int32()))
-        self.file.write_batch(pa.RecordBatch.from_arrays(columns, schema=self.schema))
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+    columns = [list_column([values], schema.field(i).type) for i, values in enumerate((samples, labels))]
+    return pa.RecordBatch.from_arrays([*columns, pa.array([len(samples)], pa.int32())], schema=schema)
 
 
 def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:

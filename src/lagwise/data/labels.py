@@ -12,7 +12,7 @@ from typing import Any
 from lagwise.tables import known
 
 KINDS = ("auto", "classification", "regression")
-_FEW = 50  # more different whole numbers are amounts, not classes
+_FEW = 50  # more different integers are amounts, not classes
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
 
@@ -32,7 +32,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     """Labels from the values of the label column in every split; ``train`` must be one of them.
 
     Strings that are all numbers count as numbers, but if one of them begins with a zero, as 007 does, they are codes.
-    kind ``auto``: text, codes and at most 50 different whole numbers are classes; fractions and more whole numbers are
+    kind ``auto``: text, codes and at most 50 different integers are classes; fractions and more integers are
     amounts. Class names are sorted, numbers in them by value, unless
     ``order`` names them.
 
@@ -163,8 +163,8 @@ def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, st
     if not all(n.is_integer() for n in different):
         return "regression", "the labels are numbers with fractions"
     if len(different) > _FEW:
-        return "regression", f"the labels are {len(different)} different whole numbers, more than {_FEW}"
-    return "classification", f"the labels are {len(different)} different whole numbers"
+        return "regression", f"the labels are {len(different)} different integers, more than {_FEW}"
+    return "classification", f"the labels are {len(different)} different integers"
 
 
 def _number(value: Any) -> float | None:

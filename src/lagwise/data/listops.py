@@ -134,7 +134,7 @@ def _written(levels: list[_Level], sizes: np.ndarray) -> Expressions:
     place = starts
     for at, (level, width) in enumerate(zip(levels, widths, strict=True)):
         if at:
-            before = np.cumsum(width) - width  # of all nodes of the level; of siblings by subtraction
+            before = np.cumsum(width) - width  # over all nodes of the level; siblings by subtraction
             first = np.flatnonzero(np.diff(level.parent, prepend=-1))
             own = np.repeat(before[first], np.diff(np.append(first, len(width))))
             place = place[level.parent] + 1 + before - own

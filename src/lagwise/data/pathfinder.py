@@ -11,16 +11,9 @@ import numpy as np
 BLOCK = 256  # pictures that are made of one seed
 CONTOUR, DISTRACTOR = 14, 4  # paddles of each of the two contours, and of each distractor
 _PADDING, _SCALE = 1, 2  # border without contours, in pixels; points in a pixel are squares of this side
-_TRIES, _STARTS, _ATTEMPTS = 12, 24, 6  # of the next paddle, of the first one, and of a distractor
+_TRIES, _STARTS, _ATTEMPTS = 12, 24, 6  # to place the next paddle, the first one, and a distractor
 _TOGETHER, _PARTS = 512, 16  # pictures that are begun at a time; parts in which a block is rendered
 _OUTSIDE = -99.0  # place of what is not drawn
-
-
-def split_sizes(count: int) -> dict[str, int]:
-    """How many of a folder's pictures, in their order, are for training, validation and tests, as in Long Range Arena:
-    eight tenths, one and one."""
-    first, last = count * 8 // 10, count * 9 // 10
-    return {"train": first, "valid": last - first, "test": count - last}
 
 
 @dataclass(frozen=True)
@@ -151,7 +144,7 @@ def _grown(drawing: _Drawing, random: np.random.Generator, back: int) -> tuple[_
     centres, angles = _successors(drawing, random, back) if back else _starts(drawing, random)
     points = _points(centres, angles, made.length)  # (pictures, tries, 3, 2)
     step = (made.length + 2 * drawing.margins)[:, None, None] * _direction(angles)
-    ahead = np.stack([centres + step, centres + 2 * step], axis=2)  # of straight successors
+    ahead = np.stack([centres + step, centres + 2 * step], axis=2)  # where straight successors would be
     points = np.concatenate([points, ahead], axis=2)
     border = (_PADDING + drawing.margins)[:, None, None, None]
     free = np.all((points >= border) & (points <= drawing.side - border), axis=3)

@@ -25,12 +25,12 @@ from lagwise.data.folders import (
 )
 from lagwise.data.generated import generated_source
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.pathfinder import split_sizes
 from lagwise.data.pictures import SUFFIXES, encode_array
-from lagwise.data.reading import decoded, read_whole
+from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import SPLITS, hash_files
+from lagwise.data.sources import hash_files
+from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class PictureSource:
     rows: RowSource | None = None
     notes: tuple[str, ...] = ()
 
-    def fingerprint(self) -> str:
+    def key(self) -> str:
         """Hash of the content, of the classes and of the splits."""
         if self.rows is not None:
-            return self.rows.fingerprint()
+            return self.rows.key()
         if self.arrays is not None:
             return hash_files({"train": [self.arrays]}, hashlib.sha256(b"pictures"))
         classes = "\n".join(f"{split}:{self.labels[path]}" for split, paths in self.files.items() for path in paths)
@@ -180,7 +180,7 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     if name == DIGITS:
         return PictureSource(name, image, label)
     path = generated_source(name) or expanded(name)
-    if not name.startswith("hub:") and path.suffix == ".npz" and path.is_file():
+    if not name.startswith("hub:") and inner_suffix(path) == ".npz" and path.is_file():
         check_file(path)
         return PictureSource(name, image, label, arrays=path)
     if name.startswith("hub:") or not path.is_dir():

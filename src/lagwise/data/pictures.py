@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-MODES = {1: "L", 3: "RGB"}  # of PIL, by channels
+MODES = {1: "L", 3: "RGB"}  # PIL's names, by channels
 _ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise, as in DeiT
 
 
@@ -33,7 +33,7 @@ def decode(data: bytes, channels: int, where: str) -> Image:
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            deep = any(map(_is_deep, image.tile))  # of colours, PIL would keep the upper 8 bits
+            deep = any(map(_is_deep, image.tile))  # PIL would keep the upper 8 bits of colours
             image.load()
             turned = ImageOps.exif_transpose(image)
         if not deep and not turned.mode.startswith(("I", "F")):
@@ -190,7 +190,9 @@ def torchvision_transforms() -> Any:
 def _randaugment_deit(v2: Any, size: tuple[int, int]) -> Any:
     """RandAugment as DeiT has it (rand-m9-mstd0.5-inc1 of timm): two operations, each with a probability of a half, at
     .9 of their ranges. Here magnitudes do not vary, and torchvision has no Invert and no SolarizeAdd."""
-    one = v2.RandAugment(num_ops=1, magnitude=27, interpolation=v2.InterpolationMode.BICUBIC, fill=127)  # of 0 to 30
+    one = v2.RandAugment(
+        num_ops=1, magnitude=27, interpolation=v2.InterpolationMode.BICUBIC, fill=127
+    )  # on a scale from 0 to 30
     return v2.Compose([v2.RandomApply([one], p=0.5), v2.RandomApply([one], p=0.5)])
 
 

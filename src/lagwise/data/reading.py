@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import io
 import lzma
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,9 @@ from lagwise.process import memory
 _PIECE = 1 << 24  # bytes read at a time
 _ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # first: that of UTF-16 begins like it
 _ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_PACKED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+#: Endings of the names of compressed files, for messages.
+COMPRESSIONS = ".xz, .gz, .bz2, .zst or .zip"
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 #: How files begin that are no text, and what to do about them.
 _KINDS = {
     b"PK\x03\x04": "is a spreadsheet (.xlsx, .ods) or another .zip archive, not text; save the sheet as .csv in UTF-8",
@@ -32,13 +36,44 @@ def is_compressed(path: Path) -> bool:
 
 
 def inner_suffix(path: Path) -> str:
-    """The suffix of a file under any .xz, .gz or .bz2, in lower case."""
+    """The suffix of a file under that of a compression (`COMPRESSIONS`), in lower case."""
     return Path(path.stem if is_compressed(path) else path).suffix.lower()
+
+
+def check_spreadsheet(path: Path) -> None:
+    """ValueError, with advice, for a spreadsheet, by its name."""
+    if path.suffix.lower() in _SPREADSHEETS:
+        raise ValueError(f"{path} is a spreadsheet; save the sheet as .csv in UTF-8 and give that file")
+
+
+def _open_zst(path: Path, mode: str) -> IO[bytes]:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path), mode), "zstd"))  # type: ignore[arg-type]
+
+
+def _open_zip(path: Path, mode: str) -> IO[bytes]:
+    """The only file in an archive, besides those that macOS adds."""
+    archive = zipfile.ZipFile(path)
+    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    if len(names) != 1:
+        raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
+    return archive.open(names[0])
+
+
+_PACKED: dict[str, Callable[..., Any]] = {
+    ".xz": lzma.open,
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zst,
+    ".zip": _open_zip,
+}
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """An open file to read from, unpacked if its name ends in .xz, .gz or .bz2. ValueError if it is damaged."""
+    """An open file to read from, unpacked if its name says that it is compressed (`COMPRESSIONS`). ValueError if it is
+    damaged, or a .zip that does not hold one file."""
     suffix = path.suffix.lower()
     if suffix not in _PACKED:
         with open(path, "rb") as f:
@@ -47,8 +82,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with _PACKED[suffix](path, "rb") as f:
             yield f
-    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the content
+    except (lzma.LZMAError, zlib.error, zipfile.BadZipFile, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the system, not of the content
             raise
         kind = f"{'an' if suffix == '.xz' else 'a'} {suffix} file"
         raise ValueError(f"{path} is truncated or not {kind} ({error}); download it again") from error
@@ -116,7 +151,7 @@ def not_utf8_mark(path: Path, encoding: str) -> str:
 
 def not_utf8(error: UnicodeDecodeError, name: str | None) -> str:
     """What to do about a file that is not UTF-8, or if the name is None, about standard input."""
-    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # of these Latin 1 has none that print
+    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # which Latin 1 cannot print
     encoding = "cp1252" if windows else "latin1"
     command = f"'iconv -f {encoding} -t utf-8'" if name is None else _conversion(encoding, Path(name).name)
     return (

@@ -1,5 +1,4 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, sounds and .txt, each also compressed
-as .xz, .gz or .bz2."""
+"""Files of rows as Arrow tables, also compressed: one reader for each ending of a name (`READERS`)."""
 
 from __future__ import annotations
 
@@ -7,26 +6,28 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lagwise.data.archive_files import arff_table, ts_table
+from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
-from lagwise.data.series_files import FOLDER_LABEL, wav_table
+from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import parse_text_table, read_head
+from lagwise.files import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
+RECORDS = (".jsonl", ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
 
 
 def file_kind(path: Path) -> str | None:
@@ -49,13 +50,13 @@ def read_columns(path: Path) -> tuple[str, ...]:
         return tuple(read_head(path).names)
     if kind == ".jsonl":
         with opened(path) as f:
-            if marked_encoding(f.read(4)):
-                return tuple(_jsonl(read_whole(path), path, None).column_names)
-            f.seek(0)
             line = next((line for line in f if line.strip()), b"")
-        return tuple(_jsonl(line, path, None).column_names)
-    if kind == ".txt":
-        return _TEXT_COLUMNS
+        return tuple(_jsonl(read_whole(path) if marked_encoding(line) else line, path, None).column_names)
+    if kind in ONE_ROW:
+        return _TEXT_COLUMNS if kind == ".txt" else SOUND_COLUMNS
+    if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
+        with np.load(path, allow_pickle=False) as archive:
+            return tuple(archive.files)
     if kind == ".parquet" and not is_compressed(path):
         from pyarrow import ArrowException, parquet
 
@@ -66,92 +67,34 @@ def read_columns(path: Path) -> tuple[str, ...]:
     return tuple(read_table(path).column_names)
 
 
-def array_column(array: np.ndarray) -> pa.ChunkedArray:
-    """A column of an array ``(rows, ...)``; the size of the second axis may differ in other parts of the column."""
-    import pyarrow as pa
-
-    if array.ndim == 1:
-        return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind in "US" else array)])
-    chunks = []
-    rows = max(1, _ELEMENTS // max(1, array[0].size)) if len(array) else 1
-    for start in range(0, max(1, len(array)), rows):
-        part = array[start : start + rows]
-        values: Any = pa.array(np.ascontiguousarray(part).reshape(-1))
-        for size in reversed(part.shape[2:]):
-            values = pa.FixedSizeListArray.from_arrays(values, size)
-        offsets = pa.array(np.arange(len(part) + 1, dtype=np.int32) * part.shape[1])
-        chunks.append(pa.ListArray.from_arrays(offsets, values))
-    return pa.chunked_array(chunks)
-
-
-def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
-    """The rows of a column of lists as arrays ``(length,)`` or ``(length, size)``; a null number is NaN.
-
-    TypeError for a column of other types, ValueError for a row whose lists are of different lengths.
-    """
-    import pyarrow as pa
-
-    if isinstance(column, pa.ChunkedArray):
-        for chunk in column.chunks:
-            yield from row_arrays(chunk)
-        return
-    if not is_list(column.type):
-        raise TypeError(f"a column of {column.type}")
-    for row in column:
-        values: Any = row.values
-        if values is None:
-            yield np.empty(0, dtype=np.float32)
-            continue
-        shape = [len(values)]
-        if is_list(values.type):
-            sizes = {len(v) if v is not None else 0 for v in values} if not _is_fixed(values.type) else set()
-            if len(sizes) > 1:
-                raise ValueError(f"its vectors have {min(sizes)} to {max(sizes)} numbers")
-            shape.append(values.type.list_size if _is_fixed(values.type) else next(iter(sizes), 1))
-            values = values.flatten()
-        if is_list(values.type):
-            raise TypeError(f"a column of {column.type}")
-        numbers = values.to_numpy(zero_copy_only=False)
-        if numbers.dtype.kind not in "biuf":
-            raise TypeError(f"a column of {column.type}")
-        yield numbers.reshape(shape)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return t.is_fixed_size_list(kind)
-
-
 def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Cells as they are written."""
+    """Cells as they are written, but numbers with decimal points."""
     import pyarrow as pa
 
     table = parse_text_table(data, path)
-    return pa.table({name: pa.array(v, pa.string()) for name, v in table.columns.items() if _wanted(name, columns)})
+    return pa.table({name: pa.array(table.cells(name), pa.string()) for name in table.names if _wanted(name, columns)})
+
+
+def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects in the lines that are not empty, and the numbers of these. ValueError names a faulty line."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(decoded(line, path).removeprefix("\ufeff"))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: not a JSON object ({one_line(error)})") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+        yield number, record
 
 
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
-    records, lines = [], []
     data = decoded(data, path).encode() if marked_encoding(data) else data
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
-            records.append(record)
-            lines.append(number)
+    found = list(read_records(data.split(b"\n"), path))
+    lines, records = [number for number, _ in found], [record for _, record in found]
     names = dict.fromkeys(name for record in records for name in record)
     return pa.table(
         {

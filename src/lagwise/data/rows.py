@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,16 +20,16 @@ from lagwise.data.folders import (
     split_word,
     unread_note,
 )
-from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table, row_arrays
+from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
+from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
-from lagwise.data.sources import SPLITS, hash_files, load_hub
+from lagwise.data.sound_files import SOUNDS
+from lagwise.data.sources import hash_files, hub_splits
+from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-_MOST_NAMED = 10  # classes in a message
-_HELD_OUT = 0.1  # share of valid, and of test, of the rows that they are made from
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class RowSource:
 
     files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
     hub data set instead of files. classes: of files that are a row each, by their folders. file_notes: what else a
-    reader should know about the files.
+    reader should know about the files. rate: the sampling rate that sounds must have, in Hz.
     """
 
     name: str
@@ -47,6 +46,7 @@ class RowSource:
     dataset: Any = None
     classes: dict[Path, str | None] = field(default_factory=dict)
     file_notes: tuple[str, ...] = ()
+    rate: int | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class RowSource:
         """Whether the columns are named by the first lines of files."""
         return any(file_kind(path) in TEXT_TABLES for path in chain(*self.files.values()))
 
-    def fingerprint(self) -> str:
+    def key(self) -> str:
         """Hash of the content and of the splits."""
         digest = hashlib.sha256(b"rows")
         if self.dataset is not None:
@@ -100,8 +100,8 @@ class RowSource:
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
 
-        Values of .csv and .tsv are strings as written in the file. ValueError for a file that does not match its
-        suffix, or files of one split that do not fit together.
+        Values of .csv and .tsv are strings as written in the file, numbers with decimal points. ValueError for a file
+        that does not match its suffix, or files of one split that do not fit together.
         """
         import pyarrow as pa
         from datasets import Dataset
@@ -111,10 +111,16 @@ class RowSource:
             if columns is None:
                 return kept
             return {s: rows.select_columns([c for c in rows.column_names if c in columns]) for s, rows in kept.items()}
+        sounds = {path for path in chain(*self.files.values()) if file_kind(path) in SOUNDS}
+        whole = {
+            path: self._table(path, None if path in sounds else columns)
+            for split in self.split_names
+            for path in self.files[split]
+        }
+        check_sounds({path: table for path, table in whole.items() if path in sounds}, self.rate)
         read = {}
-        self._check_sounds()
         for split in self.split_names:
-            tables = [self._table(path, columns) for path in self.files[split]]
+            tables = [_selected(whole[path], columns) for path in self.files[split]]
             for path, table in zip(self.files[split], tables, strict=True):
                 if table.num_rows and set(table.column_names) != set(tables[0].column_names):
                     raise ValueError(
@@ -126,9 +132,6 @@ class RowSource:
             except pa.ArrowException as error:
                 raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
         return read
-
-    def _check_sounds(self) -> None:
-        check_sounds(self.files)
 
     def _columns_of(self, path: Path) -> tuple[str, ...]:
         return read_columns(path)
@@ -143,6 +146,10 @@ class RowSource:
         return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
 
 
+def _selected(table: Any, columns: Sequence[str] | None) -> Any:
+    return table if columns is None else table.select([name for name in table.column_names if name in columns])
+
+
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
     """The test split of another table, or else its first. ValueError if it has no rows."""
     rows = tables["test"] if "test" in tables else next(iter(tables.values()))
@@ -154,8 +161,8 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also .xz, .gz or .bz2). A folder of such
-    files: in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
+    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also compressed). A folder of such files:
+    in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
     ``hub:NAME:CONFIG``: a Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is
     a column, its first axis the rows. A sound (.wav, .flac, .mp3, .ogg) is a row, whose label is the name of a folder:
     sounds are in a folder for each class, and these may be in a folder for each split (`class_folders`). So are .txt
@@ -165,14 +172,13 @@ def open_rows(name: str) -> RowSource:
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name.startswith("hub:"):
-        return RowSource(name, dataset=_hub_splits(name))
+        return RowSource(name, dataset=hub_splits(name))
     path = expanded(name)
-    suffixes = f"{', '.join(READERS)} (each also .xz, .gz or .bz2)"
+    suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
     if path.is_file():
+        check_spreadsheet(path)
         if file_kind(path) is None:
-            sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods", ".numbers")
-            advice = "; save the sheet of this spreadsheet as .csv in UTF-8" if sheet else ""
-            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}{advice}")
+            raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
         if file_kind(path) == ".txt":
             raise ValueError(
                 f"{name!r} is one text, not a table of rows such as .csv or .jsonl; texts can be in a folder for each "
@@ -218,114 +224,3 @@ def _labelled(files: list[Path]) -> list[Path]:
         if folder.name == "unsup" and {folder.with_name(n) for n in ("pos", "neg")} <= folders
     }
     return [file for file in files if file.parent not in unlabelled]
-
-
-def split_rows(
-    rows: dict[str, Dataset],
-    label: str | None = None,
-    *,
-    classes: bool = True,
-    names: Sequence[str] | None = None,
-    seed: int = 0,
-) -> dict[str, Dataset]:
-    """Rows in the three splits: named splits are kept, missing ones are taken from train.
-
-    Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
-    is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
-    the rows does not matter, and added rows move few others, and none from valid to test. label: the column of labels;
-    None if all columns are content. classes: whether labels are classes (``names``, by id, are for messages).
-
-    ValueError for a class with fewer different rows than the splits that it must be in.
-    """
-    train = rows["train"]
-    missing = [split for split in ("test", "valid") if split not in rows]
-    if not missing:
-        return {split: rows[split] for split in SPLITS}
-    hashes = list(_hashes(train, seed, skip=label))
-    members: defaultdict[Any, set[bytes]] = defaultdict(set)
-    stratified = label is not None and classes
-    for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
-        members[value].add(content)
-    places: dict[bytes, str] = {}
-    few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
-    if few:
-        each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
-        shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
-        shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
-        raise ValueError(
-            f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
-            + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")
-        )
-    for contents in sorted(members.values(), key=len):
-        taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
-        for split in missing:
-            free = sorted((c for c in contents if c not in places), reverse=split == "valid")
-            wanted = max(1, round(_HELD_OUT * len(contents))) - taken[split]
-            places.update(dict.fromkeys(free[: max(0, wanted)], split))
-    dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for i, content in enumerate(hashes):
-        dealt[places.get(content, "train")].append(i)
-    made: dict[str, Any] = {split: train.select(dealt[split]) for split in ("train", *missing)}
-    whole = {**rows, **made}
-    return {split: whole[split] for split in SPLITS}
-
-
-def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
-    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
-    Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
-    notes, before = [], set()
-    if len({*named} & {*SPLITS}) < 2:
-        return notes
-    for i, split in enumerate(each for each in SPLITS if each in splits):
-        own = list(_hashes(splits[split], 0, skip=label, encode=_encoded))
-        count = sum(content in before for content in own)
-        if count and split in named:
-            notes.append(
-                f"{count:,} of {len(own):,} rows of {split} are also in {' or '.join(SPLITS[:i])}, which makes scores "
-                "on them too good; remove them from one of the two"
-            )
-        before.update(own)
-    return notes
-
-
-def _hashes(
-    rows: Dataset, seed: int, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
-) -> Iterator[bytes]:
-    """A hash of each row's content; ``encode`` gives that of a value other than a series."""
-    columns = sorted(name for name in rows.column_names if name != skip)
-    key = str(seed).encode()
-    for batch in rows.with_format("arrow").iter(1000):
-        table: Any = batch
-        for values in zip(*(_contents(table.column(name), encode) for name in columns), strict=True):
-            digest = hashlib.blake2b(key=key, digest_size=16)
-            for value in values:
-                digest.update(len(value).to_bytes(8))
-                digest.update(value)
-            yield digest.digest()
-
-
-def _encoded(value: Any) -> bytes:
-    """As fast as a file of a picture allows. Made splits depend on the other encoding, so it stays as it is."""
-    return value if isinstance(value, bytes) else repr(value).encode()
-
-
-def _contents(column: Any, encode: Callable[[Any], bytes]) -> list[bytes]:
-    try:
-        return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
-    except TypeError:
-        return [encode(value) for value in column.to_pylist()]
-
-
-def _hub_splits(name: str) -> dict[str, Any]:
-    """Splits by our names; the first of several validation or test sets."""
-    loaded = load_hub(name)
-    named: dict[str, Any] = {}
-    for split in loaded:
-        word = split_word(Path(split))
-        if word is not None:
-            named.setdefault(word, loaded[split])
-    if "train" not in named:
-        if len(loaded) != 1:
-            raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
-        named = named or {"train": next(iter(loaded.values()))}
-    return named

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
-from lagwise.data.reading import inner_suffix, read_whole
-from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
+from lagwise.data.numbers import count_up
+from lagwise.data.reading import inner_suffix
+from lagwise.data.sound_files import COMPRESSED, read_compressed
 from lagwise.data.text_tables import TextTable
 from lagwise.tables import known
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 SERIES = "input_values"
 FOLDER_LABEL = "label"  # the column of the names of folders
+SOUND_COLUMNS = (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 UNNAMED = "Unnamed: 0"  # a first column without a name
 _UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
 _COUNTED = 5  # rows that show whether a column counts them
@@ -55,7 +58,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
         raise ValueError(f"{path} has no samples")
     if samples.dtype == np.uint8:
         samples = (samples.astype(np.float32) - 128) / 128
-    elif samples.dtype.kind == "i":  # of 24 bits, scipy fills the upper bytes
+    elif samples.dtype.kind == "i":  # scipy reads 24 bits into the upper bytes
         samples = samples.astype(np.float32) / -float(np.iinfo(samples.dtype).min)
     return rate, samples.astype(np.float32).reshape(len(samples), -1)
 
@@ -104,10 +107,9 @@ def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: S
     import pyarrow as pa
 
     values = _samples(table, label, features)
-    offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * len(features))
     others = [name for name in table.names if name not in (*features, SERIES)]
-    kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
-    kept[SERIES] = pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
+    kept: dict[str, Any] = {name: pa.array(table.cells(name), pa.string()) for name in others}
+    kept[SERIES] = array_column(values)
     return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
 
 
@@ -135,7 +137,7 @@ def recording_table(
     values: Any = _samples(table, label, features)
     own: Any = found
     if label in table.columns:
-        own = table.columns[label]
+        own = table.cells(label)
         if not per_sample:
             if len(set(own)) > 1:
                 raise ValueError(
@@ -156,7 +158,7 @@ def _samples(table: TextTable, label: str, features: Sequence[str]) -> np.ndarra
     for name in features:
         known(name, table.names, f"column of {table.path}")
     try:
-        return np.stack([table.numbers(name).astype(np.float32) for name in features], axis=1)
+        return table.numbers(*features).astype(np.float32)
     except ValueError as error:
         raise ValueError(
             f"{error}; all columns but that of the labels, task.label={label!r}, are read as numbers unless "
@@ -189,7 +191,7 @@ def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
 
 def row_numbers(table: TextTable, names: Sequence[str], *, samples: bool) -> list[str]:
     """Those of the columns ``names`` that number the rows: a first one without a name, as pandas and R write, one
-    called as an index with a different whole number for each row, and any that counts from one row to the next.
+    called as an index with a different integer for each row, and any that counts from one row to the next.
 
     samples: the rows are samples, of which other columns than an index may count, such as times.
     """
@@ -200,34 +202,32 @@ def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
     called = _INDEX.fullmatch(name.strip()) is not None
     if len(cells) < _COUNTED or not all(cell.isdecimal() for cell in cells) or (samples and not called):
         return False
-    values = [int(cell) for cell in cells]
-    counts = values[0] < 2 and values == [*range(values[0], values[0] + len(values))]
-    return counts or (called and not samples and len(set(values)) == len(values))
+    return count_up(cells) or (called and not samples and len(set(map(int, cells))) == len(cells))
 
 
-def check_sounds(files: Mapping[str, Sequence[Path]], rate: int | None = None) -> None:
-    """ValueError if sounds have different sampling rates or numbers of channels, or others than ``rate``, in Hz, or
-    cannot be read."""
+def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None) -> None:
+    """ValueError if sounds, read by `wav_table`, have different sampling rates or numbers of channels, or others than
+    ``rate``, in Hz."""
     wanted, by = rate, "the model was trained at"
     channels: tuple[int, Path] | None = None
-    for path in (path for paths in files.values() for path in paths if inner_suffix(path) in SOUNDS):
-        own, samples = read_sound(read_whole(path), path)
+    for path, table in tables.items():
+        own, vectors = table.column("sampling_rate")[0].as_py(), table.schema.field(SERIES).type.value_type
         if wanted is None:
             wanted, by = own, f"{path} has"
         if own != wanted:
             raise ValueError(
                 f"{path} has a sampling rate of {own} Hz, {by} {wanted} Hz; resample the sounds to one rate"
             )
-        channels = channels or (samples.shape[1], path)
-        if samples.shape[1] != channels[0]:
-            raise ValueError(f"{path} has {samples.shape[1]} channel(s), {channels[1]} has {channels[0]}; convert them")
+        channels = channels or (vectors.list_size, path)
+        if vectors.list_size != channels[0]:
+            raise ValueError(
+                f"{path} has {vectors.list_size} channel(s), {channels[1]} has {channels[0]}; convert them"
+            )
 
 
 def _row(values: Mapping[str, Any], columns: Sequence[str] | None) -> pa.Table:
     import pyarrow as pa
 
-    row = {name: pa.array([value]) for name, value in values.items() if name != SERIES}
-    samples = values[SERIES]
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(samples.reshape(-1)), samples.shape[1])
-    row[SERIES] = pa.ListArray.from_arrays(pa.array([0, len(samples)], pa.int32()), vectors)
+    row: dict[str, Any] = {name: pa.array([value]) for name, value in values.items() if name != SERIES}
+    row[SERIES] = array_column(values[SERIES][None])
     return pa.table({name: column for name, column in row.items() if columns is None or name in columns})

@@ -15,7 +15,7 @@ from lagwise.data.reading import read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.series_files import (
-    check_sounds,
+    SERIES,
     lines_table,
     long_columns,
     read_sound,
@@ -38,7 +38,6 @@ class SeriesSource(RowSource):
     per_sample: bool = False
     features: Sequence[str] | None = None
     lines: bool | None = None
-    rate: int | None = None
 
     def __post_init__(self) -> None:
         names = self.features or ()
@@ -78,8 +77,8 @@ class SeriesSource(RowSource):
         tables = [path for path in self._tables if self._folder_column(path) is not None]
         return nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
 
-    def fingerprint(self) -> str:
-        whole = super().fingerprint()
+    def key(self) -> str:
+        whole = super().key()
         if not self._tables:
             return whole
         usual = self._all_features(self._columns_of_tables[0]), self._has_labels and not self.per_sample
@@ -91,11 +90,14 @@ class SeriesSource(RowSource):
             return super()._folder_column(path)
         return None if self._has_labels or self._has_lines else self.label
 
-    def _check_sounds(self) -> None:
-        check_sounds(self.files, self.rate)
-
     def _columns_of(self, path: Path) -> tuple[str, ...]:
-        return tuple(self._table(path).column_names) if self._is_table(path) else super()._columns_of(path)
+        if not self._is_table(path):
+            return super()._columns_of(path)
+        if not self._has_lines:
+            return tuple(dict.fromkeys(("file", self.label, SERIES)))
+        names = read_columns(path)
+        features = self.features or self._default_features(path, names)
+        return (*(name for name in names if name not in (*features, SERIES)), SERIES)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if not self._is_table(path):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.arrays import row_arrays
 from lagwise.data.augmentation import CHANGES, changed, stretched
 from lagwise.data.batches import PaddingCollator
 from lagwise.data.packing import IGNORED
-from lagwise.data.row_files import row_arrays
 from lagwise.tables import whole_number
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -
     return blocks.max(1) if events else blocks[:, -1]
 
 
-_FILTER_STEPS = 3  # of the random filter of training windows
+_FILTER_STEPS = 3  # reach of the random filter of training windows
 
 
 class SeriesWindows(Dataset):

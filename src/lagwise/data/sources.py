@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lagwise.data.folders import SPLITS, by_split, check_file, files_below, split_word, unread_note
+from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
+    COMPRESSIONS,
     check_size,
+    check_spreadsheet,
     decoded,
     inner_suffix,
     is_compressed,
@@ -23,11 +25,12 @@ from lagwise.data.reading import (
     opened,
     read_whole,
 )
-from lagwise.files import expanded, one_line
+from lagwise.data.row_files import read_records
+from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, cut_text, deal, split_shares
+from lagwise.files import expanded
+from lagwise.tables import shown
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
-_HELD_OUT = 0.05  # share of valid and of test when the data name no splits
 _STDLIB_SKIPPED = {
     "site-packages",
     "dist-packages",
@@ -63,9 +66,9 @@ class Source:
             return
         for path in self.files[split]:
             documents = read_documents(path)
-            yield from _cut(_held(documents, path), self.ranges[split]) if self.ranges else documents
+            yield from cut_text(_held(documents, path), self.ranges[split]) if self.ranges else documents
 
-    def fingerprint(self) -> str:
+    def key(self) -> str:
         """Hash of the content (and of how it is split)."""
         digest = hashlib.sha256(json.dumps(self.ranges, sort_keys=True).encode())
         if self.dataset is not None:
@@ -77,7 +80,7 @@ def open_source(name: str) -> Source:
     """Find data by name.
 
     ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
-    each also .xz, .gz or .bz2): split by position or by document. A folder of such files: split by the words in their
+    each also compressed): split by position or by document. A folder of such files: split by the words in their
     names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
     ``text`` column.
 
@@ -91,8 +94,9 @@ def open_source(name: str) -> Source:
         raise ValueError("name the data: a file, a folder, 'stdlib' or 'hub:NAME'")
     path = expanded(name)
     if path.is_file():
+        check_spreadsheet(path)
         check_file(path)
-        return Source(name, {s: [path] for s in SPLITS}, _ranges())
+        return Source(name, {s: [path] for s in SPLITS}, split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
         raise FileNotFoundError(
             f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
@@ -101,7 +105,7 @@ def open_source(name: str) -> Source:
     files = [file for file in found if _is_data(file)]
     notes = unread_note(path, found, files)
     if not files:
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (or the same with .xz, .gz or .bz2) in folder {name!r}")
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {name!r}")
     for file in files:
         check_file(file)
     words = {file: split_word(file.relative_to(path)) for file in files}
@@ -115,7 +119,7 @@ def open_source(name: str) -> Source:
         named = {s: named.get(s) or named["valid" if s == "test" else "test"] for s in SPLITS}
         return Source(name, named, notes=notes)
     if len(files) < len(SPLITS):
-        return Source(name, dict.fromkeys(SPLITS, files), _ranges(), notes=notes)
+        return Source(name, dict.fromkeys(SPLITS, files), split_shares(TEXT_HELD_OUT), notes=notes)
     return replace(_by_file(name, files), notes=notes)
 
 
@@ -139,12 +143,11 @@ def read_documents(path: Path) -> Iterator[str]:
         yield from _parquet(path)
     elif kind == ".jsonl":
         with opened(path) as f:
-            for number, line in enumerate(iter(partial(f.readline, most_text() + 1), b""), 1):
-                check_size(path, len(line))
-                if number == 1 and (encoding := marked_encoding(line)):
-                    raise ValueError(not_utf8_mark(path, encoding))
-                if line.strip():
-                    yield _record(line, path, number)
+            for number, record in read_records(_lines(f, path), path):
+                where = f"{path}, line {number}"
+                if "text" not in record:
+                    raise ValueError(f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})")
+                yield _text(record["text"], where)
     else:
         yield decoded(read_whole(path), path)
 
@@ -159,13 +162,12 @@ def _parquet(path: Path) -> Iterator[str]:
         raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
 
-def _record(line: bytes, path: Path, number: int) -> str:
-    where = f"{path}, line {number}"
-    try:
-        return _text(json.loads(decoded(line, path).removeprefix("\ufeff"))["text"], where)
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-        message = f"{where}: expected a JSON object with a 'text' field ({type(error).__name__}: {one_line(error)})"
-        raise ValueError(message) from error
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    for line in iter(partial(file.readline, most_text() + 1), b""):
+        check_size(path, len(line))
+        if encoding := marked_encoding(line):
+            raise ValueError(not_utf8_mark(path, encoding))
+        yield line
 
 
 def _text(value: Any, where: str) -> str:
@@ -188,39 +190,6 @@ def _held(documents: Iterator[str], path: Path) -> list[str]:
     return held
 
 
-def _cut(documents: list[str], share: tuple[float, float]) -> list[str]:
-    """The text between two shares of the total: whole documents, or, if there are few, a part of each."""
-    if len(documents) < _FEW_DOCUMENTS:
-        parts = (text[_boundary(text, share[0]) : _boundary(text, share[1])] for text in documents)
-        return [part for part in parts if part]
-    total, position, taken = sum(map(len, documents)), 0, []
-    for document in documents:
-        if share[0] * total <= position < share[1] * total:
-            taken.append(document)
-        position += len(document)
-    return taken
-
-
-def _boundary(text: str, share: float) -> int:
-    """Where to cut a text at a share of its length: after the next line, else the next space, if one is near."""
-    position = round(share * len(text))
-    if position in (0, len(text)):
-        return position
-    for mark in ("\n", " "):
-        found = text.find(mark, position - 1, position + len(text) // 100 + 1)
-        if found >= 0:
-            return found + 1
-    return position
-
-
-def _ranges() -> dict[str, tuple[float, float]]:
-    return {
-        "train": (0.0, 1 - 2 * _HELD_OUT),
-        "valid": (1 - 2 * _HELD_OUT, 1 - _HELD_OUT),
-        "test": (1 - _HELD_OUT, 1.0),
-    }
-
-
 def _kind(path: Path) -> str:
     """How to read a file: by its suffix before that of a compression; files other than tables of records are text."""
     suffix = inner_suffix(path)
@@ -229,23 +198,13 @@ def _kind(path: Path) -> str:
 
 def _is_data(path: Path) -> bool:
     """Whether a file found in a folder is meant as data."""
-    return is_compressed(path) or inner_suffix(path) in SUFFIXES
+    return inner_suffix(path) in SUFFIXES or (is_compressed(path) and path.suffix.lower() != ".zip")
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
-    """Split and order files by a hash of their names: a file's split does not depend on the others, and the
-    beginning of a split is a fair sample of it."""
+    """Whole files in splits (`deal`)."""
     root = files[0].parent if len(files) == 1 else Path(*_common(files))
-    dealt: dict[str, list[Path]] = {s: [] for s in SPLITS}
-    shares = {
-        f: int(hashlib.sha256(f.relative_to(root).as_posix().encode()).hexdigest()[:8], 16) / 2**32 for f in files
-    }
-    for file, share in sorted(shares.items(), key=lambda item: item[1]):
-        dealt["test" if share < _HELD_OUT else "valid" if share < 2 * _HELD_OUT else "train"].append(file)
-    for split in ("valid", "test"):  # with few files all may be in train
-        if not dealt[split]:
-            dealt[split].append(max(dealt.values(), key=len).pop())
-    return Source(name, dealt)
+    return Source(name, deal({file: file.relative_to(root).as_posix() for file in files}))
 
 
 def _common(files: list[Path]) -> tuple[str, ...]:
@@ -272,15 +231,27 @@ def load_hub(name: str) -> Any:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
 
+def hub_splits(name: str) -> dict[str, Any]:
+    """Splits by our names; the first of several validation or test sets."""
+    loaded = load_hub(name)
+    named: dict[str, Any] = {}
+    for split in loaded:
+        word = split_word(Path(split))
+        if word is not None:
+            named.setdefault(word, loaded[split])
+    if "train" not in named:
+        if len(loaded) != 1:
+            raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
+        named = named or {"train": next(iter(loaded.values()))}
+    return named
+
+
 def _hub(name: str) -> Source:
-    splits, path = load_hub(name), name.removeprefix("hub:").partition(":")[0]
-    if "train" not in splits:
-        raise ValueError(f"data set {path!r} has no train split (it has {', '.join(splits)})")
-    train = splits["train"]
-    held = [splits[s] for s in ("validation", "valid", "test") if s in splits]
+    splits = hub_splits(name)
+    train, held = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
     if "text" not in train.column_names:
-        raise ValueError(f"data set {path!r} has no 'text' column (it has {', '.join(train.column_names)})")
+        raise ValueError(f"data set {name!r} has no 'text' column (it has {', '.join(train.column_names)})")
     if not held:
-        parts = train.train_test_split(2 * _HELD_OUT, seed=0, shuffle=False)
+        parts = train.train_test_split(2 * TEXT_HELD_OUT, seed=0, shuffle=False)
         train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())
     return Source(name, dataset={"train": train, "valid": held[0], "test": held[-1]})

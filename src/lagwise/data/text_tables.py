@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,217 +16,259 @@ from typing import Any
 
 import numpy as np
 
+from lagwise.data.numbers import decimal_separator, is_missing, is_number, to_floats, usual_decimal, with_points
 from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened, read_whole
+from lagwise.tables import shown
 
 _HEAD = 1 << 18  # bytes that show the first rows of a file
-_MARKS = ",;\t|"  # separators, the likelier first
-_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*\r?\n', re.IGNORECASE)  # the first line for Excel
-_COMMAS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")  # numbers with commas between thousands
-_POINTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")  # whole numbers with points between thousands
-#: What stands for a missing number, in lower case.
-MISSING = frozenset(("", ".", "-", "--", "na", "n/a", "#n/a", "nan", "null", "none", "?"))
+_LOOKED_AT = 100  # lines, for the separator, the header and columns without a name
+_MARKS = ";\t|,"  # separators; commas last, because numbers and names have them too
+_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*(\r\n?|\n)', re.IGNORECASE)  # the first line for Excel
+_UNNAMED = "Unnamed: "  # and the number of a column without a name
+_NUMBER = re.compile(r"[+-]?[\d.,' ]*\d[\d.,]*(?:[eE][+-]?\d+)?%?")
+_NOTED = 3  # lines above the header that are named
+
+Lines = list[tuple[int, list[str]]]  # numbers of lines, and the fields of the rows that begin there
+Notes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """The cells of a table as they are written. lines: the number of the line where each row begins."""
+    """The cells of a table as they are written. lines: the number of the line where each row begins. notes: on lines
+    that are no rows."""
 
     path: Path
     columns: dict[str, list[str]]
     lines: list[int]
     separator: str
+    notes: Notes = ()
 
     @property
     def names(self) -> list[str]:
         return list(self.columns)
 
-    def numbers(self, name: str) -> np.ndarray:
-        """A column as float64, NaN where a cell has one of `MISSING`. ValueError names the line of other text.
+    def cells(self, name: str) -> list[str]:
+        """The cells of a column; if all are numbers, with decimal points (`with_points`)."""
+        return with_points(self.columns[name], usual_decimal(self.separator))
 
-        A comma is the decimal mark, unless all numbers of the column that have one have groups of three digits (1,013)
-        and fields are not separated by semicolons; between other marks than commas 1,013 is a ValueError if nothing
-        shows which it is. A point is the decimal mark, unless the numbers have commas, or
-        fields are separated by semicolons and the column shows that points separate thousands (987 beside 1.013).
-        """
-        cells = self.columns[name]
-        if self.separator != ";":
-            with suppress(ValueError):  # most files have plain numbers
-                return np.fromiter(map(_float, cells), np.float64, len(cells))
+    def numbers(self, *names: str) -> np.ndarray:
+        """Columns as float64 ``(rows, columns)``, NaN where a value is missing. ValueError names the line of other
+        text, and numbers whose decimal separator is not clear (`decimal_separator`)."""
         try:
-            cells = _plain([cell.strip() for cell in cells], self.separator)
+            decimal = decimal_separator([self.columns[name] for name in names], usual_decimal(self.separator))
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error} in column {name!r}; write numbers with decimal points") from error
-        values = np.empty(len(cells))
-        for i, cell in enumerate(cells):
-            try:
-                values[i] = np.nan if cell.lower() in MISSING else _float(cell)
-            except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+        found = []
+        for name in names:
+            values, wrong = to_floats(self.columns[name], decimal)
+            if wrong is not None:
                 advice = "; if the line is no row, such as units or a total, remove it"
                 raise ValueError(
-                    f"{self.path}, line {self.lines[i]}: {name!r} is {self.columns[name][i]!r}, not a number"
-                    f"{advice if i in (0, len(cells) - 1) else ''}"
-                ) from error
-        return values
+                    f"{self.path}, line {self.lines[wrong]}: {name!r} is {self.columns[name][wrong]!r}, not a number"
+                    f"{advice if wrong in (0, len(values) - 1) else ''}"
+                )
+            found.append(values)
+        return np.stack(found, axis=1)
 
 
-def read_text_table(path: Path) -> TextTable:
-    """Read a .csv or .tsv file. The first line names the columns, after a line such as ``sep=;`` if there is one.
+def read_text_table(path: Path, *, titles: bool = False) -> TextTable:
+    """Read a .csv or .tsv file.
 
-    Fields are separated by the commas, semicolons, tabs or bars of the header, of .tsv by tabs. The text is UTF-8, or
-    what a byte order mark says. Lines at the end with nothing but separators are no rows. ValueError names the file and
-    the line that has more or fewer fields than the header, and the encoding of a file that is not UTF-8.
+    The first line names the columns, after a line such as ``sep=;`` if there is one. Fields are separated by commas,
+    semicolons, tabs or bars, those of .tsv by tabs. The text is UTF-8, or what a byte order mark says. Lines at the end
+    with nothing but separators are no rows, and columns without a name or any cell no columns. ValueError names the
+    file and the line that has more or fewer fields than the header, and the encoding of a file that is not UTF-8.
+
+    titles: every row has a time and numbers. Therefore lines that are no rows can be told from rows: titles may stand
+    above the header, and units or a second header below it. They are left out, with a note. A row may lack its last
+    fields.
     """
-    return parse_text_table(read_whole(path), path)
+    return parse_text_table(read_whole(path), path, titles=titles)
 
 
-def parse_text_table(data: bytes, path: Path) -> TextTable:
+def parse_text_table(data: bytes, path: Path, *, titles: bool = False) -> TextTable:
     """As `read_text_table`, of the content of a file."""
-    return _table(decoded(data, path), path)
+    return _table(decoded(data, path), path, titles)
 
 
-def read_head(path: Path, rows: int = 0) -> TextTable:
+def read_head(path: Path, rows: int = 0, *, titles: bool = False) -> TextTable:
     """The columns of a file and its first ``rows`` rows. Errors in later rows are not found."""
+    most = max(rows, _LOOKED_AT)
     with opened(path) as f:
         data = f.read(_HEAD)
         whole = not f.read(1)
     if not whole:
         text = codecs.getincrementaldecoder(marked_encoding(data) or "utf-8")("replace").decode(data)
         with suppress(ValueError):  # a header longer than this, or a field in quotes that goes on behind the line break
-            return _table(text[: text.rindex("\n") + 1], path, rows + 1)
+            return _first(_table(text[: text.rindex("\n") + 1], path, titles, most), rows)
         data = read_whole(path)
-    return _table(decoded(data, path), path, rows + 1)
+    return _first(_table(decoded(data, path), path, titles, most), rows)
 
 
-def _table(text: str, path: Path, most: int | None = None) -> TextTable:
-    rows, lines, mark = _rows(text, path, most)
-    header = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(rows[0])] if rows else []
-    if len(set(header)) < len(header):
+def _first(table: TextTable, rows: int) -> TextTable:
+    columns = {name: cells[:rows] for name, cells in table.columns.items()}
+    return TextTable(table.path, columns, table.lines[:rows], table.separator, table.notes)
+
+
+def _table(text: str, path: Path, titles: bool, most: int | None = None) -> TextTable:
+    """The table in a text, of its first ``most`` rows or all."""
+    text, first, mark = text.removeprefix("\ufeff"), 1, None
+    if found := _SEPARATOR.match(text):
+        text, first, mark = text[found.end() :], 2, found[1]
+    mark = mark or _separator(text, path, titles)
+    rows, notes = _rows(text, path, mark, first, None if most is None else most + 1, titles)
+    header = [name.strip() or f"{_UNNAMED}{i}" for i, name in enumerate(rows[0][1])] if rows else []
+    if titles:
+        header = [name if (n := header[:i].count(name)) == 0 else f"{name}.{n}" for i, name in enumerate(header)]
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
         if is_data(header):
             raise ValueError(no_header(path, header))
-        twice = [name for name, count in Counter(header).items() if count > 1]
         raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
-    columns = list(zip(*rows[1:], strict=True)) or [()] * len(header)
-    return TextTable(path, dict(zip(header, map(list, columns), strict=True)), lines[1:], mark)
+    cells = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(header)
+    columns = {
+        name: list(column)
+        for i, (name, column) in enumerate(zip(header, cells, strict=True))
+        if not (i and column and name.startswith(_UNNAMED) and not any(map(str.strip, column)))
+    }
+    return TextTable(path, columns, [line for line, _ in rows[1:]], mark, notes)
+
+
+def _separator(text: str, path: Path, titles: bool) -> str:
+    """Of the marks in the first line, or if there may be titles in any, the one that the most lines have equally often
+    outside quotes. Of .tsv the tab."""
+    if inner_suffix(path) == ".tsv" and not titles:
+        return "\t"
+    lines = re.sub(r'"[^"]*"', "", text[:_HEAD].lstrip()).splitlines()[:_LOOKED_AT]
+    lines = [line for line in lines if line.strip()]
+    marks = [mark for mark in _MARKS if titles or any(mark in line for line in lines[:1])]
+    counts = {mark: Counter(filter(None, (line.count(mark) for line in lines))) for mark in marks}
+    return max(marks, key=lambda mark: max(counts[mark].values(), default=0), default=",")
+
+
+def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles: bool) -> tuple[Lines, Notes]:
+    """The header and rows of as many fields, at most ``most`` together, and notes.
+
+    With tabs tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary character.
+    Lines that are valid rows as written are rows, with any quotes."""
+    found: list[tuple[Lines, Notes]] = []
+    quotings = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) if mark == "\t" and '"' in text else (csv.QUOTE_MINIMAL,)
+    for quoting in quotings:
+        try:
+            dialect = {"delimiter": mark, "quoting": quoting, "skipinitialspace": titles}
+            rows, notes = text_rows(text, path, first, most, **dialect), ()
+            if titles:
+                rows, notes = _without_titles(rows, path, mark)
+            found.append((_of_one_width(rows, path, mark, titles), notes))
+        except ValueError:
+            if quoting == quotings[-1] and not found:
+                raise
+    same = len({len(row) for rows, _ in found for _, row in rows[:1]}) < 2
+    return found[0] if same else found[-1]
+
+
+def text_rows(text: str, path: Path, first: int = 1, most: int | None = None, **dialect: Any) -> Lines:
+    """The lines of a text that are not empty, at most ``most``; their numbers begin with ``first``. ``dialect`` is that
+    of `csv.reader`. ValueError for a line with a wrong quote."""
+    limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
+    rows, line = [], first
+    try:
+        for row in lines:
+            if row:
+                rows.append((line, row))
+            if len(rows) == most:
+                break
+            line = lines.line_num + first
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {line}: {error}; check the quotes") from error
+    finally:
+        csv.field_size_limit(limit)
+    return rows
+
+
+def _of_one_width(rows: Lines, path: Path, mark: str, titles: bool) -> Lines:
+    """The header and rows without lines of separators at the end. ValueError for a row of more or fewer fields."""
+    while len(rows) > 1 and len(rows[-1][1]) > 1 and not any(map(str.strip, rows[-1][1])):
+        rows.pop()
+    width = len(rows[0][1]) if rows else 0
+    if titles:
+        rows = [(line, row + [""] * (width - len(row))) for line, row in rows]
+    wrong = [(line, len(row)) for line, row in rows if len(row) != width]
+    if not wrong:
+        return rows
+    line, fields = wrong[0]
+    advice = f"a field that contains {'a tab' if mark == chr(9) else repr(mark)} or a line break must be quoted"
+    if len(wrong) == len(rows) - 1 and len(rows) > 2:
+        if width > 1 and {fields for _, fields in wrong} == {width + 1}:
+            advice += "; if the first field of each is a name of its row, as R writes them, give it one in the header"
+        else:
+            advice += f"; if line {rows[0][0]} is a title above the header, remove it"
+    elif line == rows[-1][0]:
+        advice += "; if it is no row, such as a total, remove it"
+    raise ValueError(f"{path}, line {line}: {fields} fields, but the header has {width}; {advice}")
 
 
 def is_data(header: Sequence[str]) -> bool:
     """Whether the names of columns look like a row: all or all but one are numbers, other than 0, 1, 2, ... or 1, 2, 3,
     ..., as which tables without names are numbered."""
-    names = [name for name in header if not name.startswith("Unnamed: ")]
-    numbers = [name for name in names if all(map(_is_number, name.split()))]  # also with spaces between them
+    names = [name for name in header if not name.startswith(_UNNAMED)]
+    numbers = [name for name in names if all(map(is_number, name.split()))]  # also with spaces between them
     if not numbers or len(numbers) < len(names) - 1:
         return False
     counted = [int(name) for name in numbers if name.isdecimal()]
     return len(counted) < len(numbers) or counted != [*range(counted[0], counted[0] + len(counted))] or counted[0] > 1
 
 
-def no_header(path: Path, header: Sequence[str]) -> str:
+def no_header(path: Path, header: Sequence[str], example: str = "x0,x1,...,label") -> str:
     """The message about a file whose first line is a row."""
-    shown = ", ".join(f"{name:.30}" for name in header[:4]) + (", ..." if len(header) > 4 else "")
+    some = ", ".join(f"{name:.30}" for name in header[:4]) + (", ..." if len(header) > 4 else "")
     return (
-        f"the first line of {path} is taken for the names of columns, but it has numbers ({shown}); put a header above "
-        "it, such as x0,x1,...,label"
+        f"the first line of {path} has numbers ({some}); it must have names of columns: put a header above it, such as "
+        f"{example}"
     )
 
 
-def _rows(text: str, path: Path, most: int | None) -> tuple[list[list[str]], list[int], str]:
-    """The header and rows of as many fields, at most ``most`` together, the line of each, and the separator."""
-    text, first, mark = text.removeprefix("\ufeff"), 1, None
-    if found := _SEPARATOR.match(text):
-        text, first, mark = text[found.end() :], 2, found[1]
-    if inner_suffix(path) == ".tsv":
-        return *_tab_rows(text, path, first, most), "\t"
-    mark = mark or _separator(text)
-    return *_fields(text, path, mark, csv.QUOTE_MINIMAL, first, most), mark
+def _without_titles(rows: Lines, path: Path, mark: str) -> tuple[Lines, Notes]:
+    """The header and the rows, and notes on lines that are neither. The header is the line above the first row with
+    most different names. ValueError if there is none."""
+    lines = [row for _, row in rows[:_LOOKED_AT]]
+    first = next((i for i, line in enumerate(lines) if _is_row(line)), None)
+    if first is None:
+        return rows[next((i for i, line in enumerate(lines) if any(line)), 0) :], ()
+    above = [i for i in range(first) if any(lines[i])]
+    if not above:
+        raise ValueError(no_header(path, lines[first], "date,value"))
+    start = max(above, key=lambda i: len({cell for cell in lines[i] if cell.strip()}))
+    below = list(itertools.takewhile(lambda i: not re.search(r"\d", lines[i][0]), (i for i in above if i > start)))
+    titles = [lines[i] for i in above if i < start][:_NOTED]
+    notes = [f"the line {shown(mark.join(line))} stands above the header" for line in titles]
+    notes += [f"the line {shown(mark.join(lines[i]))} below the header has no number; it is left out" for i in below]
+    header = rows[start][0], _names(lines[start], [lines[i] for i in below])
+    return [header, *(row for i, row in enumerate(rows) if i > start and i not in below)], tuple(notes)
 
 
-def _separator(text: str) -> str:
-    """The mark that the first line has most often outside quotes."""
-    line = re.sub(r'"[^"]*"', "", text.lstrip("\r\n").partition("\n")[0])
-    return max(_MARKS, key=line.count)
+def _names(header: list[str], below: list[list[str]]) -> list[str]:
+    """The names of columns, also if they stand on several lines."""
+    if not below:
+        return header
+    full = [line for line in (header, *below) if len(line) == len(header)]
+    # The name of an index stands alone on the last line of a header of several levels.
+    alone = [line[0] for line in full[1:] if line[0].strip() and not any(line[1:])]
+    names = list(header)
+    if len(set(names)) < len(names):
+        names = [
+            " ".join(dict.fromkeys(cell.strip() for cell in cells if cell.strip())) for cells in zip(*full, strict=True)
+        ]
+    names[0] = alone[-1] if alone else header[0]
+    return header if len(set(names)) < len(names) else names
 
 
-def _tab_rows(text: str, path: Path, first: int, most: int | None) -> tuple[list[list[str]], list[int]]:
-    """Rows with tabs. Tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary
-    character. Lines that are valid rows as written are rows, with any quotes."""
-    if '"' not in text:
-        return _fields(text, path, "\t", csv.QUOTE_MINIMAL, first, most)
-    found = []
-    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
-        try:
-            found.append(_fields(text, path, "\t", quoting, first, most))
-        except ValueError:
-            if quoting == csv.QUOTE_NONE and not found:
-                raise
-    return found[0] if len(found[0][0]) == len(found[-1][0]) else found[-1]
-
-
-def _fields(
-    text: str, path: Path, mark: str, quoting: Any, first: int, most: int | None
-) -> tuple[list[list[str]], list[int]]:
-    limit = csv.field_size_limit(max(len(text), 1))  # a setting of the process, restored afterwards
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, quoting=quoting, strict=True)
-    rows, lines, line = [], [], first
-    try:
-        for row in reader:
-            if row:
-                rows.append(row)
-                lines.append(line)
-            if len(rows) == most:
-                break
-            line = reader.line_num + first
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {line}: {error}; check the quotes") from error
-    finally:
-        csv.field_size_limit(limit)
-    while len(rows) > 1 and len(rows[-1]) > 1 and not any(cell.strip() for cell in rows[-1]):
-        rows.pop()
-    width = len(rows[0]) if rows else 0
-    wrong = [i for i, row in enumerate(rows) if len(row) != width]
-    if not wrong:
-        return rows, lines[: len(rows)]
-    i = wrong[0]
-    advice = f"a field that contains {'a tab' if mark == chr(9) else repr(mark)} or a line break must be quoted"
-    if len(wrong) == len(rows) - 1 and len(rows) > 2:
-        if width > 1 and {len(row) for row in rows[1:]} == {width + 1}:
-            advice += "; if the first field of each is a name of its row, as R writes them, give it one in the header"
-        else:
-            advice += f"; if line {lines[0]} is a title above the header, remove it"
-    elif i == len(rows) - 1:
-        advice += "; if it is no row, such as a total, remove it"
-    raise ValueError(f"{path}, line {lines[i]}: {len(rows[i])} fields, but the header has {width}; {advice}")
-
-
-def _plain(cells: list[str], separator: str) -> list[str]:
-    """Numbers with points as decimal marks, and nothing between thousands."""
-    commas = [cell for cell in cells if "," in cell]
-    if commas and separator != ";" and all(map(_COMMAS.fullmatch, commas)):
-        if separator != "," and not any("." in cell or cell.count(",") > 1 for cell in commas):
-            raise ValueError(f"{commas[0]!r} can be {commas[0].replace(',', '.')} or {commas[0].replace(',', '')}")
-        return [cell.replace(",", "") for cell in cells]
-    if commas:
-        return [cell.replace(".", "").replace(",", ".") if "," in cell or _grouped(cell) else cell for cell in cells]
-    points = [cell for cell in cells if "." in cell and cell not in MISSING]
-    whole = any(cell.lstrip("+-").isdecimal() for cell in cells)
-    if separator == ";" and points and whole and all(map(_grouped, points)):
-        return [cell.replace(".", "") if "." in cell and cell not in MISSING else cell for cell in cells]
-    return cells
-
-
-def _grouped(cell: str) -> bool:
-    """Whether points can separate thousands in a whole number: 1.013, but not 0.013."""
-    return bool(_POINTS.fullmatch(cell))
-
-
-def _float(cell: str) -> float:
-    if "_" in cell:  # Python reads 1_000, other programs do not
-        raise ValueError
-    return float(cell)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        _float(text)
-    except ValueError:
+def _is_row(line: list[str]) -> bool:
+    """Whether a line has values: it starts with a time or number, or has one before another number."""
+    first, cells = (line or [""])[0], [cell.strip() for cell in line if cell.strip()]
+    digits = [cell for cell in cells if re.search(r"\d", cell)]
+    numbers = [cell for cell in cells if _NUMBER.fullmatch(cell)]
+    if not numbers or len(cells) < 2:
         return False
-    return True
+    starts = bool(re.search(r"\d", first)) and (len(digits) > 1 or any(map(is_missing, cells)))
+    return starts or len(digits) > len(numbers)

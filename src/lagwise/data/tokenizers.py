@@ -101,7 +101,7 @@ def without_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
     from tokenizers.processors import TemplateProcessing
 
     plain: Any = copy.deepcopy(tokenizer)
-    for name in ("add_bos_token", "add_eos_token"):  # of classes that make their template of these when they are loaded
+    for name in ("add_bos_token", "add_eos_token"):  # classes that have these make their template when loaded
         if getattr(plain, name, False):
             setattr(plain, name, False)
         plain.init_kwargs[name] = False

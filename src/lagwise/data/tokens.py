@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data.sources import SPLITS, Source, open_source
+from lagwise.data.sources import Source, open_source
+from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer, pieces, tokenizer_folder
 from lagwise.progress import progress_bar
 
@@ -42,7 +43,7 @@ class TokenData:
     text_bytes: dict[str, int]
 
     @property
-    def identity(self) -> str:
+    def key(self) -> str:
         return self.folder.name
 
     def bytes_per_token(self, split: str) -> float:
@@ -110,15 +111,15 @@ class TrainingWindows(Dataset):
 
 def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
     """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
-    identity = [str(_FORMAT), source.fingerprint(), tokenizer]
+    made_of = [str(_FORMAT), source.key(), tokenizer]
     if tokenizer in ("bpe", "words", "characters"):
-        identity.append(str(vocab_size))
+        made_of.append(str(vocab_size))
     elif folder := tokenizer_folder(tokenizer):
-        identity[2] = "folder"
+        made_of[2] = "folder"
         for file in sorted(folder.glob("*")):
             if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-                identity.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
-    return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:24]
+                made_of.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
+    return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:24]
 
 
 def copy_tokenizer(folder: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers of a table, read from text: decimal and thousands separators, and codes for missing values."""
+"""Numbers of a table, and codes for missing values among them."""
 
 from __future__ import annotations
 
@@ -7,122 +7,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lagwise.data.numbers import to_floats
 from lagwise.tables import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Texts that stand for a missing value, besides those of pandas: of FRED, Eurostat, the World Bank and spreadsheets.
-MISSING = (".", "..", "...", "-", "--", "–", "—", ":", "?", "*", "n.a.", "N.A.", "na", "#VALUE!", "#DIV/0!", "#REF!")
-_SPACES = re.compile("[\\s\u00a0\u202f'’](?=\\d{3}(\\D|$))")  # between thousands
-_MARK = r"[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?"
-_AMBIGUOUS = r"[+-]?[1-9]\d{0,2}[.,]\d{3}"  # a decimal fraction of three digits, or a thousand
 _FAR = 30  # robust deviations from the median: a value worth a note
 _LEAST = 10  # values without which nothing is known of their range
-_FEW = 0.05  # of the rows that may have such values
+_FEW = 0.05  # share of the rows that may have such values
 
 
 def to_numbers(column: pd.Series, decimal: str) -> np.ndarray:
-    """The numbers of a column, NaN where missing.
+    """The numbers of a column, NaN where missing; text as `lagwise.data.numbers.to_floats` reads it.
 
-    Text is read with this decimal separator; the other one of "." and ",", spaces and apostrophes may separate
-    thousands. ValueError names the row and value of anything else, and of infinity.
+    ValueError names the row and value of anything else, and of infinity.
     """
     import pandas as pd
 
     name = str(column.name)
     if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
         raise ValueError(
-            f"column {name!r} has times, not numbers; choose columns with --columns, or name the times with --time"
+            f"column {name!r} has times, not numbers; choose columns with `columns`, or name the times with `time`"
         )
-    numbers = _floats(column)
-    if not pd.api.types.is_numeric_dtype(column) and (decimal == "," or (numbers.isna() & column.notna()).any()):
-        text = column.astype("string").str.replace("\u2212", "-", regex=False).str.replace(_SPACES, "", regex=True)
-        other = "," if decimal == "." else "."
-        grouped = text.str.fullmatch(rf"[+-]?\d{{1,3}}(\{other}\d{{3}})+(\{decimal}\d*)?").fillna(False).astype(bool)
-        text = text.where(~grouped, text.str.replace(other, "", regex=False))
-        plain = ~text.str.contains(other, regex=False).fillna(False).astype(bool)
-        text = text.str.replace(decimal, ".", regex=False)
-        numbers = _floats(text.where(plain))
-    wrong = (numbers.isna() & column.notna()) | np.isinf(numbers)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
+    if pd.api.types.is_numeric_dtype(column):
+        numbers, row = column.to_numpy(np.float64, na_value=np.nan), None
+    else:
+        numbers, row = to_floats(column.fillna("").astype(str).tolist(), decimal)
+    if row is None and np.isinf(numbers).any():
+        row = int(np.isinf(numbers).argmax())
+    if row is not None:
         raise ValueError(
             f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave "
-            "it empty if it is missing, choose columns with --columns, or name the times with --time"
+            "it empty if it is missing, choose columns with `columns`, or name the times with `time`"
         )
-    if numbers.isna().all():
-        raise ValueError(f"column {name!r} has no value at all; choose columns with --columns")
-    return numbers.to_numpy(np.float64)
-
-
-def _floats(column: pd.Series) -> pd.Series:
-    """Numbers of a column, NaN for what is none. pandas may read the last digit of a text wrongly, Python does not."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
-    if not pd.api.types.is_numeric_dtype(column):
-        texts = column[numbers.notna()]
-        numbers[numbers.notna()] = np.array([float(text) for text in texts.tolist()])
+    if np.isnan(numbers).all():
+        raise ValueError(f"column {name!r} has no value at all; choose columns with `columns`")
     return numbers
-
-
-def decimal_separator(frame: pd.DataFrame, usual: str) -> str:
-    """The decimal separator of the columns of text of a table, "." or ",", by the numbers that can be read in one way
-    alone: 0,5 and 1.234,5 have a comma, 1.234.567 a point between thousands.
-
-    Where all numbers with a separator have three digits after it, it separates thousands if the numbers without one are
-    below 1000, as in 987, 1.013; otherwise it is the ``usual`` decimal separator of such files. ValueError if it is the
-    other one.
-    """
-    import pandas as pd
-
-    votes: dict[str, str] = {}
-    unsure: dict[str, str] = {}
-    small = True
-    for name in frame.columns:
-        if pd.api.types.is_numeric_dtype(frame[name]) or pd.api.types.is_datetime64_any_dtype(frame[name]):
-            continue
-        text = frame[name].dropna().astype("string")
-        if usual == "." and not text.str.contains(",", regex=False).any():
-            continue
-        text = text.str.replace(_SPACES, "", regex=True)
-        text = text[text.str.contains(r"^[+-]?[\d.,]+(?:[eE][+-]?\d+)?$", regex=True)]
-        marked = text[text.str.contains("[.,]", regex=True)]
-        unmarked = pd.to_numeric(text[~text.str.contains("[.,]", regex=True)], errors="coerce").abs()
-        small = small and bool((unmarked < 1000).all())
-        unmarked_some = len(unmarked) > 0
-        several = marked[marked.str.count("[.,]") > 1]
-        for value in several[:1]:
-            last = max(value.rfind("."), value.rfind(","))
-            one_kind = len(set(re.findall("[.,]", value))) == 1
-            votes.setdefault({".": ",", ",": "."}[value[last]] if one_kind else value[last], value)
-        single = marked[marked.str.count("[.,]") == 1]
-        doubtful = single.str.fullmatch(_AMBIGUOUS)
-        for mark in ".,":
-            own = single.str.contains(mark, regex=False)
-            for value in single[own & ~doubtful][:1]:
-                votes.setdefault(mark, value)
-            for value in single[own & doubtful][:1]:
-                unsure.setdefault(mark, value if not unmarked_some else "")
-    if len(votes) > 1:
-        raise ValueError(
-            f"numbers have decimal points and decimal commas, such as {votes['.']!r} and {votes[',']!r}; write all "
-            "with one of them"
-        )
-    if votes:
-        return next(iter(votes))
-    if len(unsure) != 1:
-        return usual
-    (mark, value), other = next(iter(unsure.items())), {".": ",", ",": "."}
-    if not value and small:  # 987, 1.013
-        return other[mark]
-    if mark != usual:
-        raise ValueError(
-            f"numbers such as {value!r} may be thousands or have three decimals; write them without a separator "
-            "between thousands"
-        )
-    return usual
 
 
 def missing_codes(name: str, values: np.ndarray) -> tuple[np.ndarray, list[str]]:

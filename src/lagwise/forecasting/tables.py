@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.forecasting.files import Table, read_file
+from lagwise.data.numbers import count_up, decimal_separator, is_missing, usual_decimal
+from lagwise.data.reading import check_spreadsheet, inner_suffix
+from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
+from lagwise.data.text_tables import read_head, read_text_table
+from lagwise.extras import require
+from lagwise.files import one_line
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.numbers import decimal_separator, missing_codes, to_numbers
+from lagwise.forecasting.numbers import missing_codes, to_numbers
 from lagwise.forecasting.times import MONTH_NAME, Times, Writer, is_clock, regular_times
 from lagwise.tables import known, shown
 
@@ -48,7 +53,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     for a missing value. Lines such as totals below the rows are left out, with a note.
 
     Args:
-        path: A .csv (also compressed; commas, tabs, or semicolons with decimal commas or points) or .parquet.
+        path: A table as `lagwise.data.open_rows` reads it, or any other text file with a line for each time.
         time: The name of the column of times, dates or evenly spaced numbers; by default the first column.
         columns: The series; by default all other columns.
 
@@ -57,8 +62,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
             numbers.
     """
     path = Path(path)
-    table = read_file(path)
-    frame = table.frame
+    frame, usual, titles = _frame(path)
     if frame.empty or frame.shape[1] < (1 if time is None else 2):
         raise ValueError(f"{str(path)!r} has no rows, or no column besides the times")
     frame.columns = names = [str(name) for name in frame.columns]
@@ -82,7 +86,7 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
         notes.append("the columns of months are a series each; if they are one, write a row for each month")
     frame, below = _without_totals(frame[[time, *chosen]], time)
     try:
-        values, codes = _values(table, frame[chosen])
+        values, codes = _values(frame[chosen], usual)
     except ValueError:
         regular_times(frame[time])  # a wrong column of times is what to name first
         raise
@@ -90,29 +94,56 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     times = regular_times(frame[time], some)
     kept = some | times.times.isin(times.grid.times)
     full, more = _regular(values[kept], times._replace(times=times.times[kept]))
-    return SeriesTable(
-        full, (*table.notes, *notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write
-    )
+    return SeriesTable(full, (*titles, *notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write)
 
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:
-    """Whether the first column counts the rows from 0 or 1, as pandas and R write them, and the second has no numbers,
-    as times."""
+    """Whether the first column counts the rows, and the second has no numbers, as times."""
     import pandas as pd
 
-    counted, times = (pd.to_numeric(frame[name], errors="coerce") for name in frame.columns[:2])
-    start = counted.iloc[0]
-    dates = pd.api.types.is_datetime64_any_dtype(frame[frame.columns[1]])
-    in_order = bool((counted == start + np.arange(len(frame))).all())
-    return start in (0, 1) and in_order and bool(dates or times.isna().all())
+    numbers, times = (frame[name] for name in frame.columns[:2])
+    dates = pd.api.types.is_datetime64_any_dtype(times) or pd.to_numeric(times, errors="coerce").isna().all()
+    return count_up(numbers.astype(str).tolist()) and bool(dates)
 
 
 def table_columns(path: str | Path) -> list[str] | None:
-    """The names of the columns of a .csv, .tsv or .txt (also compressed) or .parquet; None for other files."""
-    suffixes = {suffix.lower() for suffix in Path(path).suffixes}
-    if Path(path).is_file() and {".csv", ".tsv", ".txt", ".parquet"} & suffixes:
-        return [str(name) for name in read_file(Path(path), names_only=True).frame.columns]
+    """The names of the columns of a table of series, or of a table of rows; None for other files."""
+    path = Path(path)
+    if path.is_file() and inner_suffix(path) in RECORDS:
+        return list(read_columns(path))
+    if path.is_file() and inner_suffix(path) in (*TEXT_TABLES, ".txt"):
+        return read_head(path, titles=True).names
     return None
+
+
+def _frame(path: Path) -> tuple[pd.DataFrame, str | None, tuple[str, ...]]:
+    """A table, of text files as text, with the decimal separator that is usual in it, and notes on lines that are no
+    rows."""
+    require("forecast", "a table of series", "pandas")
+    import pandas as pd
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {str(path)!r}")
+    check_spreadsheet(path)
+    try:
+        if inner_suffix(path) in RECORDS:
+            frame = read_table(path).to_pandas()
+            # Times are often the index; integers without a name are the rows that a selection kept.
+            left_over = frame.index.name is None and pd.api.types.is_integer_dtype(frame.index)
+            return frame.reset_index(drop=left_over), ".", ()
+        table = read_text_table(path, titles=True)
+        if not table.names:
+            raise ValueError("it is empty")
+    except (ValueError, EOFError, OSError) as error:  # parsing errors of the libraries are ValueErrors
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
+    cells = {
+        name: [None if not cell[-1:].isdigit() and is_missing(cell) else cell for cell in column]
+        for name, column in table.columns.items()
+    }
+    frame = pd.DataFrame(cells, dtype=str).dropna(how="all").reset_index(drop=True)
+    return frame, usual_decimal(table.separator), table.notes
 
 
 def _joined_times(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str], list[str]]:
@@ -156,9 +187,10 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
     return (frame.iloc[:count], notes) if above.any() else (frame, [])
 
 
-def _values(table: Table, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _values(frame: pd.DataFrame, usual: str | None) -> tuple[pd.DataFrame, list[str]]:
     """The numbers of a table without codes for missing ones, and notes."""
-    decimal = decimal_separator(frame, table.decimal)
+    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz", "timedelta"])
+    decimal = decimal_separator([column.dropna().astype(str).tolist() for _, column in texts.items()], usual)
     values, notes = {}, []
     for name in frame.columns:
         values[name], own = missing_codes(name, to_numbers(frame[name], decimal))

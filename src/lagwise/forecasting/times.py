@@ -17,7 +17,7 @@ from lagwise.tables import shown
 if TYPE_CHECKING:
     import pandas as pd
 
-_OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # of UTC, after a time of day
+_OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # the UTC offset after a time of day
 # Dates as integers. Those with an hour are from 1900 to 2100.
 _INTEGERS = (
     (180001, 220012, "%Y%m"),

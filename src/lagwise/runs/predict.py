@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from lagwise.data import label_cells
+from lagwise.data.arrays import row_arrays
 from lagwise.data.formats import FORMATS
 from lagwise.models.loading import default_device, load_model
 from lagwise.runs.evaluate import open_run
@@ -19,9 +22,9 @@ def predict_run(
     """Rows with the model's predictions as new columns (`Task.predict`). Needs neither labels nor the training data.
 
     Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.open_rows`),
-    whose splits are read one after the other. For a run that forecasts, a table of series over time gives the rows that
-    follow it (`Task.continuation`). ValueError for rows without the columns that the run reads, and for a column with
-    the name of a new one.
+    whose splits are read one after the other, series as arrays. For a run that forecasts, a table of series over time
+    gives the rows that follow it (`Task.continuation`). ValueError for rows without the columns that the run reads, and
+    for a column with the name of a new one.
     """
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
@@ -29,35 +32,61 @@ def predict_run(
     if source is not None and task.continues(source):
         return task.continuation(load_model(run, device=default_device())[0], source)
     if rows is not None and task.data.format is not None:
-        layout = FORMATS[task.data.format]  # texts as in its files
-        rows = [{k: layout.cleaned(cell) if k in layout.texts else cell for k, cell in row.items()} for row in rows]
-    tables: Any = [rows] if source is None else map(_named, task.open_rows(source).read().values())
-    kept = [dict(row) for table in tables for row in table]
-    if not kept:
+        format = FORMATS[task.data.format]  # texts as in its files
+        rows = [{k: format.cleaned(cell) if k in format.texts else cell for k, cell in row.items()} for row in rows]
+    read = [list(rows or ())] if source is None else task.open_rows(source).read().values()
+    tables: list[Any] = [table for table in read if len(table)]
+    if not tables:
         raise ValueError("there are no rows to predict")
-    for number, row in enumerate(kept, 1):
-        if missing := [name for name in task.columns() if row.get(name) is None]:
-            columns = ", ".join(map(str, row)) or "nothing"
-            raise ValueError(f"row {number} has no {missing[0]!r}, which this run reads (it has {columns})")
+    first = 1
+    for table in tables:
+        _check(table, task.columns(), first)
+        first += len(table)
     model, task.tokenizer = load_model(run, device=default_device())
-    added = task.predict(model, kept, progress=progress)
-    if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
-        raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
-    return [row | new for row, new in zip(kept, added, strict=True)]
+    found: list[dict[str, Any]] = []
+    for table in tables:
+        added = task.predict(model, table, progress=progress)
+        given = table if isinstance(table, list) else _cells(table)
+        if taken := sorted(set(added[0]) & {name for row in given for name in row}):
+            raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
+        found += [{**row, **new} for row, new in zip(given, added, strict=True)]
+    return found
 
 
-def _named(rows: Any) -> Any:
-    """Rows with the names of classes in place of their numbers."""
+def _check(rows: Any, columns: Sequence[str], first: int) -> None:
+    """ValueError for a row without one of the columns; ``first`` is the number of the first row."""
+    for name in columns:
+        if isinstance(rows, list):
+            absent = [row.get(name) is None for row in rows]
+        elif name in rows.column_names:
+            absent = rows.select_columns(name).with_format("arrow")[:].column(name).is_null().to_pylist()
+        else:
+            absent = [True]
+        if any(absent):
+            number = absent.index(True)
+            has = ", ".join(map(str, rows[number] if isinstance(rows, list) else rows.column_names)) or "nothing"
+            raise ValueError(f"row {first + number} has no {name!r}, which this run reads (it has {has})")
+
+
+def _cells(rows: Any) -> list[dict[str, Any]]:
+    """The rows of a table, with the names of classes, and series as arrays."""
     for column, feature in rows.features.items():
         if hasattr(feature, "names"):
             rows = rows.remove_columns(column).add_column(column, label_cells(rows, column))
-    return rows
+    table = rows.with_format("arrow")[:]
+    columns = {}
+    for name in table.column_names:
+        try:
+            columns[name] = [array.copy() for array in row_arrays(table.column(name))]
+        except (TypeError, ValueError):  # no series
+            columns[name] = table.column(name).to_pylist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
     """Write rows as .csv, with every column that any of them has, except series and pictures."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if not any(isinstance(row.get(name), list | bytes) for row in rows)]
+    kept = [name for name in names if not any(isinstance(row.get(name), list | bytes | np.ndarray) for row in rows)]
     writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -50,7 +50,7 @@ class AssociativeRecallTask(Task):
         return LagwiseForCausalLM
 
     def identity(self) -> str:
-        return self.generator.identity
+        return self.generator.key
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
         require_none("associative_recall, which generates its data", **{"--data": source})

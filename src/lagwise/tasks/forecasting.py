@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.options import DataOptions
+from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
 from lagwise.forecasting.gaps import scales
 from lagwise.forecasting.tables import read_series, table_columns
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-_TENTHS = (7, 8)  # of the rows, where train and valid end; the rest is test
+_TENTHS = (7, 1)  # of the rows, for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
 
 
@@ -89,7 +90,8 @@ class Forecasting(Task):
         table = read_series(expanded(source or str(self.data.source)), self.time, self.series)
         x, self.noted = table.frame.to_numpy(np.float64), table.notes
         length, width = self.data.length, self.data.length + self.horizon
-        train, valid = (len(x) * tenths // 10 for tenths in _TENTHS)
+        sizes = split_sizes(len(x), *_TENTHS)
+        train, valid = sizes["train"], sizes["train"] + sizes["valid"]
         train = len(x) if source is not None else train
         mean, deviation = scales(x[:train])
         z = ((x - mean) / deviation).astype(np.float32)

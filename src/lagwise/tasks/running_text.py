@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lagwise.data import TokenData, content_key, load_tokenizer, open_source, prepare
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
-from lagwise.data.sources import SPLITS
+from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 from lagwise.tasks.base import Task
 

@@ -1,10 +1,8 @@
-"""Published data sets with file layouts of their own: the meaning of each field, and the file of each split."""
+"""Published data sets with file formats of their own: the meaning of each field, and the file of each split."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.data.folders import check_file
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.reading import decoded, inner_suffix, read_whole
+from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, decoded, inner_suffix, is_compressed, read_whole
 from lagwise.data.rows import RowSource
-from lagwise.data.sources import SPLITS, load_hub
+from lagwise.data.sources import load_hub
+from lagwise.data.splits import SPLITS
+from lagwise.data.text_tables import text_rows
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _SUFFIXES = (".tsv", ".txt", ".csv")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowFormat:
     """The positions of the texts and labels of a task.
 
     name: of the task. family: its benchmark, for messages. texts: our columns, each with its names in headers. label:
@@ -61,20 +61,20 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class LayoutSource(RowSource):
-    """Rows with the columns of a layout and ``label``."""
+class FormatSource(RowSource):
+    """Rows with the columns of a format and ``label``."""
 
-    layout: Layout = field(kw_only=True)
+    format: RowFormat = field(kw_only=True)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(self.layout.columns)
+        return tuple(self.format.columns)
 
     def _folder_column(self, path: Path) -> str | None:
         return None  # a .txt file is a table
 
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.layout.name}:{super().fingerprint()}".encode()).hexdigest()
+    def key(self) -> str:
+        return hashlib.sha256(f"{self.format.name}:{super().key()}".encode()).hexdigest()
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """As `RowSource.read`. Labels are classes with names, or numbers; files without labels have no such column,
@@ -82,59 +82,61 @@ class LayoutSource(RowSource):
         read: dict[str, Any] = {}
         for split in self.split_names:
             if self.dataset is None:
-                rows = _file_rows(self.files[split][0], self.layout)
+                rows = _file_rows(self.files[split][0], self.format)
                 if len(self.files) > 1 and LABEL not in rows.column_names:
                     path = self.files[split][0]
-                    names = " or ".join(map(repr, self.layout.columns[LABEL]))
+                    names = " or ".join(map(repr, self.format.columns[LABEL]))
                     raise ValueError(
                         f"{path} has no labels (column {names}); without them, as in GLUE's own test files, it cannot "
                         "be trained or scored on"
                     )
             else:
-                rows = _hub_rows(self.dataset[split], self.layout, f"{split} row {{}} of {self.name!r}")
+                rows = _hub_rows(self.dataset[split], self.format, f"{split} row {{}} of {self.name!r}")
             read[split] = rows.select_columns([c for c in rows.column_names if columns is None or c in columns])
         return read
 
 
-def open_layout(name: str, layout: Layout, hub: str | None = None) -> LayoutSource:
-    """The rows of a task by its layout, in the splits train and test, and valid where it has one.
+def open_row_format(name: str, format: RowFormat, hub: str | None = None) -> FormatSource:
+    """The rows of a task by its format, in the splits train and test, and valid where it has one.
 
-    name: a folder with the task's files (.tsv, .txt or .csv, each also .xz), or with a folder of the task's name; one
-    file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the layout has no test set. hub:
-    such a name, for messages.
+    name: a folder with the task's files (.tsv, .txt or .csv, each also compressed), or with a folder of the task's
+    name; one file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the format has no test
+    set. hub: such a name, for messages.
 
     FileNotFoundError or ValueError name what is missing.
     """
-    family, task = layout.family, layout.name
+    family, task = format.family, format.name
     if name.startswith("hub:"):
         loaded = load_hub(name)
-        words = ("train", "validation") if len(layout.parts[0]) == 2 else ("train", "validation", "test")
+        words = ("train", "validation") if len(format.parts[0]) == 2 else ("train", "validation", "test")
         found = [next((split for split in loaded if split.startswith(word)), None) for word in words]
         if None in found:
             raise ValueError(f"data set {name!r} needs splits {', '.join(words)} (it has {', '.join(loaded)})")
         splits = zip(("train", "test") if len(words) == 2 else SPLITS, found, strict=True)
-        return LayoutSource(name, dataset={ours: loaded[split] for ours, split in splits}, layout=layout)
+        return FormatSource(name, dataset={ours: loaded[split] for ours, split in splits}, format=format)
     path = expanded(name)
     if path.is_file():
+        check_spreadsheet(path)
         if inner_suffix(path) not in _SUFFIXES:
-            raise ValueError(f"{name!r} is not a file of {family}: the name must end in {', '.join(_SUFFIXES)} or .xz")
+            endings = f"{', '.join(_SUFFIXES)} (each also {COMPRESSIONS})"
+            raise ValueError(f"{name!r} is not a file of {family}: the name must end in {endings}")
         check_file(path)
-        return LayoutSource(name, {"train": [path]}, layout=layout)
+        return FormatSource(name, {"train": [path]}, format=format)
     if not path.is_dir():
         other = f" ({hub!r} would be the hub's)" if hub else ""
         raise FileNotFoundError(f"no file or folder {name!r}{other}")
     below = [f for f in sorted(path.iterdir()) if f.is_dir() and f.name.lower().translate(_NO_MARKS) == task]
     for folder in (path, *below):
-        for stems in layout.parts:
+        for stems in format.parts:
             files = [_file_named(folder, stem) for stem in stems]
             if all(files):
                 splits = ("train", "test") if len(stems) == 2 else SPLITS
                 named = {split: [file] for split, file in zip(splits, files, strict=True) if file}
-                return LayoutSource(name, named, layout=layout)
-    parts = " or ".join(" and ".join(stems) for stems in layout.parts)
+                return FormatSource(name, named, format=format)
+    parts = " or ".join(" and ".join(stems) for stems in format.parts)
     raise ValueError(
-        f"no files of {family}'s {task} in {name!r}: {parts} (.tsv, .txt or .csv, each also .xz) are needed, there or "
-        f"in a folder {task!r} in it"
+        f"no files of {family}'s {task} in {name!r}: {parts} (.tsv, .txt or .csv, each also compressed) are needed, "
+        f"there or in a folder {task!r} in it"
     )
 
 
@@ -142,7 +144,8 @@ _NO_MARKS = str.maketrans("", "", "-_ ")
 
 
 def _file_named(folder: Path, stem: str) -> Path | None:
-    found = [f for f in sorted(folder.glob(f"{stem}.*")) if f.name.removesuffix(".xz") in _named(stem)]
+    names = {stem + suffix for suffix in _SUFFIXES}
+    found = [f for f in sorted(folder.glob(f"{stem}.*")) if (f.stem if is_compressed(f) else f.name) in names]
     if len(found) > 1:
         raise ValueError(f"{str(folder)!r} has both {found[0].name} and {found[1].name}; move one of them away")
     for file in found:
@@ -150,32 +153,28 @@ def _file_named(folder: Path, stem: str) -> Path | None:
     return found[0] if found else None
 
 
-def _named(stem: str) -> set[str]:
-    return {stem + suffix for suffix in _SUFFIXES}
-
-
-def _file_rows(path: Path, layout: Layout) -> Dataset:
-    """The rows of a file. ValueError names the line that does not match the layout."""
-    task = layout.name
+def _file_rows(path: Path, format: RowFormat) -> Dataset:
+    """The rows of a file. ValueError names the line that does not match the format."""
+    task = format.name
     lines = _lines(decoded(read_whole(path), path).removeprefix("\ufeff"), path)
     number, first = next(lines, (1, []))
     header = [field.strip() for field in first]
-    if _places(header, layout).keys() >= layout.texts.keys():
+    if _places(header, format).keys() >= format.texts.keys():
         rows: Iterable[tuple[int, list[str]]] = lines
-    elif layout.fields and len(first) == len(layout.fields):
-        header, rows = list(layout.fields), [(number, first), *lines]
+    elif format.fields and len(first) == len(format.fields):
+        header, rows = list(format.fields), [(number, first), *lines]
     else:
         shown = ", ".join(f"{field!r:.40}" for field in header) or "nothing"  # without a header these are texts
-        needed = ", ".join(repr((*others, name)[0]) for name, others in (*layout.texts.items(), (LABEL, layout.label)))
+        needed = ", ".join(repr((*others, name)[0]) for name, others in (*format.texts.items(), (LABEL, format.label)))
         raise ValueError(f"{path}, line {number}: {task} needs the columns {needed}, got {shown}")
-    places = _places(header, layout)
+    places = _places(header, format)
     cells: dict[str, list[Any]] = {name: [] for name in places}
     broken: list[int] = []
     for number, row in rows:
-        texts = {name: layout.clean(row[place]) for name, place in places.items() if place < len(row) and name != LABEL}
+        texts = {name: format.clean(row[place]) for name, place in places.items() if place < len(row) and name != LABEL}
         if len(row) != len(header) or not all(texts.values()):
             broken.append(number)
-            if len(broken) <= layout.broken:
+            if len(broken) <= format.broken:
                 continue
             empty = next((name for name, text in texts.items() if not text), None)
             fault = f"{len(row)} fields, not {len(header)}" if len(row) != len(header) else f"{empty!r} is empty"
@@ -183,10 +182,10 @@ def _file_rows(path: Path, layout: Layout) -> Dataset:
         for name, text in texts.items():
             cells[name].append(text)
         if LABEL in places:
-            cells[LABEL].append(_label(row[places[LABEL]].strip(), layout, f"{path}, line {number}"))
+            cells[LABEL].append(_label(row[places[LABEL]].strip(), format, f"{path}, line {number}"))
     if broken:
         warnings.warn(f"{path}: {len(broken)} line(s) without a text are left out, first {broken[0]}", stacklevel=2)
-    return _dataset(cells, layout)
+    return _dataset(cells, format)
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -196,66 +195,59 @@ def _lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
             if line.strip():
                 yield number, line.removesuffix("\r").split("\t")
         return
-    number, reader = 1, csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in reader:
-            if any(field.strip() for field in row):
-                yield number, row
-            number = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {number}: {error}; check the quotes") from error
+    yield from ((number, row) for number, row in text_rows(text, path) if any(map(str.strip, row)))
 
 
-def _hub_rows(rows: Dataset, layout: Layout, where: str) -> Dataset:
-    places = _places(rows.column_names, layout)
-    missing = [name for name in layout.texts if name not in places]
+def _hub_rows(rows: Dataset, format: RowFormat, where: str) -> Dataset:
+    places = _places(rows.column_names, format)
+    missing = [name for name in format.texts if name not in places]
     if missing:
         raise ValueError(
-            f"{where.partition(' of ')[2]} has no column {' or '.join(map(repr, layout.columns[missing[0]]))} (it has "
+            f"{where.partition(' of ')[2]} has no column {' or '.join(map(repr, format.columns[missing[0]]))} (it has "
             f"{', '.join(rows.column_names)})"
         )
     columns = {name: rows[rows.column_names[place]][:] for name, place in places.items()}
-    cells = {name: [layout.cleaned(text) for text in texts] for name, texts in columns.items() if name != LABEL}
+    cells = {name: [format.cleaned(text) for text in texts] for name, texts in columns.items() if name != LABEL}
     if LABEL in places:
         values = label_cells(rows, rows.column_names[places[LABEL]])
-        cells[LABEL] = [_label(value, layout, where.format(i)) for i, value in enumerate(values, 1)]
-    return _dataset(cells, layout)
+        cells[LABEL] = [_label(value, format, where.format(i)) for i, value in enumerate(values, 1)]
+    return _dataset(cells, format)
 
 
-def _places(header: Sequence[str], layout: Layout) -> dict[str, int]:
+def _places(header: Sequence[str], format: RowFormat) -> dict[str, int]:
     """The positions of our columns in a header, as far as it has them."""
-    found = {name: [i for i, column in enumerate(header) if column in names] for name, names in layout.columns.items()}
+    found = {name: [i for i, column in enumerate(header) if column in names] for name, names in format.columns.items()}
     return {name: places[0] for name, places in found.items() if places}
 
 
-def _label(cell: Any, layout: Layout, where: str) -> Any:
+def _label(cell: Any, format: RowFormat, where: str) -> Any:
     """The number of a class, or a score; -1 or None for the set's mark of a missing label. ValueError for anything
     else."""
-    if layout.classes is None:
+    if format.classes is None:
         if cell in (None, -1, "-1"):
             return None
         try:
             score = float(cell)
         except ValueError:
             score = math.nan
-        if not 0 <= score <= layout.best:
-            raise ValueError(f"{where}: the score {cell!r} is not a number from 0 to {layout.best:g}")
+        if not 0 <= score <= format.best:
+            raise ValueError(f"{where}: the score {cell!r} is not a number from 0 to {format.best:g}")
         return score
     if cell in (None, -1, "-1"):
         return -1
-    if cell in layout.classes:
-        return layout.classes.index(cell)
-    numbers = [str(i) for i in range(len(layout.classes))]
+    if cell in format.classes:
+        return format.classes.index(cell)
+    numbers = [str(i) for i in range(len(format.classes))]
     number = str(cell).removesuffix(".0")
     if number not in numbers:
         raise ValueError(
-            f"{where}: the label {cell!r} is none of {', '.join(dict.fromkeys((*numbers, *layout.classes)))}"
+            f"{where}: the label {cell!r} is none of {', '.join(dict.fromkeys((*numbers, *format.classes)))}"
         )
     return int(number)
 
 
-def _dataset(cells: dict[str, list[Any]], layout: Layout) -> Dataset:
+def _dataset(cells: dict[str, list[Any]], format: RowFormat) -> Dataset:
     from datasets import ClassLabel, Dataset, Features, Value
 
-    label = Value("float32") if layout.classes is None else ClassLabel(names=list(layout.classes))
+    label = Value("float32") if format.classes is None else ClassLabel(names=list(format.classes))
     return Dataset.from_dict(cells, Features({name: label if name == LABEL else Value("string") for name in cells}))

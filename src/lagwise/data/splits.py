@@ -1,0 +1,166 @@
+"""The splits train, valid and test of data that do not name them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lagwise.data.arrays import row_arrays
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+SPLITS = ("train", "valid", "test")
+#: Share of valid, and of test: of rows or series, and of running text.
+ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
+_FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
+_MOST_NAMED = 10  # classes in a message
+Item = TypeVar("Item")
+
+
+def split_shares(held_out: float) -> dict[str, tuple[float, float]]:
+    """The part of a sequence that is each split, from and to, as shares: valid and test are at its end."""
+    return {"train": (0.0, 1 - 2 * held_out), "valid": (1 - 2 * held_out, 1 - held_out), "test": (1 - held_out, 1.0)}
+
+
+def split_sizes(count: int, train: int = 8, valid: int = 1) -> dict[str, int]:
+    """How many of some things in order are in each split, of which train and valid get so many tenths: eight and one as
+    of Long Range Arena's pictures, seven and one as of the published series to forecast."""
+    first, last = count * train // 10, count * (train + valid) // 10
+    return {"train": first, "valid": last - first, "test": count - last}
+
+
+def cut_text(documents: list[str], share: tuple[float, float]) -> list[str]:
+    """The text between two shares of the total: whole documents, or, if there are few, a part of each."""
+    if len(documents) < _FEW_DOCUMENTS:
+        parts = (text[_boundary(text, share[0]) : _boundary(text, share[1])] for text in documents)
+        return [part for part in parts if part]
+    total, position, taken = sum(map(len, documents)), 0, []
+    for document in documents:
+        if share[0] * total <= position < share[1] * total:
+            taken.append(document)
+        position += len(document)
+    return taken
+
+
+def _boundary(text: str, share: float) -> int:
+    """Where to cut a text at a share of its length: after the next line, else the next space, if one is near."""
+    position = round(share * len(text))
+    if position in (0, len(text)):
+        return position
+    for mark in ("\n", " "):
+        found = text.find(mark, position - 1, position + len(text) // 100 + 1)
+        if found >= 0:
+            return found + 1
+    return position
+
+
+def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
+    """Files or other items in the three splits and in order, by a hash of their names: the split of one does not depend
+    on the others, and the beginning of a split is a fair sample of it."""
+    dealt: dict[str, list[Item]] = {split: [] for split in SPLITS}
+    shares = {item: int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32 for item, name in names.items()}
+    for item, share in sorted(shares.items(), key=lambda pair: pair[1]):
+        dealt["test" if share < TEXT_HELD_OUT else "valid" if share < 2 * TEXT_HELD_OUT else "train"].append(item)
+    for split in ("valid", "test"):  # all of a few items may be in train
+        if not dealt[split]:
+            dealt[split].append(max(dealt.values(), key=len).pop())
+    return dealt
+
+
+def split_rows(
+    rows: dict[str, Dataset],
+    label: str | None = None,
+    *,
+    classes: bool = True,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+) -> dict[str, Dataset]:
+    """Rows in the three splits: named splits are kept, missing ones are taken from train.
+
+    Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
+    is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
+    the rows does not matter, and added rows move few others, and none from valid to test. label: the column of labels;
+    None if all columns are content. classes: whether labels are classes (``names``, by id, are for messages).
+
+    ValueError for a class with fewer different rows than the splits that it must be in.
+    """
+    train = rows["train"]
+    missing = [split for split in ("test", "valid") if split not in rows]
+    if not missing:
+        return {split: rows[split] for split in SPLITS}
+    hashes = list(_hashes(train, seed, skip=label))
+    members: defaultdict[Any, set[bytes]] = defaultdict(set)
+    stratified = label is not None and classes
+    for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
+        members[value].add(content)
+    places: dict[bytes, str] = {}
+    few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
+    if few:
+        each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
+        shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
+        shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
+        raise ValueError(
+            f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
+            + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")
+        )
+    for contents in sorted(members.values(), key=len):
+        taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
+        for split in missing:
+            free = sorted((c for c in contents if c not in places), reverse=split == "valid")
+            wanted = max(1, round(ROWS_HELD_OUT * len(contents))) - taken[split]
+            places.update(dict.fromkeys(free[: max(0, wanted)], split))
+    dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for i, content in enumerate(hashes):
+        dealt[places.get(content, "train")].append(i)
+    made: dict[str, Any] = {split: train.select(dealt[split]) for split in ("train", *missing)}
+    whole = {**rows, **made}
+    return {split: whole[split] for split in SPLITS}
+
+
+def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
+    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
+    Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
+    notes, before = [], set()
+    if len({*named} & {*SPLITS}) < 2:
+        return notes
+    for i, split in enumerate(each for each in SPLITS if each in splits):
+        own = list(_hashes(splits[split], 0, skip=label, encode=_encoded))
+        count = sum(content in before for content in own)
+        if count and split in named:
+            notes.append(
+                f"{count:,} of {len(own):,} rows of {split} are also in {' or '.join(SPLITS[:i])}, which makes scores "
+                "on them too good; remove them from one of the two"
+            )
+        before.update(own)
+    return notes
+
+
+def _hashes(
+    rows: Dataset, seed: int, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
+) -> Iterator[bytes]:
+    """A hash of each row's content; ``encode`` gives that of a value other than a series."""
+    columns = sorted(name for name in rows.column_names if name != skip)
+    key = str(seed).encode()
+    for batch in rows.with_format("arrow").iter(1000):
+        table: Any = batch
+        for values in zip(*(_contents(table.column(name), encode) for name in columns), strict=True):
+            digest = hashlib.blake2b(key=key, digest_size=16)
+            for value in values:
+                digest.update(len(value).to_bytes(8))
+                digest.update(value)
+            yield digest.digest()
+
+
+def _encoded(value: Any) -> bytes:
+    """As fast as a file of a picture allows. Made splits depend on the other encoding, so it stays as it is."""
+    return value if isinstance(value, bytes) else repr(value).encode()
+
+
+def _contents(column: Any, encode: Callable[[Any], bytes]) -> list[bytes]:
+    try:
+        return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
+    except TypeError:
+        return [encode(value) for value in column.to_pylist()]
