@@ -6,11 +6,11 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForMultipleChoice
 from transformers.modeling_outputs import MultipleChoiceModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
-from lagwise.models.heads import Head, head_forward
+from lagwise.models.heads import Head
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import hidden_layers, pool
 
@@ -35,7 +35,7 @@ class LagwiseForMultipleChoice(Head):
         self.classifier = nn.Linear(features, 1)
         self.post_init()
 
-    def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def read(self, **inputs: Any) -> LagwiseModelOutput:
         for name in ("seq_idx", "cu_seqlens"):
             if inputs.get(name) is not None:
                 raise ValueError(f"multiple choice does not apply to packed rows ({name})")
@@ -47,27 +47,30 @@ class LagwiseForMultipleChoice(Head):
                 shape = "(batch, choices, length" + (", channels)" if axes == 4 else ")")
                 raise ValueError(f"{name} of multiple choice must be {shape}, got {tuple(given.shape)}")
             inputs = {**inputs, name: given.flatten(0, 1)}
-        return inputs
+        return super().read(**inputs)
 
-    @head_forward
+    @can_return_tuple
     def forward(
         self,
-        out: LagwiseModelOutput,
-        *,
         input_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
+        out = self.read(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
         given = input_ids if input_ids is not None else inputs_embeds
         assert given is not None
-        assert out.last_hidden_state is not None
         mask = None if attention_mask is None else attention_mask.flatten(0, 1)
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=mask)
         scores = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         logits = scores.unflatten(0, given.shape[:2])[..., 0]
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
         return MultipleChoiceModelOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-AutoModelForMultipleChoice.register(LagwiseConfig, LagwiseForMultipleChoice, exist_ok=True)

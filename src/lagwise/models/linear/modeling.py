@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
@@ -128,11 +124,3 @@ class LagwiseLinearForImageClassification(LinearModel):
 
     main_input_name = "pixel_values"
     answer = ImageClassifierOutput
-
-
-LINEAR_HEADS: dict[Any, type[LinearModel]] = {
-    AutoModelForSequenceClassification: LagwiseLinearForSequenceClassification,
-    AutoModelForImageClassification: LagwiseLinearForImageClassification,
-}
-for _auto, _head in LINEAR_HEADS.items():
-    _auto.register(LagwiseLinearConfig, _head, exist_ok=True)
