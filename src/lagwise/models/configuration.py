@@ -11,7 +11,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from lagwise.models.classes import CLASSES, ModelClass
 from lagwise.models.remote_code import SavedWithCode, auto_map
-from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
+from lagwise.schema import typed
+from lagwise.tables import LARGEST_OPTION, known, shown, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000

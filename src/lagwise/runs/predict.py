@@ -26,8 +26,9 @@ def predict_run(
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
-    if source is not None and task.continues(source):
-        return task.continuation(load_model(run, device=default_device())[0], source)
+    continuation = None if source is None else task.continuation(source)
+    if continuation is not None:
+        return continuation(load_model(run, device=default_device())[0])
     if rows is not None and task.data.format is not None:
         layout = FORMATS[task.data.format]  # texts as in its files
         rows = [{k: layout.cleaned(cell) if k in layout.texts else cell for k, cell in row.items()} for row in rows]
@@ -39,8 +40,7 @@ def predict_run(
         if missing := [name for name in task.columns() if row.get(name) is None]:
             columns = ", ".join(map(str, row)) or "nothing"
             raise ValueError(f"row {number} has no {missing[0]!r}, which this run reads (it has {columns})")
-    model, task.tokenizer = load_model(run, device=default_device())
-    added = task.predict(model, kept, progress=progress)
+    added = task.predict(*load_model(run, device=default_device()), kept, progress=progress)
     if taken := sorted(set(added[0]) & {name for row in kept for name in row}):
         raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
     return [row | new for row, new in zip(kept, added, strict=True)]

@@ -41,7 +41,7 @@ class LinearModel(PreTrainedModel):
         self.argument = _ARGUMENTS[known(config.input_name, _ARGUMENTS, "inputs")]
         inputs = config.inputs
         size = {"tokens": config.vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
-        context = {name: inputs.get(name) for name in ("mean", "std")}
+        context: dict[str, Any] = {name: inputs.get(name) for name in ("mean", "std")}
         self.features = build(FEATURES, config.features, size[config.input_name], what="features", **context)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
