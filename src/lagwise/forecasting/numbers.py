@@ -33,7 +33,7 @@ def to_numbers(column: pd.Series, decimal: str) -> np.ndarray:
     name = str(column.name)
     if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
         raise ValueError(
-            f"column {name!r} has times, not numbers; choose columns with --columns, or name the times with --time"
+            f"column {name!r} has times, not numbers; choose columns with `columns`, or name the times with `time`"
         )
     numbers = _floats(column)
     if not pd.api.types.is_numeric_dtype(column) and (decimal == "," or (numbers.isna() & column.notna()).any()):
@@ -49,10 +49,10 @@ def to_numbers(column: pd.Series, decimal: str) -> np.ndarray:
         row = int(np.flatnonzero(wrong)[0])
         raise ValueError(
             f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave "
-            "it empty if it is missing, choose columns with --columns, or name the times with --time"
+            "it empty if it is missing, choose columns with `columns`, or name the times with `time`"
         )
     if numbers.isna().all():
-        raise ValueError(f"column {name!r} has no value at all; choose columns with --columns")
+        raise ValueError(f"column {name!r} has no value at all; choose columns with `columns`")
     return numbers.to_numpy(np.float64)
 
 

@@ -69,9 +69,7 @@ def load_model(
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():
-        raise FileNotFoundError(
-            f"the training of {str(folder)!r} has not finished; resume it with 'lagwise train --resume {folder}'"
-        )
+        raise FileNotFoundError(f"the training of {str(folder)!r} has not finished; resume it first")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     config = read_config(folder, **changes)
