@@ -19,7 +19,7 @@ from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
-from lagwise.training.recipe import Recipe
+from lagwise.training.recipe import Recipe, merged
 
 _START = "init_from"
 _OF_THE_DATA = ("label_mean", "label_std")
@@ -112,18 +112,8 @@ def with_start(recipe: Recipe) -> Recipe:
         options = replace(options, tokenizer=place)
     own = dict(recipe.model)
     if isinstance(own.get("block"), dict) and "name" not in own["block"]:
-        own["block"] = _merged(given["block"], own["block"])
+        own["block"] = merged(given["block"], own["block"])
     return replace(recipe, model={**given, **own, _START: place}, data=options)
-
-
-def _merged(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A part's options with others in their place; a part that these name replaces the given one."""
-    changed = dict(given)
-    for name, value in own.items():
-        before = given.get(name)
-        inner = isinstance(value, dict) and "name" not in value and isinstance(before, dict)
-        changed[name] = _merged(before, value) if inner else value
-    return changed
 
 
 def without_start(recipe: Recipe) -> Recipe:
