@@ -65,18 +65,8 @@ class LagwiseForSequenceClassification(Head):
             if seq_idx is not None or cu_seqlens is not None:
                 raise ValueError(f"pooling {self.config.pooling!r} does not apply to packed rows (seq_idx, cu_seqlens)")
             seq_idx = self._texts(token_type_ids, attention_mask)
-        out = self.read(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            input_values=input_values,
-            pixel_values=pixel_values,
-            seq_idx=seq_idx,
-            cu_seqlens=cu_seqlens,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
         if self.reads_pairs:
             assert out.seq_idx is not None
             pooled = pool_pairs(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)

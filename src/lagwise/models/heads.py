@@ -29,9 +29,9 @@ class Head(LagwisePreTrainedModel):
         super().__init__(config)
         self.model = LagwiseModel(config)
 
-    def read(self, **inputs: Any) -> LagwiseModelOutput:
-        """The output of the backbone for whole sequences, without a cache."""
-        return self.model(**{**inputs, "use_cache": False}, return_dict=True)
+    def read(self, *inputs: Any, **others: Any) -> LagwiseModelOutput:
+        """The output of the backbone for whole sequences, without a cache. Arguments as of `LagwiseModel`."""
+        return self.model(*inputs, **{**others, "use_cache": False}, return_dict=True)
 
     @property
     def length_limit(self) -> int | None:

@@ -47,15 +47,8 @@ class LagwiseForMaskedLM(VocabularyHead):
         skip_logits: bool = False,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        out = self.read(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            seq_idx=seq_idx,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         hidden = out.last_hidden_state
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]

@@ -42,17 +42,8 @@ class LagwiseForQuestionAnswering(Head):
         end_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        out = self.read(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            input_values=input_values,
-            pixel_values=pixel_values,
-            seq_idx=seq_idx,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         start_logits, end_logits = self.qa_outputs(out.last_hidden_state).unbind(-1)
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give both of start_positions and end_positions, or neither")

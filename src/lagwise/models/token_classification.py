@@ -43,17 +43,8 @@ class LagwiseForTokenClassification(Head):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        out = self.read(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            input_values=input_values,
-            pixel_values=pixel_values,
-            seq_idx=seq_idx,
-            position_ids=position_ids,
-            **kwargs,
-        )
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         logits = self.classifier(self.dropout(out.last_hidden_state))
         loss = None
         if labels is not None:
