@@ -125,7 +125,7 @@ class ImageClassification(Labelled):
             )
 
     def identity(self) -> str:
-        return pictures_key(self.open_rows(str(self.data.source)), self.size, self.channels)
+        return pictures_key(self.source, self.size, self.channels)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledPictures:
         if source is not None:
@@ -133,8 +133,7 @@ class ImageClassification(Labelled):
             return self._open_other(run, source)
         if run is None and (self.changes or self.mixup or self.cutmix):
             torchvision_transforms()  # before the pictures are checked, which takes long
-        found = self.open_rows(str(self.data.source))
-        pictures = prepare_pictures(found, size=self.size, channels=self.channels, progress=progress)
+        pictures = prepare_pictures(self.source, size=self.size, channels=self.channels, progress=progress)
         return LabelledPictures(self, pictures)
 
     def _open_other(self, run: Path, source: str) -> LabelledPictures:

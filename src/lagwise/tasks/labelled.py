@@ -24,6 +24,7 @@ class Labelled(Task):
 
     headline: Metric = headline_of("accuracy")
     metric: str | None = None  #: the headline, where it was chosen
+    stride: int = 1  #: samples of a series for each step of the model
     #: what a training needs, for people
     needs: ClassVar[str]
 
@@ -32,6 +33,16 @@ class Labelled(Task):
         if not data.source:
             raise ValueError(self.needs)
         self.label_smoothing = label_smoothing
+
+    @property
+    def source(self) -> Any:
+        """The rows of the data, not yet read."""
+        assert self.data.source is not None
+        return self.open_rows(self.data.source)
+
+    def steps(self, samples: int) -> int:
+        """Steps of the model that so many samples of a series are."""
+        return -(-samples // self.stride)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         return result_tables(evaluation)

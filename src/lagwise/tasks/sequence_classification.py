@@ -146,10 +146,6 @@ class SequenceClassification(Labelled):
     def lengths(self) -> dict[str, int]:
         return {"data.length": self.steps(self.data.length)}
 
-    def steps(self, samples: float) -> int:
-        """Steps of the model that so many samples are."""
-        return -(-int(samples) // self.stride)
-
     def identity(self) -> str:
         return labelled_key(self.source, **self.reading)
 
@@ -232,12 +228,6 @@ class SequenceClassification(Labelled):
         features = config.inputs["features"] if config.input_name == "values" else None
         is_bytes = self.data.tokenizer == "bytes"
         return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate)
-
-    @property
-    def source(self) -> RowSource:
-        """The data, not yet read."""
-        assert self.data.source is not None
-        return self.open_rows(self.data.source)
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -129,16 +129,6 @@ class SequenceLabelling(Labelled):
         found = prepare_series(self.source, values=self.values, label=self.label, events=self.events, progress=progress)
         return SeriesWithClasses(self, found)
 
-    @property
-    def source(self) -> SeriesSource:
-        """The data, not yet read."""
-        assert self.data.source is not None
-        return self.open_rows(self.data.source)
-
-    def steps(self, samples: int) -> int:
-        """Steps of the model that so many samples are."""
-        return -(-samples // self.stride)
-
     def _open_other(self, run: Path, source: str) -> SeriesWithClasses:
         """Rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
