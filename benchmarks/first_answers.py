@@ -93,11 +93,11 @@ def picture_case(recipe: str, data: str) -> Case:
         from sklearn.svm import SVC
 
         task: Any = make_task(_recipe(recipe, data, []))
-        task.open(progress=False)
+        opened = task.open(progress=False)
         found = {}
         for split in ("train", "valid", "test"):
-            rows = task.pictures.splits[split]
-            pixels = [task._reader()(image, "").flatten().numpy() for image in rows["image"]]
+            rows = opened.rows.splits[split]
+            pixels = [opened.reader(image, "").flatten().numpy() for image in rows["image"]]
             found[split] = np.stack(pixels), np.asarray(rows["label"][:])
         x, y = (np.concatenate(both) for both in zip(found["train"], found["valid"], strict=True))
         return float(SVC().fit(x, y).score(*found["test"]))
@@ -153,12 +153,12 @@ def measure(case: Case, run: Path, overrides: list[str]) -> dict[str, Any]:
     if not (run / "config.json").is_file():
         train(_recipe(case.recipe, case.data, overrides), run, progress=False)
     task = make_task(load_recipe(str(run / "recipe.yaml")))
-    task.open(run=run, progress=False)
+    metric = task.open(run=run, progress=False).headline.name
     about = json.loads((run / "first.json").read_text()) if (run / "first.json").is_file() else {}
     seconds = about["seconds"] if "model=linear" in overrides else read_metrics(run)[-1]["seconds"]
-    score = evaluate_run(run, progress=False)["test"][task.headline]
+    score = evaluate_run(run, progress=False)["test"][metric]
     kept = {"kept": "first answer" if about["kept"] else "trained"} if "trained" in about else {}
-    return {"metric": task.headline, "score": score, "seconds": seconds, **kept}
+    return {"metric": metric, "score": score, "seconds": seconds, **kept}
 
 
 def main() -> None:

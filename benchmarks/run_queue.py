@@ -58,24 +58,23 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
     from lagwise.training.optimizer import make_optimizer
 
     recipe = load_recipe(recipe_name, overrides)
-    task = check_recipe(recipe)
-    task.open(progress=True)
-    model = build_model(recipe, task).train()
+    data = check_recipe(recipe).open(progress=True)
+    model = build_model(recipe, data).train()
     options = recipe.training
     optimizer = make_optimizer(model, dataclasses.replace(options, learning_rate=1e-6))
     batch, micro = options.batch_size, options.batch_size // options.accumulate
-    examples: Any = task.training_examples((_WARMUP + _TIMED) * _APART, batch, 0)
-    held_out: Any = task.validation_examples(options.evaluate_tokens)
+    examples: Any = data.training_examples((_WARMUP + _TIMED) * _APART, batch, 0)
+    held_out: Any = data.validation_examples(options.evaluate_tokens)
 
     def loss(inputs: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
-            if task.loss is None:
+            if data.loss is None:
                 return model(**inputs).loss
             labels = inputs.pop("labels")
-            return task.loss(model(**inputs), labels)
+            return data.loss(model(**inputs), labels)
 
     def inputs_of(first: int) -> Any:
-        return task.collate([examples[first + i] for i in range(micro)])
+        return data.collate([examples[first + i] for i in range(micro)])
 
     starts = range(0, (_WARMUP + _TIMED) * _APART * batch, batch)
     largest = max(starts, key=lambda first: max(tensor.numel() for tensor in inputs_of(first).values()))
@@ -97,7 +96,7 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
         with torch.inference_mode():
             for number in chosen:
                 rows = range(number * micro, min(len(held_out), (number + 1) * micro))
-                loss(task.collate_evaluation([held_out[i] for i in rows]))
+                loss(data.collate_evaluation([held_out[i] for i in rows]))
         return (time.process_time() - begun) * count / len(chosen)
 
     return step, evaluation

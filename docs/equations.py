@@ -11,6 +11,7 @@ the line numbers in links: every edit of a file shifts them, and they are right 
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import os
 import re
@@ -101,10 +102,7 @@ def declared(tests: Path = ROOT / "tests") -> dict[Place, list[Entry]]:
 def exported(package: str) -> frozenset[str]:
     """``__all__`` of a package of lagwise, such as ``ops``."""
     path = ROOT / "src" / "lagwise" / package / "__init__.py"
-    for node in ast.parse(path.read_text()).body if path.is_file() else ():
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return frozenset(ast.literal_eval(node.value))
-    return frozenset()
+    return frozenset(getattr(importlib.import_module(f"lagwise.{package}"), "__all__", ()) if path.is_file() else ())
 
 
 def page() -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lagwise.tables import known, nearest, shown, typed
+from lagwise.schema import Count, Share, typed
+from lagwise.tables import known, nearest, shown
 
 NAN, INF = float("nan"), float("inf")
 
@@ -40,7 +41,7 @@ def test_values_of_the_type_are_accepted(kind: Any, value: Any, result: Any) -> 
         (int, 2.0, r"x must be a whole number, got 2\.0"),
         (int, True, "x must be a whole number, got True"),
         (int, 2**63, "at most"),
-        (int, -(2**70), "at most"),
+        (int, -(2**70), "at least"),
         (float, NAN, "x must be a finite number, got nan"),
         (float, INF, "finite"),
         (float, "nan", "finite"),
@@ -51,8 +52,12 @@ def test_values_of_the_type_are_accepted(kind: Any, value: Any, result: Any) -> 
         (int | None, "5", "x must be a whole number, got '5'"),
         (str | dict[str, Any], [], "x must be text or a mapping, got"),
         (list[int], [1, 2.5], r"x\[1\] must be a whole number, got 2\.5"),
-        (list[int], "12", "x must be a list, each item a whole number"),
+        (list[int], "12", "x must be a list, got '12'"),
         (Mapping[str, Any], [], "x must be a mapping"),
+        (dict[str, float], {"a": 1, "b": "one"}, r"x\.b must be a finite number, got 'one'"),
+        (str | dict[str, float], {"a": NAN}, r"x\.a must be a finite number, got nan"),
+        (Count, 0, "x must be at least 1, got 0"),
+        (Share | None, 1, "x must be less than 1, got 1"),
         (str, None, "x must be text, got None"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lagwise._lazy import lazy
 from lagwise._registration import register
+from lagwise.models.classes import CLASSES
 
 __version__ = "0.2.0"
 
@@ -29,42 +30,9 @@ if TYPE_CHECKING:
     )
     from lagwise.ops import toeplitz_product
 
-__all__ = [
-    "LagForecaster",
-    "LagwiseConfig",
-    "LagwiseForCausalLM",
-    "LagwiseForImageClassification",
-    "LagwiseForMaskedLM",
-    "LagwiseForMultipleChoice",
-    "LagwiseForPrediction",
-    "LagwiseForQuestionAnswering",
-    "LagwiseForSequenceClassification",
-    "LagwiseForTokenClassification",
-    "LagwiseModel",
-    "StreamingCache",
-    "__version__",
-    "toeplitz_product",
-]
-
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    __all__,
-    {
-        "LagForecaster": "lagwise.forecasting",
-        "LagwiseConfig": "lagwise.models",
-        "LagwiseForCausalLM": "lagwise.models",
-        "LagwiseForImageClassification": "lagwise.models",
-        "LagwiseForMaskedLM": "lagwise.models",
-        "LagwiseForPrediction": "lagwise.models",
-        "LagwiseForMultipleChoice": "lagwise.models",
-        "LagwiseForQuestionAnswering": "lagwise.models",
-        "LagwiseForSequenceClassification": "lagwise.models",
-        "LagwiseForTokenClassification": "lagwise.models",
-        "LagwiseModel": "lagwise.models",
-        "StreamingCache": "lagwise.models",
-        "toeplitz_product": "lagwise.ops",
-    },
-)
+_HOMES = dict.fromkeys([*CLASSES, "StreamingCache"], "lagwise.models")
+_HOMES |= {"LagForecaster": "lagwise.forecasting", "toeplitz_product": "lagwise.ops"}
+__all__ = sorted([*_HOMES, "__version__"])
+__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)
 
 register()

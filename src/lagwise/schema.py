@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import operator
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
@@ -23,6 +27,7 @@ Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Whole, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
+Weight = Annotated[Number, Field(ge=0)]
 Switch = Annotated[bool, Strict()]
 
 #: Makes a dataclass of options; the text below a field is its meaning.
@@ -39,11 +44,68 @@ _KINDS = {
     "float": "a finite number",
     "finite": "a finite number",
     "bool": "true or false",
+    "str": "text",
     "string": "text",
     "list": "a list",
     "dict": "a mapping",
     "dataclass": "a mapping",
 }
+_ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+
+
+def typed(kind: Any, value: Any, where: str, *, most: int = 2**63 - 1) -> Any:
+    """The value, if it has the type of an annotation; otherwise a ValueError.
+
+    Integers exclude booleans and 2.0, and are at most ``most`` in magnitude. A float is finite; it may be given as an
+    integer, or as text, because YAML reads 1e-3 as text. Sequences become lists.
+    """
+    members = [each for each in typing.get_args(kind) if each is not NoneType] if _is_union(kind) else [kind]
+    if len(members) == 1 and value is not None:
+        kind = members[0]
+    try:
+        return _adapter(kind, most).validate_python(value)
+    except ValidationError as error:
+        first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    place = first["loc"][_is_union(kind) :]  # without the member of the union
+    if _is_union(kind) and not place:
+        kinds = " or ".join(_KINDS[(typing.get_origin(each) or each).__name__] for each in members)
+        raise ValueError(f"{where} must be {kinds}, got {shown(value)}")
+    raise _refused(_place(where, *place), first)
+
+
+@functools.cache
+def _adapter(kind: Any, most: int) -> TypeAdapter:
+    return TypeAdapter(_strict(kind, most), config=_ANY_CLASS)
+
+
+def _strict(kind: Any, most: int) -> Any:
+    """An annotation as pydantic checks it in a recipe."""
+    plain = {int: Annotated[int, Strict(), Field(ge=-most, le=most)], float: Number, bool: Switch}
+    if typing.get_origin(kind) is Annotated:
+        return Annotated[kind, Field(le=most)] if typing.get_args(kind)[0] is int else kind
+    inner = [_strict(each, most) for each in typing.get_args(kind)]
+    if typing.get_origin(kind) in (list, tuple, Sequence):
+        return list[inner[0]]
+    if typing.get_origin(kind) in (dict, Mapping):
+        return dict[str, inner[1]]
+    return functools.reduce(operator.or_, inner) if _is_union(kind) else plain.get(kind, kind)
+
+
+def _place(*parts: Any) -> str:
+    """``a.b[1]`` of its parts."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (UnionType, typing.Union)
+
+
+def _refused(where: str, first: Mapping[str, Any]) -> ValueError:
+    """What pydantic says about a value, in our words."""
+    if first["type"] in _RANGES:
+        return ValueError(f"{where} {_RANGES[first['type']].format(**first['ctx'])}, got {shown(first['input'])}")
+    kind = _KINDS.get(first["type"].partition("_")[0], "valid")
+    return ValueError(f"{where} must be {kind}, got {shown(first['input'])}")
 
 
 def checked(cls: type, values: Any, what: str) -> Any:
@@ -65,13 +127,10 @@ def checked(cls: type, values: Any, what: str) -> Any:
             section = section.__pydantic_fields__[part].annotation
         names = list(section.__pydantic_fields__)
         known(first["loc"][-1], names, f"key in {'.'.join(place[:-1])}" if place[1:] else f"section of {what}")
-    name = ".".join(place[:1] + [part if not part.isdigit() else f"[{part}]" for part in place[1:]]).replace(".[", "[")
-    if first["type"] in _RANGES:
-        raise ValueError(f"{name} {_RANGES[first['type']].format(**first['ctx'])}, got {shown(first['input'])}")
+    name = _place(place[0], *first["loc"][1:])
     if first["type"] == "invalid_key":
         raise ValueError(f"the keys of {what} must be text, got {shown(first['input'])} in {name!r}")
-    kind = _KINDS.get(first["type"].partition("_")[0], "valid")
-    raise ValueError(f"{name} must be {kind}, got {shown(first['input'])}")
+    raise _refused(name, first)
 
 
 def meanings(cls: Any) -> Iterator[tuple[str, Any, Any, str]]:

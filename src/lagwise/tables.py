@@ -8,13 +8,11 @@ default.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
-import math
 import reprlib
-import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from lagwise.files import one_line
@@ -27,7 +25,9 @@ _QUOTED.maxstring, _QUOTED.maxother, _QUOTED.maxlevel = 100, 100, 3
 Spec = Mapping[str, Any]
 
 
-def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what: str, **context: Any) -> Any:
+def build(
+    table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what: str, prefix: str = "", **context: Any
+) -> Any:
     """Construct the part of a spec.
 
     Args:
@@ -35,77 +35,38 @@ def build(table: Mapping[str, Callable[..., Any]], spec: Spec, *args: Any, what:
         spec: A mapping with the name and options.
         args: Positional arguments from the caller, such as channels.
         what: The kind of part, for messages.
+        prefix: What messages put before the name of an option.
         context: Keyword arguments from the caller, such as causal. All other keys of the spec must be keyword-only
             parameters of the constructor.
 
     Raises:
         ValueError: For an unknown key, with the nearest known one.
     """
+    from lagwise.schema import typed  # loads pydantic
+
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ValueError(f"{what} must be a mapping with a 'name', got {shown(spec)}")
     part = table.get(known(spec["name"], table, what))
     assert part is not None
-    accepted = option_names(part)
-    hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
+    accepted, kinds = option_names(part), _kinds(part)
     options = {key: value for key, value in spec.items() if key != "name"}
     for key, value in options.items():
         known(key, [name for name in accepted if name not in context], f"option of {what} {spec['name']!r}")
-        options[key] = typed(hints[key], value, key, most=LARGEST_OPTION)
+        options[key] = typed(kinds[key], value, prefix + key, most=LARGEST_OPTION)
     try:
         return part(*args, **{key: value for key, value in context.items() if key in accepted}, **options)
     except (TypeError, OverflowError, RuntimeError) as error:  # from products of sizes that exceed numbers or tensors
         raise ValueError(f"{what} {spec['name']!r} cannot be built from {shown(options)}: {one_line(error)}") from error
 
 
+@functools.cache
+def _kinds(part: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(part.__init__ if inspect.isclass(part) else part, include_extras=True)
+
+
 def option_names(part: Callable[..., Any]) -> list[str]:
     """The options of a part: the keyword-only parameters of its constructor."""
     return [p.name for p in inspect.signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY]
-
-
-def typed(kind: Any, value: Any, where: str, *, most: int = 2**63 - 1) -> Any:
-    """The value, if it has the type of an annotation; otherwise a ValueError.
-
-    Integers exclude booleans and 2.0, and are at most ``most`` in magnitude. A float is finite; it may be given as an
-    integer, or as text, because YAML reads 1e-3 as text. Every item of a sequence is checked, but none of a mapping.
-    """
-    if kind is Any:
-        return value
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        members = [each for each in inner if each is not type(None)]
-        if value is None and len(members) < len(inner):
-            return None
-        if len(members) == 1:
-            return typed(members[0], value, where, most=most)
-        for each in members:
-            with suppress(ValueError):
-                return typed(each, value, where, most=most)
-    elif kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    elif kind is int and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > most:
-            raise ValueError(f"{where} must be at most {most}, got {shown(value)}")
-        return value
-    elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
-        return [typed(inner[0], item, f"{where}[{i}]", most=most) for i, item in enumerate(value)]
-    elif kind is not int and isinstance(value, origin or kind):
-        return value
-    raise ValueError(f"{where} must be {_described(kind)}, got {shown(value)}")
-
-
-def _described(kind: Any) -> str:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_described, inner))
-    if origin in (list, tuple, Sequence):
-        return f"a list, each item {_described(inner[0])}"
-    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
-    return names.get(origin or kind, "a mapping")
 
 
 def shown(value: Any) -> str:

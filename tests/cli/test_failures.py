@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -52,6 +53,10 @@ UNEXPECTED = "(LAGWISE_DEBUG=1 shows the traceback)"
         (ValueError("no folder '[/x] [bold]y'"), "no folder '[/x] [bold]y'"),
         (FileNotFoundError(2, "No such file", "a\nb"), r"[Errno 2] No such file: 'a\nb'"),
         (ImportError("no module; pip install it"), "no module; pip install it"),
+        (
+            ValueError("it grows: convert it to a state space first"),
+            "it grows: convert it to a state space first (lagwise convert RUN)",
+        ),
         (EOFError("cut short"), f"unexpected EOFError: cut short {UNEXPECTED}"),
         (MemoryError(), "not enough memory"),
         (RuntimeError("[x] DefaultCPUAllocator: can't allocate memory: 9"), "not enough memory: [x] DefaultCPU"),
@@ -74,6 +79,22 @@ def test_every_failure_is_one_line(capsys: pytest.CaptureFixture[str], error: Ba
     said = capsys.readouterr().err.strip("\n")
     assert said.startswith(f"error: {line}")
     assert len(said.splitlines()) == 1
+
+
+def test_arguments_in_messages_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def one(look_back: int = 1, texts: Annotated[str, typer.Option("--data")] = "") -> None:
+        raise ValueError("give `look_back`, `texts` or `other`")
+
+    @app.command()
+    def two() -> None:
+        raise ValueError("give `look_back`")
+
+    for command, message in (("one", "give --look-back, --data or `other`"), ("two", "give `look_back`")):
+        assert outcome(app, command) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_long_messages_are_shortened_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:

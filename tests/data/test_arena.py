@@ -187,7 +187,7 @@ def test_splits_share_no_passages(tmp_path: Path) -> None:
             assert not {*row["text1"].split()[1:-1]} & {*row["text2"].split()[1:-1]}
     with pytest.raises(ValueError, match="needs a folder of texts"):
         generate("lra-retrieval", tmp_path / "other", rows=20, seed=0, texts=None, progress=False)
-    with pytest.raises(FileNotFoundError, match="is made of your own texts: 'lagwise data lra-retrieval --data books/"):
+    with pytest.raises(FileNotFoundError, match="is made of your own texts: write it with"):
         open_format("lra-retrieval", "aan")
     (tmp_path / "books" / "test-1.txt").unlink()
     with pytest.raises(ValueError, match=r"test of .* has 1 text\(s\) of 8000 characters; two are needed"):

@@ -65,7 +65,7 @@ def test_positional_arguments() -> None:
     for model in (tiny("mega-lm"), classifier()):
         mask = torch.ones_like(IDS)
         assert torch.equal(model(IDS, mask).logits, model(IDS, attention_mask=mask).logits)
-        with pytest.raises(TypeError, match="at most 15 positional arguments, got 20"):
+        with pytest.raises(TypeError, match="positional arguments"):
             model(IDS, mask, *[None] * 18)
         with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
             model(IDS, input_ids=IDS)

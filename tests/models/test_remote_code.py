@@ -16,8 +16,9 @@ import lagwise
 from lagwise import LagwiseConfig
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseLinearConfig
-from lagwise.models.loading import HEADS, load_model
-from lagwise.models.remote_code import AUTO_CLASSES, LINEAR_AUTO_CLASSES
+from lagwise.models.classes import CLASSES, LINEAR_CLASSES
+from lagwise.models.loading import load_model
+from lagwise.models.registry import HEADS
 
 PATCHES = {"name": "patches", "channels": 1, "size": 2}
 FIELDS = {
@@ -84,7 +85,7 @@ LINEAR = {
 
 
 def save(name: str, folder: Path) -> PreTrainedModel:
-    if name in LINEAR_AUTO_CLASSES.values():
+    if name in LINEAR_CLASSES:
         features, inputs = LINEAR[name]
         linear = HEADS[name](LagwiseLinearConfig(features=features, inputs=inputs)).eval()
         linear.save_pretrained(folder)
@@ -96,12 +97,11 @@ def save(name: str, folder: Path) -> PreTrainedModel:
     return model
 
 
-def test_every_head_names_its_registered_auto_class() -> None:
-    named = {*AUTO_CLASSES.values(), *LINEAR_AUTO_CLASSES.values()}
-    assert named == {*HEADS, "LagwiseConfig", "LagwiseLinearConfig"}
-    for auto, name in AUTO_CLASSES.items():
-        if auto != "AutoConfig":
-            assert getattr(transformers, auto)._model_mapping[LagwiseConfig] is HEADS[name]
+def test_every_head_of_the_table_is_registered() -> None:
+    for config, classes in ((LagwiseConfig, CLASSES), (LagwiseLinearConfig, LINEAR_CLASSES)):
+        for name, each in classes.items():
+            if each.auto != "AutoConfig":
+                assert getattr(transformers, each.auto)._model_mapping[config] is HEADS[name]
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -119,7 +119,8 @@ def test_in_a_process_that_has_not_imported_lagwise(tmp_path: Path) -> None:
     for name in HEADS.keys() - LINEAR.keys():
         save(name, tmp_path / name)
     load_tokenizer("bytes").save_pretrained(tmp_path / "LagwiseForCausalLM")
-    arguments = [sys.executable, "-c", ANYWHERE, str(tmp_path), repr(AUTO_CLASSES)]
+    classes = {each.auto: name for name, each in CLASSES.items()}
+    arguments = [sys.executable, "-c", ANYWHERE, str(tmp_path), repr(classes)]
     result = subprocess.run(arguments, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("ab")

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 from lagwise.analysis.report import plot_run
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, export_run, predict_run
-from lagwise.tasks import TASKS
+from lagwise.tasks import TASKS, Metric
 from lagwise.training import load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.closed_form import fit_linear
 from lagwise.training.first_answer import FILE, is_better, read_first_answer
@@ -106,7 +106,7 @@ def test_words_of_models_choose_what_is_trained() -> None:
 
 
 class Accuracy:
-    headline, greater_is_better = "accuracy", True
+    headline = Metric("accuracy", "accuracy")
 
     @staticmethod
     def metrics(loss: float, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:

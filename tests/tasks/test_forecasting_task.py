@@ -15,29 +15,28 @@ from every_task import recipe
 from lagwise.data.options import DataOptions
 from lagwise.runs import predict_run
 from lagwise.runs.predict import write_rows
-from lagwise.tasks.forecasting import Forecasting, Windows
+from lagwise.tasks.forecasting import Forecasting, SeriesParts, Windows
 from lagwise.training import train
 
 
-def opened(folder: Path, rows: int = 100, **options: object) -> Forecasting:
+def opened(folder: Path, rows: int = 100, **options: object) -> SeriesParts:
     lines = [f"{i},{i},{'' if i == 50 else -i}" for i in range(rows)]
     (folder / "x.csv").write_text("\n".join(["t,a,b", *lines]))
     task = Forecasting(DataOptions(source=str(folder / "x.csv"), length=10), **{"horizon": 5, **options})
-    task.open(progress=False)
-    return task
+    return task.open(progress=False)
 
 
 def test_parts_begin_a_look_back_earlier_and_are_standardized_by_training_rows(tmp_path: Path) -> None:
-    task = opened(tmp_path)
-    assert {name: len(part) for name, part in task.parts.items()} == {"train": 70, "valid": 20, "test": 30}
+    data = opened(tmp_path)
+    assert {name: len(part) for name, part in data.parts.items()} == {"train": 70, "valid": 20, "test": 30}
     train = np.arange(70)
-    np.testing.assert_allclose(task.parts["valid"][:, 0], (np.arange(60, 80) - train.mean()) / train.std(), rtol=1e-5)
-    first, last = (task._windows("test")[i] for i in (0, 15))
+    np.testing.assert_allclose(data.parts["valid"][:, 0], (np.arange(60, 80) - train.mean()) / train.std(), rtol=1e-5)
+    first, last = (data._windows("test")[i] for i in (0, 15))
     scale = train.std()
     assert first["future_values"][0, 0] * scale + train.mean() == pytest.approx(80, abs=1e-3)
     assert last["future_values"][-1, 0] * scale + train.mean() == pytest.approx(99, abs=1e-3)
-    assert len(task._windows("test")) == 2 * (20 - 5 + 1)
-    assert np.isnan(task.parts["train"][50, 1])
+    assert len(data._windows("test")) == 2 * (20 - 5 + 1)
+    assert np.isnan(data.parts["train"][50, 1])
 
 
 def test_every_epoch_has_every_window_in_another_order() -> None:
@@ -81,8 +80,8 @@ def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
 
 
 def test_parts_are_tenths_of_the_rows(tmp_path: Path) -> None:
-    task = opened(tmp_path, rows=1000)
-    assert [len(part) for part in task.parts.values()] == [700, 110, 210]
+    data = opened(tmp_path, rows=1000)
+    assert [len(part) for part in data.parts.values()] == [700, 110, 210]
 
 
 def test_a_table_of_pasts_gets_a_column_of_forecasts(tmp_path: Path) -> None:

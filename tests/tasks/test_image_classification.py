@@ -25,24 +25,25 @@ ALONE = ["training.first_answer=none"]
 
 def test_mixed_labels_count_once_per_image() -> None:
     """The Trainer counts every entry of the labels that is not -100."""
-    task = ImageClassification(DataOptions(source="digits"))
+    data = ImageClassification(DataOptions(source="digits")).open(progress=False)
     logits, labels = torch.randn(8, 10), torch.arange(8)
     shares = torch.nn.functional.one_hot(labels, 10).float()
     outputs = SimpleNamespace(logits=logits)
-    plain = task.loss(outputs, labels, num_items_in_batch=16)  # of two micro-batches of 8
-    mixed = task.loss(outputs, shares, num_items_in_batch=160)
+    plain = data.loss(outputs, labels, num_items_in_batch=16)  # of two micro-batches of 8
+    mixed = data.loss(outputs, shares, num_items_in_batch=160)
     torch.testing.assert_close(plain, mixed)
-    torch.testing.assert_close(plain * 2, task.loss(outputs, labels))
+    torch.testing.assert_close(plain * 2, data.loss(outputs, labels))
 
 
-def test_masked_metrics_have_a_row_for_each_sequence() -> None:
-    task = MaskedLanguageModelling(DataOptions())
+def test_masked_metrics_have_a_row_for_each_sequence(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text of a few words\n" * 50)
+    data: Any = MaskedLanguageModelling(DataOptions(source=str(tmp_path / "text.txt"))).open(progress=False)
     labels = torch.tensor([[-100, 3, -100, 1], [-100, -100, -100, -100], [2, -100, -100, -100]])
     logits = torch.randn(3, 5, dtype=torch.float64)  # of the three hidden tokens
-    sums, counts = task.reduce(logits, labels)
+    sums, counts = data.reduce(logits, labels)
     assert (sums.shape, counts.tolist()) == ((3, 2), [2, 0, 1])
     loss = torch.nn.functional.cross_entropy(logits.float(), torch.tensor([3, 1, 2]))
-    found = task.metrics(0.0, sums.numpy(), counts.numpy())
+    found = data.metrics(0.0, sums.numpy(), counts.numpy())
     assert abs(found["perplexity"] - float(loss.exp())) < 1e-5 * float(loss.exp())
 
 
@@ -73,13 +74,13 @@ def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
     assert all(same[name] == found["test"][name] for name in ("accuracy", "macro_f1"))
 
     task: Any = make_task(load_run(run))
-    task.open(run=run, progress=False)
-    rows, model = task.scored["test"], LagwiseForImageClassification.from_pretrained(run).eval()
+    rows, true = task.open(run=run, progress=False).scored["test"]
+    model = LagwiseForImageClassification.from_pretrained(run).eval()
     images = [decode(row["image"], 3, "").resize((12, 12), resample=2) for row in rows]
     pixels = (np.stack([np.array(image) for image in images]) / 255 - task.mean) / task.std
     with torch.inference_mode():
         logits = model(pixel_values=torch.tensor(pixels, dtype=torch.float32).permute(0, 3, 1, 2)).logits
-    right = (logits.argmax(-1).numpy() == np.array(rows["label"][:])).mean()
+    right = (logits.argmax(-1).numpy() == np.array(true)).mean()
     assert larger["accuracy"] == pytest.approx(right)
     assert ("12 x 12", f"{right:.4f}") in [row[:2] for table in task.tables(found) for row in table.rows]
 
@@ -140,11 +141,11 @@ def test_wrong_crops(options: dict[str, Any], message: str) -> None:
 
 def test_given_means_and_deviations_are_used(tmp_path: Path) -> None:
     task = ImageClassification(DataOptions(source="digits"), channels=1, size=8, mean=[0.5])
-    task.open(progress=False)
-    found = task.resolved()
+    data = task.open(progress=False)
+    found = data.resolved()
     assert found["mean"] == [0.5]
-    assert found["std"] == list(task.pictures.std)
-    assert task._reader().mean == (0.5,)
+    assert found["std"] == list(data.rows.std)
+    assert data.reader.mean == (0.5,)
     with pytest.raises(ValueError, match=r"task.mean must have a value for each of 3 channels, got \[0.5\]"):
         ImageClassification(DataOptions(source="digits"), mean=[0.5])
     with pytest.raises(ValueError, match=r"task.size must be a side or \[height, width\]"):

@@ -16,79 +16,78 @@ from lagwise.data.labelled_series import prepare_series
 from lagwise.evaluation.events import event_scores
 from lagwise.models import StreamingClassifier, load_model
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.tasks import SequenceLabelling
+from lagwise.tasks.sequence_labelling import SeriesWithClasses
 from lagwise.training import load_recipe, make_task, train
 
 STEPS, EVENTS = "labels of samples", "events in series"
 
 
-def opened(folder: Path, name: str, *overrides: str) -> SequenceLabelling:
-    task = make_task(recipe(name, folder, *overrides))
-    assert isinstance(task, SequenceLabelling)
-    task.open(progress=False)
-    return task
+def opened(folder: Path, name: str, *overrides: str) -> SeriesWithClasses:
+    data = make_task(recipe(name, folder, *overrides)).open(progress=False)
+    assert isinstance(data, SeriesWithClasses)
+    return data
 
 
 def test_the_loss_is_a_weighted_mean_over_labelled_steps(tmp_path: Path) -> None:
-    task = opened(tmp_path, EVENTS, "task.class_weights={beat: 3}")
+    data = opened(tmp_path, EVENTS, "task.class_weights={beat: 3}")
     logits, labels = torch.randn(2, 5, 3), torch.tensor([[0, 1, 2, -100, 0], [1, -100, -100, 0, 0]])
-    weight = torch.tensor([3.0 if name == "beat" else 1.0 for name in task.label_names])
+    weight = torch.tensor([3.0 if name == "beat" else 1.0 for name in data.label_names])
     real = labels != -100
     each = -logits.log_softmax(-1)[real].gather(1, labels[real][:, None])[:, 0] * weight[labels[real]]
     out = SimpleNamespace(logits=logits)
-    torch.testing.assert_close(task.loss(out, labels), each.mean())
-    torch.testing.assert_close(task.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
+    torch.testing.assert_close(data.loss(out, labels), each.mean())
+    torch.testing.assert_close(data.loss(out, labels, num_items_in_batch=20), each.sum() / 20)
 
 
 def test_balanced_weights_are_computed_from_train(tmp_path: Path) -> None:
-    task = opened(tmp_path, STEPS, "task.class_weights=balanced")
-    counts = torch.tensor([float(task.rows.counts["train"][name]) for name in task.label_names])
-    torch.testing.assert_close(task.weights, counts.sum() / (2 * counts))
+    data = opened(tmp_path, STEPS, "task.class_weights=balanced")
+    counts = torch.tensor([float(data.rows.counts["train"][name]) for name in data.label_names])
+    torch.testing.assert_close(data.weights, counts.sum() / (2 * counts))
 
 
 def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
     """Evaluation of the whole series equals streaming of its samples."""
     run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
-    task = opened(tmp_path / "data", EVENTS)
+    data = opened(tmp_path / "data", EVENTS)
     model, _ = load_model(run)
-    samples, _ = next(iter(task.scored["test"]))
+    samples, _ = next(iter(data.scored["test"]))
     stream = StreamingClassifier(model)
     pushed = torch.cat([stream.push(part) for part in torch.tensor(samples).split(7)])
-    whole = task._probabilities(model, samples)
+    whole = data.task.probabilities(model, samples)
     np.testing.assert_allclose(whole[: len(pushed)], pushed.numpy(), atol=1e-5)
-    assert len(whole) * task.stride >= len(samples) + task.delay
+    assert len(whole) * data.task.stride >= len(samples) + data.task.delay
     assert evaluate_run(run, progress=False)["delay"] == 2 + 4 * (1 + 2 + 1) - 1 - 2 + 8
 
 
 def test_every_event_is_scored_at_its_position(tmp_path: Path) -> None:
     """With a perfect model, whose probabilities are made from the labels with the stated delay."""
-    task = opened(tmp_path, EVENTS)
+    data = opened(tmp_path, EVENTS)
 
     def perfect(samples: np.ndarray) -> np.ndarray:
-        labels = next(own for values, own in task.scored["test"] if len(values) == len(samples))
-        steps = -(-(len(samples) + task.delay) // task.stride)
+        labels = next(own for values, own in data.scored["test"] if len(values) == len(samples))
+        steps = -(-(len(samples) + data.task.delay) // data.task.stride)
         p = np.zeros((steps, 3))
         p[:, 0] = 1
         for at in np.flatnonzero(labels):
-            p[(at + task.delay) // task.stride] = np.eye(3)[labels[at]]
+            p[(at + data.task.delay) // data.task.stride] = np.eye(3)[labels[at]]
         return p
 
-    task._probabilities = lambda model, samples: perfect(samples)  # type: ignore[method-assign]
-    task.scored = {"test": list(task.scored["test"])}
-    result = task.evaluate(None, progress=False)
-    events = sum((labels > 0).sum() for _, labels in task.scored["test"])
+    data.task.probabilities = lambda model, samples: perfect(samples)  # type: ignore[method-assign]
+    data.scored = {"test": list(data.scored["test"])}
+    result = data.evaluate(None, progress=False)
+    events = sum((labels > 0).sum() for _, labels in data.scored["test"])
     assert result["test"] == {"accuracy": 1, "macro_f1": 1, "found": 1, "precision": 1, "rows": events}
     assert result["known_positions"]["accuracy"] == 1
 
 
 def test_delay_and_stride_of_steps_reach_every_sample(tmp_path: Path) -> None:
-    task = opened(tmp_path, STEPS, "task.stride=3", "task.delay=4")
-    samples, labels = next(iter(task.scored["test"]))
+    data = opened(tmp_path, STEPS, "task.stride=3", "task.delay=4")
+    samples, labels = next(iter(data.scored["test"]))
     steps = -(-(len(samples) + 4) // 3)
-    targets = task._targets(labels, steps)
+    targets = data._targets(labels, steps)
     last = len(labels) - 1  # its label is also that of the samples which fill the last step
     assert targets.tolist() == [labels[min(n, last)] if n >= 0 else -100 for n in range(-2, 3 * steps - 2, 3)]
-    classes = task._of_samples(np.arange(steps), len(samples))
+    classes = data.task.of_samples(np.arange(steps), len(samples))
     assert all(3 * step <= n + 4 < 3 * step + 3 for n, step in enumerate(classes))
 
 
@@ -120,8 +119,8 @@ def test_predicted_events_are_positions_in_the_series(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("data.source=null", "needs series to learn from"),
-        ("task.stride=0", r"task\.stride must be a whole number of at least 1"),
-        ("task.delay=-1", r"task\.delay must be a whole number of at least 0"),
+        ("task.stride=0", r"task\.stride must be at least 1"),
+        ("task.delay=-1", r"task\.delay must be at least 0"),
         ("task.delay=40", r"data\.length 32 is less than task\.stride and task\.delay, 4 \+ 40"),
         ("task.augment={gain: 1}", "unknown key in task.augment: 'gain'"),
         ("task.augment={drop: 2}", r"task\.augment\.drop must be in \[0, 1\]"),
@@ -138,11 +137,11 @@ def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) ->
 
 
 def test_the_data_are_read_once(tmp_path: Path) -> None:
-    task = opened(tmp_path, EVENTS)
-    source = task.open_rows(str(tmp_path / "events.jsonl"))
-    before = task.rows.folder.stat().st_mtime_ns
+    data = opened(tmp_path, EVENTS)
+    source = data.task.open_rows(str(tmp_path / "events.jsonl"))
+    before = data.rows.folder.stat().st_mtime_ns
     again = prepare_series(source, events="at", progress=False)
-    assert again.folder == task.rows.folder
+    assert again.folder == data.rows.folder
     assert again.folder.stat().st_mtime_ns == before
 
 
@@ -197,17 +196,17 @@ def test_a_run_finds_its_features_by_name(tmp_path: Path) -> None:
 
 
 def test_a_batch_without_labels_has_no_loss(tmp_path: Path) -> None:
-    task = opened(tmp_path, STEPS)
+    data = opened(tmp_path, STEPS)
     out, labels = SimpleNamespace(logits=torch.zeros(2, 8, 2)), torch.full((2, 8), -100)
-    assert task.loss(out, labels) == task.loss(out, labels, torch.tensor(0)) == task.loss(out, labels, 0) == 0
+    assert data.loss(out, labels) == data.loss(out, labels, torch.tensor(0)) == data.loss(out, labels, 0) == 0
 
 
 def test_validation_without_events_or_labels_is_scored(tmp_path: Path) -> None:
-    task = opened(tmp_path / "events", EVENTS)
-    none = np.eye(len(task.label_names), dtype=np.float32)[np.zeros((2, 9), dtype=int)]
-    scores = task.metrics(0.0, none, np.zeros((2, 9), dtype=int))
+    data = opened(tmp_path / "events", EVENTS)
+    none = np.eye(len(data.label_names), dtype=np.float32)[np.zeros((2, 9), dtype=int)]
+    scores = data.metrics(0.0, none, np.zeros((2, 9), dtype=int))
     assert scores == dict.fromkeys(("accuracy", "macro_f1", "found", "precision"), 0.0)
-    scores, details = event_scores(np.zeros(0, dtype=int), np.zeros(0, dtype=int), task.label_names)
+    scores, details = event_scores(np.zeros(0, dtype=int), np.zeros(0, dtype=int), data.label_names)
     assert not np.any(details["confusion"])
     steps = opened(tmp_path / "steps", STEPS)
     assert not any(steps.metrics(0.0, np.zeros((1, 4), dtype=int), np.full((1, 4), -100)).values())
@@ -215,6 +214,6 @@ def test_validation_without_events_or_labels_is_scored(tmp_path: Path) -> None:
 
 def test_strengths_of_augmentations_are_numbers(tmp_path: Path) -> None:
     """YAML reads 1e-1 as text."""
-    task = opened(tmp_path, STEPS, "task.augment={noise: 1e-1}", "task.class_weights={'on': 2e0}")
-    assert task.changes == {"noise": 0.1}
-    assert len(task.training_examples(4, 2, 0)[0]["labels"])
+    data = opened(tmp_path, STEPS, "task.augment={noise: 1e-1}", "task.class_weights={'on': 2e0}")
+    assert data.task.changes == {"noise": 0.1}
+    assert len(data.training_examples(4, 2, 0)[0]["labels"])

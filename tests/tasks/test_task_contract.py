@@ -44,12 +44,12 @@ def test_every_task_has_a_case() -> None:
 @every_case
 def test_it_trains_and_logs_its_metric(name: str, runs: dict[str, Path]) -> None:
     task = make_task(load_recipe(str(runs[name] / "recipe.yaml")))
-    task.open(progress=False)
+    headline = task.open(progress=False).headline.name
     metrics = read_metrics(runs[name])
     assert list(losses(runs[name])) == [1, 2, 3, 4, 5, 6]
-    found = [line for line in metrics if f"eval_{task.headline}" in line]
+    found = [line for line in metrics if f"eval_{headline}" in line]
     assert [line["step"] for line in found] == [3, 6]
-    assert all(math.isfinite(line[f"eval_{task.headline}"]) and math.isfinite(line["eval_loss"]) for line in found)
+    assert all(math.isfinite(line[f"eval_{headline}"]) and math.isfinite(line["eval_loss"]) for line in found)
 
 
 @every_case

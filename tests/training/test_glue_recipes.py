@@ -36,6 +36,4 @@ def test_every_task_of_glue_has_a_recipe(task: str, tmp_path: Path) -> None:
     same = ("batch_size", "learning_rate", "schedule", "weight_decay", "select", "clip")
     assert [getattr(recipe.training, name) for name in same] == [getattr(first.training, name) for name in same]
     recipe.data.source = str(write_task(tmp_path, task))
-    opened = check_recipe(recipe)
-    opened.open(progress=False)
-    assert opened.headline == recipe.task["metric"]
+    assert check_recipe(recipe).open(progress=False).headline.name == recipe.task["metric"]

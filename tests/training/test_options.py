@@ -159,9 +159,7 @@ def test_a_model_by_preset(word: str, tmp_path: Path) -> None:
 def test_an_image_model_by_preset(word: str) -> None:
     made = load_recipe("tnn-digits", [f"model={word}"])
     assert made.model["block"] == (PRESETS | GRID_PRESETS)[word]["block"]
-    task = check_recipe(made)
-    task.open(progress=False)
-    logits = build_model(made, task)(pixel_values=torch.randn(2, 3, 8, 6)).logits
+    logits = build_model(made, check_recipe(made).open(progress=False))(pixel_values=torch.randn(2, 3, 8, 6)).logits
     assert logits.shape == (2, 10)
 
 

@@ -126,9 +126,7 @@ def test_a_run_loads_from_any_working_directory(
 
 
 def built(recipe: Recipe) -> PreTrainedModel:
-    task = make_task(recipe)
-    task.open(progress=False)
-    return build_model(recipe, task)
+    return build_model(recipe, make_task(recipe).open(progress=False))
 
 
 def test_optimizer_groups(tiny_recipe: Recipe) -> None:

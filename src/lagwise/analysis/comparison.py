@@ -92,7 +92,7 @@ def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
 def _learning(runs: Mapping[str, RecordedRun]) -> Section:
     """The headline metric and the training loss over steps, and over seconds if all runs have logged them."""
     untimed = ", ".join(name for name, run in runs.items() if not run.curve("seconds"))
-    metric, label = next(iter(runs.values())).headline
+    metric, label, _ = next(iter(runs.values())).headline
     plots = {}
     for over in ("step", "seconds")[: 1 if untimed else 2]:
         for name, logged, what in (

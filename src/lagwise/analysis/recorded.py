@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lagwise.files import one_line, read_json
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
-from lagwise.tasks import Table, Task
+from lagwise.tasks import Metric, Table, Task
 from lagwise.training import Recipe, kept_model, read_metrics
 
 T = TypeVar("T")
@@ -38,12 +38,12 @@ class RecordedRun:
         }
         if seconds := self.curve("seconds"):
             facts["seconds"] = f"{seconds[-1][1]:,.0f}"
-        name, label = self.headline
+        name, label, greater_is_better = self.headline
         for line in self.metrics:
             if "first_answer" in line:
                 facts[f"first answer's validation {label}"] = f"{line['first_answer']:.4f}"
         if scores := self.curve(f"eval_{name}"):
-            step, best = (max if self.task.greater_is_better else min)(scores, key=lambda point: point[1])
+            step, best = (max if greater_is_better else min)(scores, key=lambda point: point[1])
             facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
             facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
         if kept := kept_model(self.recipe, self.task, self.metrics):
@@ -68,8 +68,8 @@ class RecordedRun:
         return self.about.get("processes", 1)
 
     @property
-    def headline(self) -> tuple[str, str]:
-        """The metric by which the task compares checkpoints, and its name for people."""
+    def headline(self) -> Metric:
+        """The metric by which the task compares checkpoints."""
         return self.task.logged_headline(self.metrics)
 
     @property

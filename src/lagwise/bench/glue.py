@@ -191,7 +191,7 @@ def _score_baselines(recipe: Recipe, task: str, results: Results) -> None:
     assert recipe.data.source is not None
     rows = read_labelled(made.open_rows(recipe.data.source), made.columns(), made.label, kind=made.kind)
     sizes = {split: len(part) for split, part in rows.splits.items()}
-    results["tasks"][task] = {"metric": made.headline, "rows": sizes}
+    results["tasks"][task] = {"metric": made.headline.name, "rows": sizes}
     for name, method in BASELINES.items():
         results["scores"][name][task].append({"test": method(rows)})
 

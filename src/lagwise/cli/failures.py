@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -20,6 +21,11 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
 _PEER_ENDED = ("Connection closed by peer", "Connection reset by peer")  # gloo's, in a RuntimeError
 _LONGEST = 600  # characters
+#: The command that does what a message asks for.
+_COMMANDS = {
+    "has not finished; resume it first": "lagwise train --resume RUN",
+    "convert it to a state space first": "lagwise convert RUN",
+}
 
 
 def run(app: typer.Typer) -> NoReturn:
@@ -40,16 +46,16 @@ def run(app: typer.Typer) -> NoReturn:
         # typer treats an EOFError as the user's Ctrl-D; here it means a truncated file.
         cause = stop.__cause__ or stop
         number = cause.number if isinstance(cause, Stopped) else signal.SIGINT
-        status = _report(cause) if isinstance(cause, EOFError) else 128 + number
+        status = _report(cause, app) if isinstance(cause, EOFError) else 128 + number
     except BaseException as error:  # a panic in tokenizers is not an Exception
-        status = _report(error)
+        status = _report(error, app)
     sys.exit(status)
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, app: typer.Typer) -> int:
     if os.environ.get("LAGWISE_DEBUG") == "1":
         traceback.print_exception(error)
-    message = " ".join(plain(_message(error)).split())
+    message = _with_options(" ".join(plain(_message(error)).split()), app)
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST * 2 // 3]} ... {message[-_LONGEST // 3 :]}"
     if message and is_first_to_say(message):
@@ -69,8 +75,18 @@ def _message(error: BaseException) -> str:
         return "another process of this training has ended; its own message says why"
     # Messages of lagwise, the operating system and imports name what the user can change; other messages may not.
     if type(error) is ValueError or isinstance(error, OSError | FloatingPointError | ImportError):
-        return text or type(error).__name__
+        commands = [f" ({command})" for words, command in _COMMANDS.items() if words in text]
+        return "".join([text, *commands]) or type(error).__name__
     return f"unexpected {type(error).__name__}{text and ': '}{text} (LAGWISE_DEBUG=1 shows the traceback)"
+
+
+def _with_options(message: str, app: typer.Typer) -> str:
+    """A message whose arguments in backticks are written as options of the command that ran, if it has them."""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("-")}
+    return re.sub(r"`(\w+)`", lambda found: options.get(found[1], found[0]), message)
 
 
 def _usage_message(error: Any) -> str:

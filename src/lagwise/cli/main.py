@@ -131,7 +131,7 @@ def _report_training(folder: Path, done: bool) -> None:
     trained = f"\nTrained: {name}"
     if kept := training.kept_model(recipe, task, metrics):
         step, score = kept
-        label, last = task.logged_headline(metrics)[1], max(int(line["step"]) for line in metrics)
+        label, last = task.logged_headline(metrics).label, max(int(line["step"]) for line in metrics)
         which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
         trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
     typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")

@@ -17,8 +17,8 @@ def open_format(name: str, format: str) -> FormatSource:
     found = FORMATS[known(format, FORMATS, "data.format")]
     if name == RETRIEVAL:
         raise FileNotFoundError(
-            f"{RETRIEVAL} is made of your own texts: 'lagwise data {RETRIEVAL} --data books/ --out pairs/' writes "
-            "pairs, which --data pairs/ reads"
+            f"{RETRIEVAL} is made of your own texts: write it with lagwise.data.generated.generate, or 'lagwise data "
+            f"{RETRIEVAL}', and give the folder"
         )
     name = str(generated_source(name) or name)
     return open_glue(name, format) if format in LAYOUTS else open_row_format(name, found)

@@ -164,9 +164,9 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
     """
     known(name, (*GENERATED, RETRIEVAL), "data set")
     if (texts is None) == (name == RETRIEVAL):
-        raise ValueError("lra-retrieval needs a folder of texts (--data); the others take none")
+        raise ValueError("lra-retrieval needs a folder of texts (`texts`); the others take none")
     if rows is not None and rows < 10:
-        raise ValueError(f"--rows must be at least 10, got {rows}")
+        raise ValueError(f"`rows` must be at least 10, got {rows}")
     if out.exists():
         raise _exists(out)
     write = GENERATED.get(name)
@@ -192,7 +192,7 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
 
 
 def _exists(out: Path) -> FileExistsError:
-    return FileExistsError(f"{str(out)!r} exists already; choose another folder with --out, or remove it")
+    return FileExistsError(f"{str(out)!r} exists already; choose another folder with `out`, or remove it")
 
 
 def _places(sizes: Mapping[str, int], full: Mapping[str, int]) -> list[range]:

@@ -202,5 +202,5 @@ def _irregular(index: pd.Index, row: int, step: Any) -> None:
     step = pd.Timedelta(step) if isinstance(step, np.timedelta64) else step
     raise ValueError(
         f"the times in column {index.name!r} are irregular: {index[row]} follows {index[row - 1]} (most rows are "
-        f"{step} apart); resample the data to regular times, or name another column of times with --time"
+        f"{step} apart); resample the data to regular times, or name another column of times with `time`"
     )

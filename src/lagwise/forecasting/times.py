@@ -516,10 +516,10 @@ def _no_time(column: pd.Series, text: pd.Series) -> Any:
     ):
         raise ValueError(
             f"column {column.name!r} has times such as {shown(str(text.iloc[0]))}, whose day, month and year are not "
-            "clear; write them as year-month-day, or name the column of times with --time"
+            "clear; write them as year-month-day, or name the column of times with `time`"
         )
     row = int(missing.to_numpy().argmax())
     raise ValueError(
         f"column {column.name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a time; correct or "
-        "remove the row, or name the column of times with --time"
+        "remove the row, or name the column of times with `time`"
     )

@@ -149,7 +149,7 @@ class ToeplitzMixer(Derived, Mixer):
         if self.grows and (self.ski is not None or not online):
             raise ValueError(
                 f"kernel {type(self.kernel).__name__} has infinite support, so its streaming state grows with the "
-                "text; convert it to a state space first: 'lagwise convert RUN', or model.to_recurrent()"
+                "text; convert it to a state space first, with model.to_recurrent()"
             )
 
     def derive(self, form: str = "eager") -> Any:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lagwise._lazy import lazy
+from lagwise.models.classes import HOMES
 
 if TYPE_CHECKING:
     from lagwise.models.cache import StreamingCache
@@ -27,50 +28,13 @@ if TYPE_CHECKING:
     from lagwise.models.streaming_classifier import StreamingClassifier
     from lagwise.models.token_classification import LagwiseForTokenClassification
 
-__all__ = [
-    "LagwiseConfig",
-    "LagwiseForCausalLM",
-    "LagwiseForImageClassification",
-    "LagwiseForMaskedLM",
-    "LagwiseForMultipleChoice",
-    "LagwiseForPrediction",
-    "LagwiseForQuestionAnswering",
-    "LagwiseForSequenceClassification",
-    "LagwiseForTokenClassification",
-    "LagwiseLinearConfig",
-    "LagwiseLinearForImageClassification",
-    "LagwiseLinearForSequenceClassification",
-    "LagwiseModel",
-    "StreamingCache",
-    "StreamingClassifier",
-    "StreamingSession",
-    "generate_text",
-    "load_model",
-    "recurrent_form",
-]
-
-__getattr__, __dir__ = lazy(
-    __name__,
-    __all__,
-    {
-        "LagwiseConfig": "lagwise.models.configuration",
-        "LagwiseForCausalLM": "lagwise.models.causal_lm",
-        "LagwiseForImageClassification": "lagwise.models.image_classification",
-        "LagwiseForMaskedLM": "lagwise.models.masked_lm",
-        "LagwiseForPrediction": "lagwise.models.prediction",
-        "LagwiseForMultipleChoice": "lagwise.models.multiple_choice",
-        "LagwiseForQuestionAnswering": "lagwise.models.question_answering",
-        "LagwiseForSequenceClassification": "lagwise.models.classification",
-        "LagwiseForTokenClassification": "lagwise.models.token_classification",
-        "LagwiseLinearConfig": "lagwise.models.linear.configuration",
-        "LagwiseLinearForImageClassification": "lagwise.models.linear.modeling",
-        "LagwiseLinearForSequenceClassification": "lagwise.models.linear.modeling",
-        "LagwiseModel": "lagwise.models.modeling",
-        "StreamingCache": "lagwise.models.cache",
-        "StreamingClassifier": "lagwise.models.streaming_classifier",
-        "StreamingSession": "lagwise.models.session",
-        "generate_text": "lagwise.models.generation",
-        "load_model": "lagwise.models.loading",
-        "recurrent_form": "lagwise.models.conversion",
-    },
-)
+_HOMES = HOMES | {
+    "StreamingCache": "lagwise.models.cache",
+    "StreamingClassifier": "lagwise.models.streaming_classifier",
+    "StreamingSession": "lagwise.models.session",
+    "generate_text": "lagwise.models.generation",
+    "load_model": "lagwise.models.loading",
+    "recurrent_form": "lagwise.models.conversion",
+}
+__all__ = sorted(_HOMES)
+__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationMixin
+from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.fixed_cache import FixedCache
-from lagwise.models.heads import VocabularyHead, head_forward
+from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_prompt_length, check_prompts
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.step import StreamingStep, tensor_versions
 from lagwise.ops.packing import document_starts
 from lagwise.tables import whole_number
 
@@ -38,8 +38,6 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     skip_logits and labels the logits are None where the loss can be computed without them, which takes less memory
     (`VocabularyHead.loss_without_logits`). `generate` uses a `StreamingCache`.
     """
-
-    streams = True
 
     def __init__(self, config: LagwiseConfig):
         if not config.causal:
@@ -95,20 +93,16 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             logits = self(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits
 
-    def shortcut(self, inputs: dict[str, Any]) -> CausalLMOutputWithPast | None:
-        if isinstance(cache := inputs.get("past_key_values"), FixedCache):
-            return CausalLMOutputWithPast(logits=cache.advance(self, self._fixed_step(), inputs), past_key_values=cache)
-        ids = inputs.get("input_ids")
+    def _stepped(self, inputs: dict[str, Any]) -> Tensor | None:
+        """The logits for these arguments of forward from a step of fixed shapes; None without such a step."""
+        if isinstance(cache := inputs["past_key_values"], FixedCache):
+            return cache.advance(self, self._fixed_step(), inputs)
+        ids = inputs["input_ids"]
         step = None if ids is None or not self._steps else self._compiled(len(ids))
-        logits = None if step is None else step.answer(self, inputs)
-        return (
-            None if logits is None else CausalLMOutputWithPast(logits=logits, past_key_values=inputs["past_key_values"])
-        )
+        return None if step is None else step.answer(self, inputs)
 
     def _fixed_step(self) -> Any:
         """The model as a `StreamingStep`, of its present weights. ValueError if its state grows with the text."""
-        from lagwise.models.step import StreamingStep, tensor_versions
-
         if torch.compiler.is_exporting() and self._fixed:  # whose weights are symbols of the graph
             return self._fixed["step"]
         versions = tensor_versions(self)
@@ -190,17 +184,41 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """For every token the one that follows it."""
         return F.pad(labels, (0, 1), value=-100)[:, 1:]
 
-    @head_forward
+    @can_return_tuple
     def forward(
         self,
-        out: LagwiseModelOutput,
-        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool = False,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        assert out.last_hidden_state is not None
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "inputs_embeds": inputs_embeds,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
+            "seq_idx": seq_idx,
+            "cu_seqlens": cu_seqlens,
+            "position_ids": position_ids,
+            **kwargs,
+        }
+        logits = self._stepped({**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
+        if logits is not None:
+            return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        whole = use_cache is None and labels is not None  # a loss is computed over whole sequences
+        out = self.read(**inputs) if whole else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden = out.last_hidden_state[:, keep]
         if labels is not None and out.seq_idx is not None:  # a document's first token does not follow another document
@@ -240,8 +258,3 @@ def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tens
             "PackingCollator does"
         )
     return left, after
-
-
-AutoModelForCausalLM.register(LagwiseConfig, LagwiseForCausalLM, exist_ok=True)
-# The Trainer shifts labels by one token, where it computes a loss itself (label_smoothing_factor), for these names.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LagwiseConfig.model_type] = LagwiseForCausalLM.__name__

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
-from lagwise.models.heads import Head, head_forward
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.heads import Head
 from lagwise.models.pooling import hidden_layers, pool, pool_pairs
 from lagwise.tables import whole_number
 
@@ -40,23 +39,34 @@ class LagwiseForSequenceClassification(Head):
         self.classifier = nn.Linear(features, self.num_labels)
         self.post_init()
 
-    def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        if not self.reads_pairs:
-            return inputs
-        if inputs.get("token_type_ids") is None:
+    def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The two texts of each row as the documents of a packed one."""
+        if types is None:
             wanted = "token_type_ids, 0 at the first text and 1 at the second"
             raise ValueError(f"pooling {self.config.pooling!r} needs {wanted}")
-        if inputs.get("seq_idx") is not None or inputs.get("cu_seqlens") is not None:
-            raise ValueError(f"pooling {self.config.pooling!r} does not apply to packed rows (seq_idx, cu_seqlens)")
-        types = inputs["token_type_ids"]
-        mask = inputs.get("attention_mask")
-        return {**inputs, "seq_idx": types if mask is None else types.masked_fill(mask == 0, -1)}
+        return types if mask is None else types.masked_fill(mask == 0, -1)
 
-    @head_forward
+    @can_return_tuple
     def forward(
-        self, out: LagwiseModelOutput, *, attention_mask: Tensor | None = None, labels: Tensor | None = None
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        assert out.last_hidden_state is not None
+        if self.reads_pairs:
+            if seq_idx is not None or cu_seqlens is not None:
+                raise ValueError(f"pooling {self.config.pooling!r} does not apply to packed rows (seq_idx, cu_seqlens)")
+            seq_idx = self._texts(token_type_ids, attention_mask)
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
         if self.reads_pairs:
             assert out.seq_idx is not None
             pooled = pool_pairs(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
@@ -70,6 +80,3 @@ class LagwiseForSequenceClassification(Head):
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-AutoModelForSequenceClassification.register(LagwiseConfig, LagwiseForSequenceClassification, exist_ok=True)

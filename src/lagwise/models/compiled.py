@@ -24,7 +24,7 @@ from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.mixers.state import select_rows
 from lagwise.models.cache import StreamingCache
-from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_vocabulary, surplus_argument
 from lagwise.models.step import StreamingStep, tensor_versions
 from lagwise.ops.streaming import OnlineFollower
@@ -52,7 +52,7 @@ class CompiledStep:
         step: The model's step.
     """
 
-    def __init__(self, model: LagwiseForCausalLM, batch_size: int | None, digest: str, step: StreamingStep):
+    def __init__(self, model: VocabularyHead, batch_size: int | None, digest: str, step: StreamingStep):
         self.batch_size, self.digest = batch_size, digest
         file = _folder(digest) / _FILE
         require_private(file, default_cache().resolve())
@@ -60,7 +60,7 @@ class CompiledStep:
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
         self._use(model, step)
 
-    def answer(self, model: LagwiseForCausalLM, inputs: Mapping[str, Any]) -> Tensor | None:
+    def answer(self, model: VocabularyHead, inputs: Mapping[str, Any]) -> Tensor | None:
         """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, or None if `follow` returns None."""
         if surplus_argument(inputs) is not None:
             return None
@@ -70,7 +70,7 @@ class CompiledStep:
         logits = self.follow(model, inputs["input_ids"], inputs.get("past_key_values"))
         return None if logits is None else logits[:, None]
 
-    def follow(self, model: LagwiseForCausalLM, ids: Tensor, cache: Any) -> Tensor | None:
+    def follow(self, model: VocabularyHead, ids: Tensor, cache: Any) -> Tensor | None:
         """Process ids if they are one further token per row of a `StreamingCache`, and update the cache.
 
         Returns logits ``(batch, vocab_size)``, or None if the compiled step does not apply. The caller then runs the
@@ -98,7 +98,7 @@ class CompiledStep:
         (logits,) = self._loader.run([tokens, *state])
         return logits
 
-    def _current(self, model: LagwiseForCausalLM) -> bool:
+    def _current(self, model: VocabularyHead) -> bool:
         """Reload the model's weights if they have changed. Returns whether the code still fits the model."""
         if self._weights == tensor_versions(model):
             return True
@@ -109,7 +109,7 @@ class CompiledStep:
         self._use(model, step)
         return True
 
-    def _use(self, model: LagwiseForCausalLM, step: StreamingStep) -> None:
+    def _use(self, model: VocabularyHead, step: StreamingStep) -> None:
         self.step, self._weights, self._vocabulary = step, tensor_versions(model), model.config.vocab_size
         given = _constants(_InPlace(step, []))
         # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
@@ -188,7 +188,7 @@ class _InPlace(nn.Module):
 
 
 def compiled_step(
-    model: LagwiseForCausalLM,
+    model: VocabularyHead,
     batch_size: int | None,
     *,
     cached: bool = False,
@@ -218,7 +218,7 @@ def compiled_step(
 
 
 @torch.no_grad()
-def described(model: LagwiseForCausalLM, batch_size: int | None) -> tuple[str, StreamingStep]:
+def described(model: VocabularyHead, batch_size: int | None) -> tuple[str, StreamingStep]:
     """A digest of everything that the compiled code depends on, and the step."""
     if model.device.type != "cpu":
         raise ValueError(f"only models on the CPU can be compiled, got one on {model.device}")

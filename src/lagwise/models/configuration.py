@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from lagwise.models.remote_code import AUTO_CLASSES, AUTO_MAP, SavedWithCode
-from lagwise.tables import LARGEST_OPTION, known, shown, typed, whole_number
+from lagwise.models.classes import CLASSES, ModelClass
+from lagwise.models.remote_code import SavedWithCode, auto_map
+from lagwise.schema import typed
+from lagwise.tables import LARGEST_OPTION, known, shown, whole_number
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000
@@ -76,8 +78,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
 
     model_type: ClassVar[str] = "lagwise"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-    auto_map: ClassVar[dict[str, str]] = AUTO_MAP
-    auto_classes: ClassVar[dict[str, str]] = AUTO_CLASSES
+    auto_map: ClassVar[dict[str, str]] = auto_map(CLASSES)
+    auto_classes: ClassVar[dict[str, ModelClass]] = CLASSES
 
     vocab_size: int = 258
     hidden_size: int = 256

@@ -85,7 +85,7 @@ def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     except Exception as error:  # torch.export raises many types
         raise ValueError(
             f"the forward pass of this model cannot be exported with a dynamic length ({one_line(error, 200)}); try "
-            "its step: --what step"
+            "its step (`what`='step')"
         ) from error
     _write(program, path, ["input_ids"], ["logits"])
     run = _onnx_forward(path) if path.suffix == ".onnx" else torch.export.load(path).module()
@@ -127,7 +127,7 @@ def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str],
             made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
         except torch.onnx.OnnxExporterError as error:
             cause = one_line(error.__cause__ or error, 200)
-            raise ValueError(f"this model cannot be exported to ONNX ({cause}); try --format pt2") from error
+            raise ValueError(f"this model cannot be exported to ONNX ({cause}); try `format`='pt2'") from error
     assert made is not None
     made.save(path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,7 @@ from torch.utils import _pytree as pytree
 from lagwise.mixers.state import select_rows
 from lagwise.models.cache import RowCache, StreamingCache
 from lagwise.models.inputs import surplus_argument
-
-if TYPE_CHECKING:
-    from lagwise.models.step import StreamingStep
+from lagwise.models.step import StreamingStep
 
 
 class FixedCache(RowCache):

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
+from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput, LagwisePreTrainedModel
 from lagwise.ops.bilinear import transformed
 from lagwise.ops.vocabulary import chunked_cross_entropy
 
-_BACKBONE = inspect.signature(LagwiseModel.forward).parameters
 _LOGITS_AT_ONCE = 512  # tokens whose logits are in a processor's cache
 _MOST_LOGITS = 1 << 27  # of a chunk in half precision: in float32 half a gigabyte
 _LARGE_VOCABULARY = 4  # times the hidden size
-_INPUTS = [parameter for name, parameter in _BACKBONE.items() if name not in ("self", "kwargs")]
 
 
 class Head(LagwisePreTrainedModel):
-    """A backbone and an output layer. Subclasses add the layer, and a `forward` made by `head_forward`."""
+    """A backbone and an output layer, which subclasses add.
 
-    #: whether outputs contain a `StreamingCache` to continue from
-    streams: ClassVar[bool] = False
+    Their `forward` names what a data set may have columns of, because transformers reads from its signature which of
+    them a model takes; it passes other arguments of `LagwiseModel` on.
+    """
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
         self.model = LagwiseModel(config)
 
-    def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs as the backbone takes them."""
-        return inputs
-
-    def shortcut(self, inputs: dict[str, Any]) -> Any:
-        """The output for these arguments of forward, if it does not need the backbone; otherwise None."""
-        return None
+    def read(self, *inputs: Any, **others: Any) -> LagwiseModelOutput:
+        """The output of the backbone for whole sequences, without a cache. Arguments as of `LagwiseModel`."""
+        return self.model(*inputs, **{**others, "use_cache": False}, return_dict=True)
 
     @property
     def length_limit(self) -> int | None:
@@ -138,39 +129,3 @@ def chunks_logits(config: LagwiseConfig) -> bool:
     """Whether training computes logits a chunk at a time: with PyTorch 2.13 or later, and a vocabulary so much larger
     than the hidden states that it takes less memory and no more time."""
     return hasattr(F, "linear_cross_entropy") and config.vocab_size >= _LARGE_VOCABULARY * config.hidden_size
-
-
-def head_forward(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a head, which takes the arguments of `LagwiseModel` and its own.
-
-    ``method(self, out, *, ...)`` gets the output of the backbone and the arguments that it names, such as labels; one
-    with the name of an input is passed to both. The signature lists all of them, because transformers reads from it
-    which columns of a data set and which arguments of `generate` a model takes.
-    """
-    own = [p for name, p in inspect.signature(method).parameters.items() if name not in ("self", "out")]
-    own_names = {p.name for p in own}
-    input_names = [p.name for p in _INPUTS]
-
-    @can_return_tuple
-    @functools.wraps(method)
-    def forward(self: Head, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(input_names):
-            raise TypeError(f"forward takes at most {len(input_names)} positional arguments, got {len(args)}")
-        positional = dict(zip(input_names, args, strict=False))
-        if twice := positional.keys() & kwargs.keys():
-            raise TypeError(f"forward got multiple values for argument {min(twice)!r}")
-        kwargs.update(positional)
-        found = self.shortcut(kwargs)
-        if found is not None:
-            return found
-        given = {name: value for name, value in kwargs.items() if name in own_names}
-        inputs = {name: value for name, value in kwargs.items() if name not in own_names or name in input_names}
-        if not self.streams or (inputs.get("use_cache") is None and given.get("labels") is not None):
-            inputs["use_cache"] = False  # a loss is computed over whole sequences
-        return method(self, self.model(**self.read(inputs), return_dict=True), **given)
-
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_INPUTS]
-    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name not in input_names]
-    parameters += [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
-    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return forward

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
-from transformers import AutoModelForImageClassification
 from transformers.modeling_outputs import ImageClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
-from lagwise.models.heads import Head, head_forward
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.heads import Head
 from lagwise.models.pooling import hidden_layers, pool
 from lagwise.tables import whole_number
 
@@ -39,17 +40,19 @@ class LagwiseForImageClassification(Head):
         self.classifier = nn.Linear(features, self.num_labels)
         self.post_init()
 
-    @head_forward
+    @can_return_tuple
     def forward(
-        self, out: LagwiseModelOutput, *, attention_mask: Tensor | None = None, labels: Tensor | None = None
+        self,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> ImageClassifierOutput:
-        assert out.last_hidden_state is not None
+        out = self.read(pixel_values=pixel_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-AutoModelForImageClassification.register(LagwiseConfig, LagwiseForImageClassification, exist_ok=True)

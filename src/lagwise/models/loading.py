@@ -12,24 +12,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging
 
 from lagwise.files import expanded, one_line, read_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.image_classification import LagwiseForImageClassification
 from lagwise.models.linear.configuration import LagwiseLinearConfig
-from lagwise.models.linear.modeling import LINEAR_HEADS
-from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.memory import check_memory
-from lagwise.models.modeling import LagwiseModel
-from lagwise.models.multiple_choice import LagwiseForMultipleChoice
-from lagwise.models.prediction import LagwiseForPrediction
-from lagwise.models.question_answering import LagwiseForQuestionAnswering
-from lagwise.models.token_classification import LagwiseForTokenClassification
+from lagwise.models.registry import HEADS
 from lagwise.tables import known, shown
 
 _WEIGHTS = "model.safetensors"
@@ -46,23 +38,6 @@ def quiet() -> Iterator[None]:
     finally:
         if was_enabled:
             logging.enable_progress_bar()
-
-
-HEADS: dict[str, type[PreTrainedModel]] = {
-    head.__name__: head
-    for head in (
-        *LINEAR_HEADS.values(),
-        LagwiseForCausalLM,
-        LagwiseForImageClassification,
-        LagwiseForMaskedLM,
-        LagwiseForMultipleChoice,
-        LagwiseForPrediction,
-        LagwiseForQuestionAnswering,
-        LagwiseForSequenceClassification,
-        LagwiseForTokenClassification,
-        LagwiseModel,
-    )
-}
 
 
 def default_device() -> torch.device:
@@ -94,9 +69,7 @@ def load_model(
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():
-        raise FileNotFoundError(
-            f"the training of {str(folder)!r} has not finished; resume it with 'lagwise train --resume {folder}'"
-        )
+        raise FileNotFoundError(f"the training of {str(folder)!r} has not finished; resume it first")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     config = read_config(folder, **changes)

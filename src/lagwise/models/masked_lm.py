@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
-from transformers import AutoModelForMaskedLM
 from transformers.modeling_outputs import MaskedLMOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import VocabularyHead, head_forward
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.heads import VocabularyHead
 
 
 class LagwiseForMaskedLM(VocabularyHead):
@@ -32,21 +33,24 @@ class LagwiseForMaskedLM(VocabularyHead):
             raise ValueError(f"a masked language model reads tokens, got inputs={config.inputs!r}")
         super().__init__(config, transform="gelu", bias=True)
 
-    @head_forward
+    @can_return_tuple
     def forward(
         self,
-        out: LagwiseModelOutput,
-        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool = False,
+        **kwargs: Any,
     ) -> MaskedLMOutput:
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         hidden = out.last_hidden_state
-        assert hidden is not None
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
         loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-AutoModelForMaskedLM.register(LagwiseConfig, LagwiseForMaskedLM, exist_ok=True)

@@ -107,6 +107,7 @@ class LagwiseModelOutput(BaseModelOutputWithPast):
     """Output of `LagwiseModel`, with seq_idx ``(batch, length)``: the documents of packed rows, however they were
     given."""
 
+    last_hidden_state: Tensor = None  # type: ignore[assignment]
     seq_idx: Tensor | None = None
 
 

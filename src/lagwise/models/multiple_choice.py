@@ -6,12 +6,11 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForMultipleChoice
 from transformers.modeling_outputs import MultipleChoiceModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
-from lagwise.models.heads import Head, head_forward
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.heads import Head
 from lagwise.models.pooling import hidden_layers, pool
 
 
@@ -35,39 +34,29 @@ class LagwiseForMultipleChoice(Head):
         self.classifier = nn.Linear(features, 1)
         self.post_init()
 
-    def read(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        for name in ("seq_idx", "cu_seqlens"):
-            if inputs.get(name) is not None:
-                raise ValueError(f"multiple choice does not apply to packed rows ({name})")
-        for name in ("input_ids", "attention_mask", "token_type_ids", "inputs_embeds"):
-            given, axes = inputs.get(name), 4 if name == "inputs_embeds" else 3
-            if given is None:
-                continue
-            if given.dim() != axes:
-                shape = "(batch, choices, length" + (", channels)" if axes == 4 else ")")
-                raise ValueError(f"{name} of multiple choice must be {shape}, got {tuple(given.shape)}")
-            inputs = {**inputs, name: given.flatten(0, 1)}
-        return inputs
-
-    @head_forward
+    @can_return_tuple
     def forward(
         self,
-        out: LagwiseModelOutput,
-        *,
         input_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        given = input_ids if input_ids is not None else inputs_embeds
-        assert given is not None
-        assert out.last_hidden_state is not None
-        mask = None if attention_mask is None else attention_mask.flatten(0, 1)
-        pooled = pool(out.last_hidden_state, self.config.pooling, mask=mask)
+        for name in ("seq_idx", "cu_seqlens"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"multiple choice does not apply to packed rows ({name})")
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        given = {name: value for name, value in (given | {"inputs_embeds": inputs_embeds}).items() if value is not None}
+        for name, value in given.items():
+            axes = "(batch, choices, length, channels)" if name == "inputs_embeds" else "(batch, choices, length)"
+            if value.dim() != axes.count(",") + 1:
+                raise ValueError(f"{name} of multiple choice must be {axes}, got {tuple(value.shape)}")
+        rows = {name: value.flatten(0, 1) for name, value in given.items()}
+        out = self.read(**rows, **kwargs)
+        pooled = pool(out.last_hidden_state, self.config.pooling, mask=rows.get("attention_mask"))
         scores = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
-        logits = scores.unflatten(0, given.shape[:2])[..., 0]
+        logits = scores.unflatten(0, next(iter(given.values())).shape[:2])[..., 0]
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
         return MultipleChoiceModelOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-AutoModelForMultipleChoice.register(LagwiseConfig, LagwiseForMultipleChoice, exist_ok=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForTimeSeriesPrediction
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
@@ -84,12 +83,7 @@ class LagwiseForPrediction(Head):
         steps = torch.stack([centred / scale, observed.to(kind)]).transpose(2, 3).flatten(1, 2)  # (2, rows, length)
         steps = nn.functional.pad(steps, (-steps.shape[2] % self.patch, 0))
         tokens = steps.unflatten(2, (-1, self.patch)).permute(1, 2, 0, 3).flatten(2)
-        out = self.model(
-            input_values=tokens.to(self.head.weight.dtype),
-            use_cache=False,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        out = self.read(input_values=tokens.to(self.head.weight.dtype), output_hidden_states=output_hidden_states)
         made = self.head(self.dropout(pool(out.last_hidden_state, self.config.pooling)))
         made = made.to(kind).unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + rest
         loss = None
@@ -112,6 +106,3 @@ class LagwiseForPrediction(Head):
         for name, x in (("past_values", past), ("future_values", future)):
             if x is not None and not torch.compiler.is_compiling() and x.isinf().any():
                 raise ValueError(f"{name} has infinite values")
-
-
-AutoModelForTimeSeriesPrediction.register(LagwiseConfig, LagwiseForPrediction, exist_ok=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
-from transformers import AutoModelForQuestionAnswering
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import Head, head_forward
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.heads import Head
 
 
 class LagwiseForQuestionAnswering(Head):
@@ -26,14 +27,23 @@ class LagwiseForQuestionAnswering(Head):
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    @head_forward
+    @can_return_tuple
     def forward(
         self,
-        out: LagwiseModelOutput,
-        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        position_ids: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         start_logits, end_logits = self.qa_outputs(out.last_hidden_state).unbind(-1)
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give both of start_positions and end_positions, or neither")
@@ -43,6 +53,3 @@ class LagwiseForQuestionAnswering(Head):
         return QuestionAnsweringModelOutput(
             loss=loss, start_logits=start_logits, end_logits=end_logits, hidden_states=out.hidden_states
         )
-
-
-AutoModelForQuestionAnswering.register(LagwiseConfig, LagwiseForQuestionAnswering, exist_ok=True)

@@ -1,29 +1,20 @@
-"""Every model class: importing this module registers them all with the Auto classes of transformers."""
+"""Every model class by name. Importing this module registers them all with the Auto classes of transformers."""
 
-from transformers import AutoModel
+import importlib
 
-from lagwise.models import (
-    causal_lm,
-    classification,
-    image_classification,
-    masked_lm,
-    prediction,
-    question_answering,
-    token_classification,
-)
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from lagwise.models.classes import CLASSES, HOMES, LINEAR_CLASSES
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.linear import modeling as linear
-from lagwise.models.modeling import LagwiseModel
+from lagwise.models.linear.configuration import LagwiseLinearConfig
 
-AutoModel.register(LagwiseConfig, LagwiseModel, exist_ok=True)
-
-__all__ = [
-    "causal_lm",
-    "classification",
-    "image_classification",
-    "linear",
-    "masked_lm",
-    "prediction",
-    "question_answering",
-    "token_classification",
-]
+#: Our models by the name of their class, without configurations.
+HEADS: dict[str, type[PreTrainedModel]] = {}
+for _config, _classes in ((LagwiseConfig, CLASSES), (LagwiseLinearConfig, LINEAR_CLASSES)):
+    for _name, _each in _classes.items():
+        if _each.auto != "AutoConfig":
+            HEADS[_name] = getattr(importlib.import_module(HOMES[_name]), _name)
+            getattr(modeling_auto, _each.auto).register(_config, HEADS[_name], exist_ok=True)
+# The Trainer shifts labels by one token, where it computes a loss itself (label_smoothing_factor), for these names.
+modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LagwiseConfig.model_type] = "LagwiseForCausalLM"

@@ -7,28 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lagwise import __version__
+from lagwise.models.classes import ModelClass
 
 _MODULE = "modeling_lagwise"
-#: The Auto class that loads each of our classes.
-AUTO_CLASSES = {
-    "AutoConfig": "LagwiseConfig",
-    "AutoModel": "LagwiseModel",
-    "AutoModelForCausalLM": "LagwiseForCausalLM",
-    "AutoModelForImageClassification": "LagwiseForImageClassification",
-    "AutoModelForMaskedLM": "LagwiseForMaskedLM",
-    "AutoModelForMultipleChoice": "LagwiseForMultipleChoice",
-    "AutoModelForQuestionAnswering": "LagwiseForQuestionAnswering",
-    "AutoModelForSequenceClassification": "LagwiseForSequenceClassification",
-    "AutoModelForTimeSeriesPrediction": "LagwiseForPrediction",
-    "AutoModelForTokenClassification": "LagwiseForTokenClassification",
-}
-#: The same for the models that `LagwiseLinearConfig` describes.
-LINEAR_AUTO_CLASSES = {
-    "AutoConfig": "LagwiseLinearConfig",
-    "AutoModelForImageClassification": "LagwiseLinearForImageClassification",
-    "AutoModelForSequenceClassification": "LagwiseLinearForSequenceClassification",
-}
-
 _CODE = '''"""Loads the model in this folder with trust_remote_code=True, where lagwise is installed."""
 
 from lagwise.models import ({names}
@@ -36,20 +17,17 @@ from lagwise.models import ({names}
 '''
 
 
-def auto_map(classes: Mapping[str, str]) -> dict[str, str]:
+def auto_map(classes: Mapping[str, ModelClass]) -> dict[str, str]:
     """The entry in config.json: transformers imports ``modeling_lagwise.py`` if trust_remote_code=True."""
-    return {auto: f"{_MODULE}.{name}" for auto, name in classes.items()}
-
-
-#: The entry of `LagwiseConfig`.
-AUTO_MAP = auto_map(AUTO_CLASSES)
+    return {each.auto: f"{_MODULE}.{name}" for name, each in classes.items()}
 
 
 class SavedWithCode:
     """A configuration whose folder has the file that its ``auto_map`` names. If lagwise is not installed, transformers
     asks to "Run `pip install lagwise`"."""
 
-    auto_classes: ClassVar[Mapping[str, str]]
+    #: the classes that it describes, itself included
+    auto_classes: ClassVar[Mapping[str, ModelClass]]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -64,7 +42,7 @@ class SavedWithCode:
         """As in transformers, with an additional file next to config.json that lets the folder load anywhere."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        names = "".join(f"\n    {name}," for name in sorted(self.auto_classes.values()))
+        names = "".join(f"\n    {name}," for name in sorted(self.auto_classes))
         (folder / f"{_MODULE}.py").write_text(_CODE.format(names=names))
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)  # type: ignore[misc]
 

@@ -13,7 +13,7 @@ from lagwise.mixers import Mixer
 from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt
 from lagwise.models.cache import StreamingCache
-from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.heads import VocabularyHead
 from lagwise.models.ngrams import no_context
 from lagwise.ops.streaming import OnlineFollower
 
@@ -40,7 +40,7 @@ class StreamingStep(nn.Module):
             infinite support; if a mixer changes the shapes of its state, or has complex numbers in it.
     """
 
-    def __init__(self, model: LagwiseForCausalLM, *, online: bool = False):
+    def __init__(self, model: VocabularyHead, *, online: bool = False):
         super().__init__()
         for mixer in model.modules():
             if isinstance(mixer, Mixer):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
-from transformers import AutoModelForTokenClassification
 from transformers.modeling_outputs import TokenClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import Head, head_forward
-from lagwise.models.modeling import LagwiseModelOutput
+from lagwise.models.heads import Head
 from lagwise.tables import whole_number
 
 
@@ -27,14 +28,23 @@ class LagwiseForTokenClassification(Head):
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
-    @head_forward
+    @can_return_tuple
     def forward(
         self,
-        out: LagwiseModelOutput,
-        *,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
     ) -> TokenClassifierOutput:
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         logits = self.classifier(self.dropout(out.last_hidden_state))
         loss = None
         if labels is not None:
@@ -42,6 +52,3 @@ class LagwiseForTokenClassification(Head):
                 logits=logits, labels=labels, config=self.config, num_items_in_batch=num_items_in_batch
             )
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
-
-
-AutoModelForTokenClassification.register(LagwiseConfig, LagwiseForTokenClassification, exist_ok=True)

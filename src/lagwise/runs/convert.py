@@ -91,15 +91,15 @@ def convert_run(
         task = make_task(recipe)
         try:
             require_unchanged(run, recipe)
-            task.open(run=run, progress=progress)
+            data = task.open(run=run, progress=progress)
         except (ValueError, OSError) as error:
             result["not_measured"] = str(error)
         else:
             usable = [n for n in (length, 4 * length) if model.length_limit is None or n <= model.length_limit]
-            scores = [task.scores(each, usable, max_tokens, progress=progress) for each in (model, converted)]
-            result |= {"metric": task.headline, "label": task.headline_label}
+            scores = [data.scores(each, usable, max_tokens, progress=progress) for each in (model, converted)]
+            result |= {"metric": data.headline.name, "label": data.headline.label}
             compared = zip(usable, *scores, strict=True)
-            result[task.headline] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
+            result[data.headline.name] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
     limit = model.length_limit
     turn = _TURN if limit is None else min(_TURN, (limit - 1) // (_TURNS + 1))
     if turn:

@@ -32,7 +32,7 @@ def evaluate_run(
     baseline: bool = False,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Score a run on held-out data, as its task does (`Task.evaluate`).
+    """Score a run on held-out data, as its task does (`TaskData.evaluate`).
 
     lengths, max_tokens: as the task defines them. source: test data other than the run's own (which must not have
     changed). overrides: ``model.key=value`` changes that the weights allow, such as
@@ -62,15 +62,15 @@ def evaluate_run(
     simple: list[tuple[str, Any]] = []
     if baseline:
         require_unchanged(run, recipe)
-        task.open(run=run, progress=progress)
-        simple += simple_answers(run, task, recipe.training.seed)
-    task.open(run=run, source=source, progress=progress)
-    result |= task.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
+        own = task.open(run=run, progress=progress)
+        simple += simple_answers(run, own, recipe.training.seed)
+    data = task.open(run=run, source=source, progress=progress)
+    result |= data.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
     limit = model.length_limit if task.inputs == "tokens" else None
     if left_out := [length for length in lengths or () if limit is not None and length > limit]:
         result["left_out"] = left_out
     if baseline:
-        result["baselines"] = {name: task.evaluate(each, progress=False)["test"] for name, each in simple}
+        result["baselines"] = {name: data.evaluate(each, progress=False)["test"] for name, each in simple}
     if overrides:
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)

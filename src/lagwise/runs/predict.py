@@ -29,8 +29,9 @@ def predict_run(
     if (rows is None) == (source is None):
         raise ValueError("give either rows or a source")
     _, task = open_run(run)
-    if source is not None and task.continues(source):
-        return task.continuation(load_model(run, device=default_device())[0], source)
+    continuation = None if source is None else task.continuation(source)
+    if continuation is not None:
+        return continuation(load_model(run, device=default_device())[0])
     if rows is not None and task.data.format is not None:
         format = FORMATS[task.data.format]  # texts as in its files
         rows = [{k: format.cleaned(cell) if k in format.texts else cell for k, cell in row.items()} for row in rows]
@@ -42,10 +43,10 @@ def predict_run(
     for table in tables:
         _check(table, task.columns(), first)
         first += len(table)
-    model, task.tokenizer = load_model(run, device=default_device())
+    model, tokenizer = load_model(run, device=default_device())
     found: list[dict[str, Any]] = []
     for table in tables:
-        added = task.predict(model, table, progress=progress)
+        added = task.predict(model, tokenizer, table, progress=progress)
         given = table if isinstance(table, list) else _cells(table)
         if taken := sorted(set(added[0]) & {name for row in given for name in row}):
             raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")

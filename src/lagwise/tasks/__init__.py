@@ -1,7 +1,7 @@
 """What can be learned, one task a file."""
 
 from lagwise.tasks.associative_recall import AssociativeRecallTask
-from lagwise.tasks.base import Table, Task
+from lagwise.tasks.base import Metric, Table, Task, TaskData
 from lagwise.tasks.forecasting import Forecasting
 from lagwise.tasks.image_classification import ImageClassification
 from lagwise.tasks.language_modelling import LanguageModelling
@@ -26,8 +26,10 @@ __all__ = [
     "ImageClassification",
     "LanguageModelling",
     "MaskedLanguageModelling",
+    "Metric",
     "SequenceClassification",
     "SequenceLabelling",
     "Table",
     "Task",
+    "TaskData",
 ]

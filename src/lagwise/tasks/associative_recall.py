@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 from lagwise.data import AssociativeRecall, ScheduledExamples
 from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, Task, require_none, usable_lengths
+from lagwise.tasks.base import Table, Task, TaskData, require_none, usable_lengths
 from lagwise.tasks.figures import accuracy_curve
 from lagwise.tasks.recall_score import recall
+from lagwise.tasks.scores import headline_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
 
 DEFAULT_SEQUENCES = 1000
 
@@ -34,67 +34,20 @@ class AssociativeRecallTask(Task):
         loss: whether training counts ``every`` value whose key has occurred before it, or only the ``last``.
     """
 
-    headline: ClassVar[str] = "accuracy"
-    headline_label: ClassVar[str] = "accuracy"
-    greater_is_better: ClassVar[bool] = True
+    headline = headline_of("accuracy")
+    head = "LagwiseForCausalLM"
 
     def __init__(self, data: DataOptions, *, loss: str = "every"):
         super().__init__(data)
         require_none("associative_recall, which generates its data", **{"data.source": data.source})
         self.generator = AssociativeRecall(data.vocab_size, loss=loss)
 
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForCausalLM
-
-        return LagwiseForCausalLM
-
     def identity(self) -> str:
         return self.generator.key
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedRecall:
         require_none("associative_recall, which generates its data", **{"--data": source})
-        self.tokenizer = self.generator.tokenizer
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        raise ValueError(
-            "training.epochs does not apply to associative_recall, whose data are generated without end; "
-            "give training.steps"
-        )
-
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return ScheduledExamples(self.generator, self.sequence_lengths, batch_size, steps, seed)
-
-    def validation_examples(self, tokens: int) -> Dataset:
-        return self.generator.validation_examples(self.data.evaluate_length or self.data.length, tokens)
-
-    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The token predicted for the end of each row, and the true one."""
-        return logits[:, -2].argmax(dim=-1), labels[:, -1]
-
-    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return {"accuracy": float(np.mean(predictions == labels))}
-
-    def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
-    ) -> dict[str, Any]:
-        """Accuracy on test sequences of each length, by default the training length: of DEFAULT_SEQUENCES sequences, or
-        as many as ``max_tokens`` allow."""
-        usable = usable_lengths(lengths, [self.data.length], model.length_limit)
-        counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in usable}
-        for length in lengths or usable:
-            self.generator.test_examples(length, 1)  # an invalid length is found before any is evaluated
-        return {"test": [recall(model, self.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
-
-    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
-        counts = [max(1, min(DEFAULT_SEQUENCES, max_tokens // n)) for n in lengths]
-        scores = (recall(model, self.generator, n, c, progress=progress) for n, c in zip(lengths, counts, strict=True))
-        return [score.accuracy for score in scores]
+        return GeneratedRecall(self, self.generator.tokenizer)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
@@ -106,9 +59,10 @@ class AssociativeRecallTask(Task):
         return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
 
     @torch.inference_mode()
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
         """The answer to each text ``key value ... key``."""
-        tokenizer = self.generator.tokenizer
         found = []
         for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):
             try:
@@ -118,3 +72,46 @@ class AssociativeRecallTask(Task):
             answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
             found.append({"answer": tokenizer.decode([answer])})
         return found
+
+
+class GeneratedRecall(TaskData):
+    """Generated sequences."""
+
+    task: AssociativeRecallTask
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        raise ValueError(
+            "training.epochs does not apply to associative_recall, whose data are generated without end; "
+            "give training.steps"
+        )
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return ScheduledExamples(self.task.generator, self.sequence_lengths, batch_size, steps, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return self.task.generator.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The token predicted for the end of each row, and the true one."""
+        return logits[:, -2].argmax(dim=-1), labels[:, -1]
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        return {"accuracy": float(np.mean(predictions == labels))}
+
+    def evaluate(
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
+    ) -> dict[str, Any]:
+        """Accuracy on test sequences of each length, by default the training length: of DEFAULT_SEQUENCES sequences, or
+        as many as ``max_tokens`` allow."""
+        usable = usable_lengths(lengths, [self.task.data.length], model.length_limit)
+        counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in usable}
+        for length in lengths or usable:
+            self.task.generator.test_examples(length, 1)  # an invalid length is found before any is evaluated
+        return {"test": [recall(model, self.task.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
+
+    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
+        counts = [max(1, min(DEFAULT_SEQUENCES, max_tokens // n)) for n in lengths]
+        scores = (
+            recall(model, self.task.generator, n, c, progress=progress) for n, c in zip(lengths, counts, strict=True)
+        )
+        return [score.accuracy for score in scores]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data import RowSource, open_rows
+from lagwise import models
+from lagwise.data import open_rows
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.tokenizers import without_template
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-T = TypeVar("T")
-
-
 class Table(NamedTuple):
     """A table of results: a title, column names, and rows of text or numbers."""
 
@@ -33,28 +31,30 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-class Task:
-    """What is learned, from which data, and how well. Abstract; `lagwise.tasks.TASKS` maps names to subclasses.
+class Metric(NamedTuple):
+    """A metric of validation data: its name, its name for people, and whether more of it is better."""
 
-    The constructor takes the data options and the task's own options, and only checks them. `open` then reads the data;
-    the methods below it need that. Options of a task are keyword-only parameters of its constructor.
+    name: str
+    label: str
+    greater_is_better: bool = True
+
+
+class Task:
+    """What is learned: options, which the constructor checks, and what follows from them without the data. Abstract;
+    `lagwise.tasks.TASKS` maps names to subclasses.
+
+    The constructor takes the data options and, as keyword-only parameters, the task's own. `open` reads the data.
     """
 
-    #: the metric by which checkpoints are compared, its name for people, and whether more of it is better
-    headline: ClassVar[str]
-    headline_label: ClassVar[str]
-    greater_is_better: ClassVar[bool]
-
+    #: the metric by which checkpoints are compared, as far as it is known without the data
+    headline: Metric
+    #: names of the heads that are trained and fitted, in `lagwise.models`
+    head: ClassVar[str]
+    linear_head: ClassVar[str | None] = None
     #: the command that uses a trained run, for people
-    next_command: ClassVar[str] = "lagwise predict {run} --text ..."
-
+    next_command: str = "lagwise predict {run} --text ..."
     #: the values that ``data.format`` may have
     formats: ClassVar[Collection[str]] = ()
-
-    #: what the progress bar of a training counts: `tokens_per_example` of them in each example
-    speed_unit: ClassVar[str] = "tokens"
-
-    tokenizer: PreTrainedTokenizerBase | None = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
 
@@ -66,12 +66,12 @@ class Task:
     @property
     def model_class(self) -> type[PreTrainedModel]:
         """The head that is trained."""
-        raise NotImplementedError
+        return getattr(models, self.head)
 
     @property
     def linear_class(self) -> type[PreTrainedModel] | None:
         """The head of a first answer, a linear model of fixed features; None if the task has none."""
-        return None
+        return None if self.linear_head is None else getattr(models, self.linear_head)
 
     def fixed_fields(self) -> dict[str, Any]:
         """Fields of the model's configuration that are known before the data are read."""
@@ -86,15 +86,15 @@ class Task:
         if config.input_name != self.inputs:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name} (model.inputs)")
 
-    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> tuple[str, str]:
-        """The headline of a run and its name for people, from the lines of the run's log."""
-        return self.headline, self.headline_label
+    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
+        """The headline of a run, from the lines of its log."""
+        return self.headline
 
     def identity(self) -> str:
         """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
         raise NotImplementedError
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.
 
         run: the folder of a trained run, whose tokenizer and labels the data must have. source: other data for
@@ -102,7 +102,66 @@ class Task:
         """
         raise NotImplementedError
 
-    # The methods below need `open` first.
+    def open_rows(self, source: str) -> Any:
+        """The rows of a table to predict, as the task reads them."""
+        return open_rows(source)
+
+    def columns(self) -> tuple[str, ...]:
+        """The columns of rows that `predict` needs."""
+        return ("text",)
+
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
+        """The model's predictions for each row, as new columns by name. tokenizer: the model's, None without one."""
+        raise NotImplementedError
+
+    def continuation(self, source: str) -> Callable[[Any], list[dict[str, Any]]] | None:
+        """A function of the model that gives the next rows of a table over time; None for a source of separate rows,
+        which `predict` is for."""
+        return None
+
+    def kernel_length(self, config: Any) -> int:
+        """The length for which a report draws the kernels of a model."""
+        return 2048
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        """The result of `TaskData.evaluate` for people."""
+        raise NotImplementedError
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        """Pictures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`."""
+        raise NotImplementedError
+
+    def sample(self, model: Any, tokenizer: Any) -> str:
+        """What the model writes, for a report; nothing where it writes no text."""
+        return ""
+
+
+class TaskData:
+    """The data of a task, read and encoded, and what is learned and measured on them. Abstract; `Task.open` returns
+    it. With other data for evaluation, it can only evaluate."""
+
+    task: Any
+    tokenizer: PreTrainedTokenizerBase | None
+    #: what the progress bar of a training counts: `tokens_per_example` of them in each example
+    speed_unit: ClassVar[str] = "tokens"
+    #: the weight of each class, where they differ
+    weights: Tensor | None = None
+    #: the arguments of the model that are labels, where they are not those that transformers finds
+    label_arguments: ClassVar[Sequence[str]] = ()
+    #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
+    loss: Any = None
+
+    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase | None = None):
+        self.task, self.tokenizer = task, tokenizer
+
+    @property
+    def headline(self) -> Metric:
+        """The metric by which checkpoints are compared."""
+        return self.task.headline
 
     def fields(self) -> dict[str, Any]:
         """Fields of the model's configuration that depend on the data."""
@@ -124,13 +183,6 @@ class Task:
         """The labelled rows of ``train`` or ``valid``, as a linear model reads them; of ``valid`` those of
         `validation_examples`, in that order."""
         raise NotImplementedError
-
-    @staticmethod
-    def unseen(splits: Mapping[str, T], model: Any) -> dict[str, T]:
-        """The splits that a model was not fitted to: a first answer is fitted to the validation rows too, once its
-        penalty is chosen."""
-        is_linear = model.config.model_type == "lagwise-linear"
-        return {split: rows for split, rows in splits.items() if not (is_linear and split == "valid")}
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer as a run saves it, for other programs: it encodes a text as in training."""
@@ -162,7 +214,7 @@ class Task:
     @property
     def sequence_lengths(self) -> Sequence[int]:
         """Lengths of training sequences; every step draws one."""
-        return self.data.lengths or [self.data.length]
+        return self.task.data.lengths or [self.task.data.length]
 
     def tokens_per_example(self) -> float:
         """Tokens of a training example on average, or what `speed_unit` names."""
@@ -170,7 +222,7 @@ class Task:
 
     def longest_example(self) -> int:
         """Tokens of the longest training example."""
-        return self.data.length
+        return self.task.data.length
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """A batch of training examples; by default of one length, which need no padding and no mask."""
@@ -181,15 +233,6 @@ class Task:
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """A batch of validation examples."""
         return self.collate(rows)
-
-    #: the weight of each class, where they differ
-    weights: Tensor | None = None
-
-    #: the arguments of the model that are labels, where they are not those that transformers finds
-    label_arguments: Sequence[str] = ()
-
-    #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
-    loss: Any = None
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """The values of a validation batch that `metrics` needs; None if the loss is enough."""
@@ -204,56 +247,13 @@ class Task:
         raise NotImplementedError
 
     def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
         """Scores on held-out data, to be saved as JSON. ValueError for an option that does not apply to the task."""
         raise NotImplementedError
 
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
         """The headline metric of a language model on test data of about ``max_tokens`` tokens at each length."""
-        raise NotImplementedError
-
-    def kernel_length(self, config: Any) -> int:
-        """The length for which a report draws the kernels of a model."""
-        return 2048
-
-    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        """The result of `evaluate` for people."""
-        raise NotImplementedError
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        """Pictures by name, drawn when called, from the lines of a run's log and the result of `evaluate`."""
-        raise NotImplementedError
-
-    def sample(self, model: Any, tokenizer: Any) -> str:
-        """What the model writes, for a report; nothing where it writes no text."""
-        return ""
-
-    def open_rows(self, source: str) -> RowSource:
-        """The rows of a table to predict, as the task reads them."""
-        return open_rows(source)
-
-    def continues(self, source: str) -> bool:
-        """Whether a source is a table whose next rows the task forecasts, by `continuation`."""
-        return False
-
-    def continuation(self, model: Any, source: str) -> list[dict[str, Any]]:
-        """The rows that follow those of a table."""
-        raise NotImplementedError
-
-    def columns(self) -> tuple[str, ...]:
-        """The columns of rows that `predict` needs."""
-        return ("text",)
-
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
-        """The model's predictions for each row, as new columns by name."""
         raise NotImplementedError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,13 +20,12 @@ from lagwise.files import expanded
 from lagwise.forecasting.gaps import scales
 from lagwise.forecasting.tables import read_series, table_columns
 from lagwise.progress import progress_bar
-from lagwise.tables import whole_number
-from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.schema import Count
+from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
 from lagwise.tasks.figures import metric_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
 
 _TENTHS = (7, 1)  # of the rows, for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
@@ -48,19 +48,17 @@ class Forecasting(Task):
     absolute error, of series standardised by their training rows.
     """
 
-    headline: ClassVar[str] = "mse"
-    headline_label: ClassVar[str] = "mean squared error"
-    greater_is_better: ClassVar[bool] = False
-    next_command: ClassVar[str] = "lagwise predict {run} --data ..."
+    headline = Metric("mse", "mean squared error", greater_is_better=False)
+    head = "LagwiseForPrediction"
+    next_command = "lagwise predict {run} --data ..."
     inputs = "values"
-    label_arguments = ("future_values",)
 
     def __init__(
         self,
         data: DataOptions,
         *,
-        horizon: int = 96,
-        patch: int = 8,
+        horizon: Count = 96,
+        patch: Count = 8,
         time: str | None = None,
         columns: list[str] | None = None,
     ):
@@ -68,16 +66,8 @@ class Forecasting(Task):
         if not data.source:
             raise ValueError("forecasting needs series to learn from; give a table with --data, such as sensors.csv")
         require_none("forecasting", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
-        self.horizon, self.patch = whole_number("task.horizon", horizon), whole_number("task.patch", patch)
+        self.horizon, self.patch = horizon, patch
         self.time, self.series = time, columns
-        self.parts: dict[str, np.ndarray]
-        self.noted: tuple[str, ...] = ()
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForPrediction
-
-        return LagwiseForPrediction
 
     def fixed_fields(self) -> dict[str, Any]:
         return {"inputs": {"name": "values", "features": 2 * self.patch}, "prediction_length": self.horizon}
@@ -86,9 +76,9 @@ class Forecasting(Task):
         with open(expanded(str(self.data.source)), "rb") as file:
             return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
         table = read_series(expanded(source or str(self.data.source)), self.time, self.series)
-        x, self.noted = table.frame.to_numpy(np.float64), table.notes
+        x = table.frame.to_numpy(np.float64)
         length, width = self.data.length, self.data.length + self.horizon
         sizes = split_sizes(len(x), *_TENTHS)
         train, valid = sizes["train"], sizes["train"] + sizes["valid"]
@@ -96,16 +86,83 @@ class Forecasting(Task):
         mean, deviation = scales(x[:train])
         z = ((x - mean) / deviation).astype(np.float32)
         if source is not None:
-            self.parts = {"test": z}
+            parts = {"test": z}
         else:
             bounds = {"train": (0, train), "valid": (train - length, valid), "test": (valid - length, len(x))}
-            self.parts = {name: z[max(0, start) : stop] for name, (start, stop) in bounds.items()}
-        for name, part in self.parts.items():
+            parts = {name: z[max(0, start) : stop] for name, (start, stop) in bounds.items()}
+        for name, part in parts.items():
             if len(part) < width:
                 raise ValueError(
                     f"data.length {length} and task.horizon {self.horizon} need {width} rows; the {name} part of "
                     f"{source or self.data.source!r} has {len(part)}"
                 )
+        return SeriesParts(self, parts, table.notes)
+
+    def continuation(self, source: str) -> Callable[[Any], list[dict[str, Any]]] | None:
+        """The next rows of a table over time, on the scale of the table, with the training columns or by default all;
+        None for one with lists of past values. Only the last ``data.length`` rows are used."""
+        names = table_columns(expanded(source))
+        return None if names is None or "past_values" in names else partial(self._next_rows, source)
+
+    def _next_rows(self, source: str, model: Any) -> list[dict[str, Any]]:
+        table = read_series(expanded(source), self.time, self.series)
+        past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
+        for name, values in zip(table.frame.columns, past.T, strict=True):
+            if np.isnan(values).all():
+                raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
+        made = self.forecast(model, torch.from_numpy(past)[None])[0]
+        names = [str(table.frame.index.name), *table.frame.columns]
+        rows = zip(table.write(table.next_times(self.horizon)), made.tolist(), strict=True)
+        return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
+
+    def columns(self) -> tuple[str, ...]:
+        return ("past_values",)
+
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
+        """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
+        scale, null where missing; only the last ``data.length`` are used."""
+        found = []
+        for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
+            given = row["past_values"]
+            try:
+                values = np.asarray(json.loads(given) if isinstance(given, str) else given, dtype=np.float64)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"past_values must be a list of numbers, got {given!r:.80}") from error
+            if values.ndim != 1 or not len(values) or np.isnan(values).all():
+                raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
+            past = torch.from_numpy(values[-self.data.length :])[None, :, None]
+            found.append({"forecast": json.dumps(self.forecast(model, past)[0, :, 0].tolist())})
+        return found
+
+    @torch.inference_mode()
+    def forecast(self, model: Any, past: Tensor) -> np.ndarray:
+        """Forecasts ``(batch, horizon, series)`` of past values."""
+        past = past.float() if model.device.type == "mps" else past  # which has no float64
+        made = model(past_values=past.to(model.device)).prediction_outputs
+        return finite(made.cpu().numpy(), "forecasts")
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        rows = [(name, f"{s['mse']:.4f}", f"{s['mae']:.4f}") for name, s in evaluation["test"].items()]
+        title = f"{evaluation['horizon']} rows forecast in {evaluation['windows']:,} test windows (standardised)"
+        return [Table(title, ("", "squared error", "absolute error"), rows)]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        return {"loss": lambda: metric_curve(metrics, "mse", "mean squared error")}
+
+
+class SeriesParts(TaskData):
+    """Standardised series ``(rows, series)`` by split."""
+
+    task: Forecasting
+    label_arguments = ("future_values",)
+
+    def __init__(self, task: Forecasting, parts: dict[str, np.ndarray], noted: Sequence[str]):
+        super().__init__(task)
+        self.parts, self.noted = parts, noted
 
     def notes(self) -> Sequence[str]:
         return self.noted
@@ -117,7 +174,7 @@ class Forecasting(Task):
         return self._windows("train", drawn=steps * batch_size, seed=seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return self._windows("valid", drawn=max(1, tokens // self.data.length))
+        return self._windows("valid", drawn=max(1, tokens // self.task.data.length))
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Squared and absolute errors; the first of the model's outputs are its forecasts."""
@@ -131,17 +188,14 @@ class Forecasting(Task):
         return {"mse": float(np.nanmean(predictions)), "mae": float(np.nanmean(labels))}
 
     def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
         """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
         beside those of repeating the last value."""
         require_none("forecasting", **{"--lengths": lengths})
-        windows = self._windows("test", drawn=None if max_tokens is None else max(1, max_tokens // self.data.length))
+        windows = self._windows(
+            "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
+        )
         from lagwise.forecasting.gaps import carry_forward
 
         found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
@@ -149,7 +203,7 @@ class Forecasting(Task):
             for start in range(0, len(windows), _BATCH):
                 batch = self.collate([windows[i] for i in range(start, min(start + _BATCH, len(windows)))])
                 past, future = batch["past_values"], batch["future_values"].numpy()
-                found["model"].append(self._forecast(model, past) - future)
+                found["model"].append(self.task.forecast(model, past) - future)
                 last = np.stack([carry_forward(window)[-1:] for window in past.numpy()])
                 found["last value"].append(last - future)
                 bar.update(len(past))
@@ -157,63 +211,10 @@ class Forecasting(Task):
         for name, errors in found.items():
             each = np.concatenate(errors)
             scores[name] = {"mse": float(np.nanmean(each**2)), "mae": float(np.nanmean(np.abs(each)))}
-        return {"test": scores, "windows": len(windows), "horizon": self.horizon}
-
-    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        rows = [(name, f"{s['mse']:.4f}", f"{s['mae']:.4f}") for name, s in evaluation["test"].items()]
-        title = f"{evaluation['horizon']} rows forecast in {evaluation['windows']:,} test windows (standardised)"
-        return [Table(title, ("", "squared error", "absolute error"), rows)]
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return {"loss": lambda: metric_curve(metrics, "mse", "mean squared error")}
-
-    def continues(self, source: str) -> bool:
-        """Whether the source is a table over time, not one with lists of past values."""
-        names = table_columns(expanded(source))
-        return names is not None and "past_values" not in names
-
-    def continuation(self, model: Any, source: str) -> list[dict[str, Any]]:
-        """The next rows of a table over time, on the scale of the table, with the training columns or by default all.
-        Only the last ``data.length`` rows are used."""
-        table = read_series(expanded(source), self.time, self.series)
-        past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
-        for name, values in zip(table.frame.columns, past.T, strict=True):
-            if np.isnan(values).all():
-                raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
-        made = self._forecast(model, torch.from_numpy(past)[None])[0]
-        names = [str(table.frame.index.name), *table.frame.columns]
-        rows = zip(table.write(table.next_times(self.horizon)), made.tolist(), strict=True)
-        return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
-
-    def columns(self) -> tuple[str, ...]:
-        return ("past_values",)
-
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
-        """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
-        scale, null where missing; only the last ``data.length`` are used."""
-        found = []
-        for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
-            given = row["past_values"]
-            try:
-                values = np.asarray(json.loads(given) if isinstance(given, str) else given, dtype=np.float64)
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"past_values must be a list of numbers, got {given!r:.80}") from error
-            if values.ndim != 1 or not len(values) or np.isnan(values).all():
-                raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
-            past = torch.from_numpy(values[-self.data.length :])[None, :, None]
-            found.append({"forecast": json.dumps(self._forecast(model, past)[0, :, 0].tolist())})
-        return found
-
-    @torch.inference_mode()
-    def _forecast(self, model: Any, past: Tensor) -> np.ndarray:
-        past = past.float() if model.device.type == "mps" else past  # which has no float64
-        made = model(past_values=past.to(model.device)).prediction_outputs
-        return finite(made.cpu().numpy(), "forecasts")
+        return {"test": scores, "windows": len(windows), "horizon": self.task.horizon}
 
     def _windows(self, part: str, *, drawn: int | None = None, seed: int | None = None) -> Windows:
-        return Windows(self.parts[part], self.data.length, self.horizon, drawn=drawn, seed=seed)
+        return Windows(self.parts[part], self.task.data.length, self.task.horizon, drawn=drawn, seed=seed)
 
 
 class Windows(Dataset):

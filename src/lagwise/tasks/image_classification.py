@@ -6,18 +6,17 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.labelled_pictures import PictureData, pictures_key, prepare_pictures
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
-from lagwise.data.picture_files import PictureSource, open_pictures
+from lagwise.data.picture_files import open_pictures
 from lagwise.data.pictures import (
     Mixing,
     PictureExamples,
@@ -32,21 +31,20 @@ from lagwise.data.pictures import (
 )
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, Task, finite, require_none
-from lagwise.tasks.classes import class_columns, class_counts, class_fields, class_names
-from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
+from lagwise.schema import Share, Weight
+from lagwise.tasks.base import Table, finite
+from lagwise.tasks.classes import class_columns, class_fields, class_names
 from lagwise.tasks.figures import pictures
-from lagwise.tasks.scores import classification_scores
+from lagwise.tasks.labelled import Labelled, LabelledRows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
 
 _BATCH = 64  # pictures of an evaluation at a time
 _MISTAKES, _SIDE = 24, 96  # of a report: pictures, and their longer side in pixels
 
 
-class ImageClassification(Task):
+class ImageClassification(Labelled):
     """A class for each picture.
 
     Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`.
@@ -67,11 +65,10 @@ class ImageClassification(Task):
     Metrics: accuracy, the headline, and macro F1.
     """
 
-    headline: ClassVar[str] = "accuracy"
-    headline_label: ClassVar[str] = "accuracy"
-    greater_is_better: ClassVar[bool] = True
-    next_command: ClassVar[str] = "lagwise predict {run} --data folder/"
-    speed_unit: ClassVar[str] = "pictures"
+    needs = "classification needs pictures to learn from; give a folder of them with --data"
+    head = "LagwiseForImageClassification"
+    linear_head = "LagwiseLinearForImageClassification"
+    next_command = "lagwise predict {run} --data folder/"
     inputs = "patches"
 
     def __init__(
@@ -84,48 +81,26 @@ class ImageClassification(Task):
         crop: float | None = None,
         channels: int = 3,
         augment: list[str] | None = None,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        label_smoothing: float = 0.0,
+        mixup: Weight = 0.0,
+        cutmix: Weight = 0.0,
+        label_smoothing: Share = 0.0,
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ):
-        super().__init__(data)
-        if not data.source:
-            raise ValueError("classification needs pictures to learn from; give a folder of them with --data")
+        super().__init__(data, label_smoothing)
         if channels not in (1, 3):
             raise ValueError(f"task.channels must be 1 or 3, got {channels!r}")
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"task.label_smoothing must be in [0, 1), got {label_smoothing!r}")
-        for name, value in (("mixup", mixup), ("cutmix", cutmix)):
-            if value < 0:
-                raise ValueError(f"task.{name} must be at least 0, got {value!r}")
         check_changes(augment or [])
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else height_and_width(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
-        self.label_smoothing, self.mean, self.std, self.crop = label_smoothing, mean, std, crop
+        self.mean, self.std, self.crop = mean, std, crop
         for name, given in (("mean", mean), ("std", std)):
             if given is not None and len(given) != channels:
                 raise ValueError(f"task.{name} must have a value for each of {channels} channels, got {given!r}")
         if std is not None and not all(value > 0 for value in std):
             raise ValueError(f"task.std must be greater than 0, got {std!r}")
         check_crop(crop, self.size)
-        self.pictures: PictureData
-        self.label_names: tuple[str, ...]
-        self.scored: dict[str, Any]  # pictures to evaluate on, by split
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForImageClassification
-
-        return LagwiseForImageClassification
-
-    @property
-    def linear_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseLinearForImageClassification
-
-        return LagwiseLinearForImageClassification
 
     def fixed_fields(self) -> dict[str, Any]:
         return {"causal": False}
@@ -150,154 +125,43 @@ class ImageClassification(Task):
             )
 
     def identity(self) -> str:
-        return pictures_key(self._source(), self.size, self.channels)
+        return pictures_key(self.source, self.size, self.channels)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledPictures:
         if source is not None:
             assert run is not None
-            self._open_other(run, source)
-            return
+            return self._open_other(run, source)
         if run is None and (self.changes or self.mixup or self.cutmix):
             torchvision_transforms()  # before the pictures are checked, which takes long
-        self.pictures = prepare_pictures(self._source(), size=self.size, channels=self.channels, progress=progress)
-        self.label_names = self.pictures.label_names
-        self.scored = {split: self.pictures.splits[split] for split in ("valid", "test")}
+        pictures = prepare_pictures(self.source, size=self.size, channels=self.channels, progress=progress)
+        return LabelledPictures(self, pictures)
 
-    def _open_other(self, run: Path, source: str) -> None:
+    def _open_other(self, run: Path, source: str) -> LabelledPictures:
         """Pictures of another source (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
-        config: Any = read_config(run)
-        self.label_names = class_names(config)
+        found = LabelledPictures(self)
+        found.label_names = names = class_names(read_config(run))
         rows: Any = rows_to_evaluate(self.open_rows(source).read(), source)
         if "label" not in rows.column_names:
             raise ValueError(f"{source!r} has no labelled pictures to evaluate on")
-        labels = known_labels(rows["label"][:], self.label_names, lambda i: rows["file"][i])
-        self.scored = {"test": rows.remove_columns("label").add_column("label", labels)}
+        labels = known_labels(rows["label"][:], names, lambda i: rows["file"][i])
+        found.scored = {"test": (rows, labels)}
+        return found
 
-    def fields(self) -> dict[str, Any]:
-        return {**class_fields(self.pictures.label_names), "problem_type": "single_label_classification"}
-
-    def linear_fields(self) -> dict[str, Any]:
-        return {
-            **self.fields(),
-            "inputs": {"name": "patches", "size": 1, "channels": self.channels, "picture": [*self.pictures.size]},
-        }
-
-    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
-        examples = PictureExamples(self.pictures.splits[split], self._reader())
-        for start in range(0, len(examples), _BATCH):
-            yield collate_pictures([examples[i] for i in range(start, min(start + _BATCH, len(examples)))])
-
-    def resolved(self) -> dict[str, Any]:
-        found = self.pictures
-        return {"size": list(found.size), "mean": list(self.mean or found.mean), "std": list(self.std or found.std)}
-
-    def save_preprocessing(self, folder: Path, limit: int | None) -> None:
-        self._reader().processor().save_pretrained(folder)
-
-    def notes(self) -> Sequence[str]:
-        return [*self.pictures.describe().splitlines(), *class_counts(self.pictures.counts["train"])]
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return -(-len(self.pictures.splits["train"]) // batch_size)
-
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        if self.mixup or self.cutmix:
-            self.mixing = Mixing(len(self.label_names), mixup=self.mixup, cutmix=self.cutmix, seed=seed)
-        examples = PictureExamples(self.pictures.splits["train"], self._reader(), self.changes, seed)
-        return ShuffledPictures(examples, steps * batch_size, seed)
-
-    def validation_examples(self, tokens: int) -> Dataset:
-        return PictureExamples(self.pictures.splits["valid"], self._reader())
-
-    def tokens_per_example(self) -> float:
-        return 1.0
-
-    def longest_example(self) -> int:
-        height, width = self.pictures.size
-        return height * width
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        if self.mixup or self.cutmix:
-            return self.mixing(rows)
-        return collate_pictures(rows)
-
-    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return collate_pictures(rows)
-
-    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with label smoothing, of classes or of shares of mixed ones: a mean over the pictures of a
-        step."""
-        each = F.cross_entropy(outputs.logits.float(), labels, label_smoothing=self.label_smoothing, reduction="none")
-        if num_items_in_batch is None:
-            return each.mean()
-        counted = labels[0].numel()  # the Trainer counts every share of a mixed label
-        return each.sum() * counted / num_items_in_batch
-
-    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return logits.float(), labels
-
-    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return classification_scores(np.asarray(predictions).argmax(-1), np.asarray(labels), self.label_names)[0]
-
-    def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
-    ) -> dict[str, Any]:
-        """Scores of the valid and test pictures; for test also the confusion matrix and scores by class, and the
-        scores with pictures resized to other sizes. lengths: their longer sides in pixels."""
-        require_none("image_classification", **{"--tokens": max_tokens})
-        sizes = [self._resized(side, model.config) for side in lengths or ()]
-        result: dict[str, Any] = {"kind": "classification", "labels": self.label_names}
-        for split, rows in self.unseen(self.scored, model).items():
-            labels, logits = np.asarray(rows["label"][:]), self._logits(model, rows, progress)
-            scores, details = classification_scores(logits.argmax(-1), labels, self.label_names)
-            # details of the last split only, the test pictures
-            result |= {
-                split: {**scores, "rows": len(rows)},
-                **details,
-                "mistakes": self._mistakes(rows, logits, labels),
-            }
-        if sizes:
-            rows = self.scored["test"]
-            labels = np.asarray(rows["label"][:])
-            found = [self._logits(model, rows, progress, size).argmax(-1) for size in sizes]
-            scores = [classification_scores(predicted, labels, self.label_names)[0] for predicted in found]
-            result["sizes"] = [{"size": list(size), **each} for size, each in zip(sizes, scores, strict=True)]
-        return result
-
-    def _resized(self, longer: int, config: Any) -> tuple[int, int]:
-        """The size (height, width) of the trained shape whose longer side is given."""
-        from lagwise.models.embeddings import patch_side
-
-        height, width = self._reader().size
-        patch, scale = patch_side(config), longer / max(height, width)
-        size = round(height * scale), round(width * scale)
-        if any(side % patch or not side for side in size):
-            raise ValueError(
-                f"--lengths are longer sides of pictures in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
-                f"be cut into patches of {patch}"
-            )
-        return size
-
-    def _mistakes(self, rows: Any, logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
-        """The wrong predictions of highest probability: thumbnails, as PNG files in base64."""
-        worst = worst_rows(logits, labels, self.label_names, _MISTAKES)
-        return [{"picture": thumbnail(rows[i]["image"], self.channels, _SIDE), **each} for i, each in worst.items()]
+    def reader(self, found: PictureData | None = None) -> PictureReader:
+        """Reads pictures for a model, with the options of a trained run or else as these data need."""
+        given: Any = found or self
+        return PictureReader(tuple(given.size), tuple(self.mean or given.mean), tuple(self.std or given.std), self.crop)
 
     def kernel_length(self, config: Any) -> int:
         """Patches along the longer side."""
         from lagwise.models.embeddings import patch_side
 
-        return max(self._reader().size) // patch_side(config)
+        return max(self.reader().size) // patch_side(config)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        tables = result_tables(evaluation)
+        tables = super().tables(evaluation)
         if found := evaluation.get("sizes"):
             names = [name for name in found[0] if name != "size"]
             rows = [(" x ".join(map(str, each["size"])), *(f"{each[name]:.4f}" for name in names)) for each in found]
@@ -307,7 +171,7 @@ class ImageClassification(Task):
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        figures = result_figures(metrics, evaluation)
+        figures = super().figures(metrics, evaluation)
         if evaluation and evaluation["mistakes"]:
             figures["mistakes"] = lambda: pictures(
                 [base64.b64decode(each["picture"]) for each in evaluation["mistakes"]],
@@ -322,26 +186,17 @@ class ImageClassification(Task):
     def columns(self) -> tuple[str, ...]:
         return ("image",)
 
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, and a column of probabilities for each. A row's ``image`` is the bytes of
         a picture file."""
-        return class_columns(self._logits(model, list(rows), progress), class_names(model.config))
-
-    def _reader(self) -> PictureReader:
-        if self.mean is not None and self.std is not None and self.size is not None:  # of a trained run
-            return PictureReader(self.size, tuple(self.mean), tuple(self.std), self.crop)
-        found = self.pictures.reader
-        return PictureReader(found.size, tuple(self.mean or found.mean), tuple(self.std or found.std), self.crop)
-
-    def _source(self) -> PictureSource:
-        assert self.data.source is not None
-        return open_pictures(self.data.source, image=self.image, label=self.label)
+        return class_columns(self.logits(model, list(rows), self.reader(), progress), class_names(model.config))
 
     @torch.inference_mode()
-    def _logits(self, model: Any, rows: Any, progress: bool, size: tuple[int, int] | None = None) -> np.ndarray:
-        """Logits ``(pictures, labels)`` in the order of the rows. size: (height, width), the trained one by default."""
-        read, found = self._reader(), []
-        read = read if size is None else replace(read, size=size)
+    def logits(self, model: Any, rows: Any, read: PictureReader, progress: bool) -> np.ndarray:
+        """Logits ``(pictures, labels)`` in the order of the rows."""
+        found = []
         with progress_bar(desc="predicting", total=len(rows), unit="picture", show=progress) as bar:
             for start in range(0, len(rows), _BATCH):
                 batch = [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]
@@ -349,3 +204,101 @@ class ImageClassification(Task):
                 found.append(model(pixel_values=torch.stack(pixels).to(model.device)).logits.float().cpu().numpy())
                 bar.update(len(batch))
         return finite(np.concatenate(found), "logits")
+
+
+class LabelledPictures(LabelledRows):
+    """Pictures with a class each. pictures: None for other data than the task's own."""
+
+    task: ImageClassification
+    label_names: tuple[str, ...]
+    speed_unit = "pictures"
+    unused = ("--tokens",)
+    most_mistakes = _MISTAKES
+
+    def __init__(self, task: ImageClassification, pictures: PictureData | None = None):
+        super().__init__(task)
+        self.rows: Any = pictures
+        self.reader = task.reader(pictures)
+        if pictures is None:
+            return
+        self.label_names, splits = pictures.label_names, pictures.splits
+        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+
+    def fields(self) -> dict[str, Any]:
+        return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
+
+    def linear_fields(self) -> dict[str, Any]:
+        return {
+            **self.fields(),
+            "inputs": {"name": "patches", "size": 1, "channels": self.task.channels, "picture": [*self.rows.size]},
+        }
+
+    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+        examples = PictureExamples(self.rows.splits[split], self.reader)
+        for start in range(0, len(examples), _BATCH):
+            yield collate_pictures([examples[i] for i in range(start, min(start + _BATCH, len(examples)))])
+
+    def resolved(self) -> dict[str, Any]:
+        return {"size": list(self.reader.size), "mean": list(self.reader.mean), "std": list(self.reader.std)}
+
+    def save_preprocessing(self, folder: Path, limit: int | None) -> None:
+        self.reader.processor().save_pretrained(folder)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        if self.task.mixup or self.task.cutmix:
+            self.mixing = Mixing(len(self.label_names), mixup=self.task.mixup, cutmix=self.task.cutmix, seed=seed)
+        examples = PictureExamples(self.rows.splits["train"], self.reader, self.task.changes, seed)
+        return ShuffledPictures(examples, steps * batch_size, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return PictureExamples(self.rows.splits["valid"], self.reader)
+
+    def tokens_per_example(self) -> float:
+        return 1.0
+
+    def longest_example(self) -> int:
+        height, width = self.rows.size
+        return height * width
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        if self.task.mixup or self.task.cutmix:
+            return self.mixing(rows)
+        return collate_pictures(rows)
+
+    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return collate_pictures(rows)
+
+    def evaluate(
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
+    ) -> dict[str, Any]:
+        """Scores of the valid and test pictures; for test also the confusion matrix and scores by class, and the
+        scores with pictures resized to other sizes. lengths: their longer sides in pixels."""
+        sizes = [self._resized(side, model.config) for side in lengths or ()]
+        result = super().evaluate(model, max_tokens=max_tokens, progress=progress)
+        if sizes:
+            rows, labels = self.scored["test"]
+            found = [self.task.logits(model, rows, replace(self.reader, size=size), progress) for size in sizes]
+            scores = [self.metrics(0.0, logits, labels) for logits in found]
+            result["sizes"] = [{"size": list(size), **each} for size, each in zip(sizes, scores, strict=True)]
+        return result
+
+    def _resized(self, longer: int, config: Any) -> tuple[int, int]:
+        """The size (height, width) of the trained shape whose longer side is given."""
+        from lagwise.models.embeddings import patch_side
+
+        height, width = self.reader.size
+        patch, scale = patch_side(config), longer / max(height, width)
+        size = round(height * scale), round(width * scale)
+        if any(side % patch or not side for side in size):
+            raise ValueError(
+                f"--lengths are longer sides of pictures in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
+                f"be cut into patches of {patch}"
+            )
+        return size
+
+    def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
+        return self.task.logits(model, rows, self.reader, progress)
+
+    def shown(self, rows: Any, i: int) -> dict[str, Any]:
+        """A thumbnail: a PNG file in base64."""
+        return {"picture": thumbnail(rows[i]["image"], self.task.channels, _SIDE)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -13,39 +13,24 @@ from torch.utils.data import Dataset
 from lagwise.data import ScheduledExamples, token_bytes
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, usable_lengths
+from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import length_curve, loss_curve
-from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText
+from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText, TextData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
 
 _SAMPLE = 300  # tokens in a report
 
 
-class LanguageModelling(RunningText):
-    """Causal language modelling: the next token of running text, in bits per byte of that text.
-
-    Data: text as in `lagwise.data.open_source`, by default Python's standard library. No options.
-    """
-
-    headline: ClassVar[str] = "bits_per_byte"
-    headline_label: ClassVar[str] = "bits/byte"
-    greater_is_better: ClassVar[bool] = False
-    next_command: ClassVar[str] = "lagwise generate {run} --prompt ..."
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForCausalLM
-
-        return LagwiseForCausalLM
+class PlainText(TextData):
+    """Text to predict token by token."""
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return self.text.validation_examples(self.data.evaluate_length or self.data.length, tokens)
+        return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
 
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         return super().counted({"labels": batch["labels"][:, 1:]})  # nothing predicts the first token
@@ -54,12 +39,7 @@ class LanguageModelling(RunningText):
         return {"bits_per_byte": loss / math.log(2) / self.text.bytes_per_token("valid")}
 
     def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
         """Validation text at the length of validation, test text at every length, and compressors on the same bytes.
 
@@ -72,8 +52,8 @@ class LanguageModelling(RunningText):
         test, valid = (data.splits[s][:count] for s in ("test", "valid"))
         valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
         text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
-        window = max(1, round(self.data.length * data.bytes_per_token("test")))
-        valid_at = self.data.evaluate_length or self.data.length
+        window = max(1, round(self.task.data.length * data.bytes_per_token("test")))
+        valid_at = self.task.data.evaluate_length or self.task.data.length
         return {
             "valid": evaluate(model, valid, min(valid_at, limit or valid_at), valid_sizes).to_dict(),
             "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],
@@ -84,6 +64,18 @@ class LanguageModelling(RunningText):
         sizes = token_bytes(self.text.tokenizer, self.text.bytes_per_token("test"))
         test = self.text.splits["test"][:max_tokens]
         return [evaluate(model, test, n, sizes, progress=progress).bits_per_byte for n in lengths]
+
+
+class LanguageModelling(RunningText):
+    """Causal language modelling: the next token of running text, in bits per byte of that text.
+
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library. No options.
+    """
+
+    headline = Metric("bits_per_byte", "bits/byte", greater_is_better=False)
+    head = "LagwiseForCausalLM"
+    next_command = "lagwise generate {run} --prompt ..."
+    opened = PlainText
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])
@@ -116,15 +108,16 @@ class LanguageModelling(RunningText):
         count = min(_SAMPLE, (model.length_limit or _SAMPLE + 1) - 1)  # after the start of a document
         return generate_text(model, tokenizer, "", max_new_tokens=count, seed=0) if count > 0 else ""
 
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
         """bits_per_byte of each text, read as a separate document."""
-        assert self.tokenizer is not None
-        end, found = self.tokenizer.eos_token_id, []
+        end, found = tokenizer.eos_token_id, []
         for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
-            ids = self.tokenizer(row["text"], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            ids = tokenizer(row["text"], add_special_tokens=False, split_special_tokens=True)["input_ids"]
             stream = np.asarray([end, *ids, end])
             score = evaluate(
-                model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(self.tokenizer))
+                model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(tokenizer))
             )
             size = max(1, len(str(row["text"]).encode()))
             found.append({"bits_per_byte": score.nats / math.log(2) / size})

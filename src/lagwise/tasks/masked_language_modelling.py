@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -15,64 +16,29 @@ from lagwise.data import MaskedExamples, Masking, ScheduledExamples, collate_doc
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, usable_lengths
+from lagwise.schema import Number
+from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import length_curve, metric_curve
-from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText
+from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText, TextData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_TOKENS = 8 * 8192
 _EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same tokens
 
 
-class MaskedLanguageModelling(RunningText):
-    """Masked language modelling (BERT; TNN §4.1): hidden tokens of running text, from the text on both sides.
+class HiddenText(TextData):
+    """Text with hidden tokens."""
 
-    Data: text as in `lagwise.data.open_source`, by default Python's standard library. A sequence may contain the end of
-    one document and the beginning of another; the model does not mix them.
-
-    Options (as in `lagwise.data.Masking`):
-        rate: the share of tokens that are hidden.
-        whole_words: hide all tokens of a word or none.
-        span: mean length, in words, of a hidden span; 1 hides single words.
-
-    Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model predicts
-    correctly.
-    """
-
-    headline: ClassVar[str] = "perplexity"
-    headline_label: ClassVar[str] = "perplexity"
-    greater_is_better: ClassVar[bool] = False
-    next_command: ClassVar[str] = 'lagwise predict {run} --text "... <|mask|> ..."'
-
-    def __init__(self, data: DataOptions, *, rate: float = 0.15, whole_words: bool = True, span: float = 1.0):
-        super().__init__(data)
-        if not 0 < rate < 1:
-            raise ValueError(f"task.rate must be in (0, 1), got {rate!r}")
-        if not 1 <= span <= 10:
-            raise ValueError(f"task.span must be in [1, 10], got {span!r}")
-        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words, "span": span}
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForMaskedLM
-
-        return LagwiseForMaskedLM
-
-    @staticmethod
-    def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        return with_mask(tokenizer)
-
-    def fixed_fields(self) -> dict[str, Any]:
-        return {"causal": False, "sparse_prediction": True}
+    task: MaskedLanguageModelling
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        length = self.data.evaluate_length or self.data.length
+        length = self.task.data.evaluate_length or self.task.data.length
         return self._masked(self.text.validation_examples(length, tokens), _EVALUATION_SEED)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -94,12 +60,7 @@ class MaskedLanguageModelling(RunningText):
         return {"perplexity": float(np.exp(nats)), "masked_accuracy": float(found)}
 
     def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
         """Perplexity and accuracy on test text, the same tokens hidden at every length.
 
@@ -113,6 +74,67 @@ class MaskedLanguageModelling(RunningText):
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
         stream = self._hidden_stream(self.text.splits["test"][:max_tokens])
         return [masked_score(model, *stream, n, progress=progress).perplexity for n in lengths]
+
+    def _masking(self) -> Masking:
+        assert self.tokenizer is not None
+        return Masking(self.tokenizer, **self.task.masking_options)
+
+    def _masked(self, sequences: Any, seed: int) -> MaskedExamples:
+        return MaskedExamples(sequences, self._masking(), self._end_of_text, seed)
+
+    def _hidden_stream(self, tokens: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Text with tokens hidden in pieces of the trained length, the labels, and the documents."""
+        masking, ids = self._masking(), tokens.astype(np.int64)
+        starts = range(0, len(ids), self.task.data.length)
+        pieces = [
+            masking(ids[i : i + self.task.data.length], np.random.default_rng((_EVALUATION_SEED, i))) for i in starts
+        ]
+        hidden, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*pieces, strict=True))
+        return hidden, labels, torch.from_numpy(document_of(ids, self._end_of_text))
+
+    @property
+    def _end_of_text(self) -> int:
+        assert self.tokenizer is not None
+        return self.tokenizer.eos_token_id
+
+
+class MaskedLanguageModelling(RunningText):
+    """Masked language modelling (BERT; TNN §4.1): hidden tokens of running text, from the text on both sides.
+
+    Data: text as in `lagwise.data.open_source`, by default Python's standard library. A sequence may contain the end of
+    one document and the beginning of another; the model does not mix them.
+
+    Options (as in `lagwise.data.Masking`):
+        rate: the share of tokens that are hidden.
+        whole_words: hide all tokens of a word or none.
+        span: mean length, in words, of a hidden span; 1 hides single words.
+
+    Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model predicts
+    correctly.
+    """
+
+    headline = Metric("perplexity", "perplexity", greater_is_better=False)
+    opened = HiddenText
+    head = "LagwiseForMaskedLM"
+    next_command = 'lagwise predict {run} --text "... <|mask|> ..."'
+
+    def __init__(
+        self,
+        data: DataOptions,
+        *,
+        rate: Annotated[Number, Field(gt=0, lt=1)] = 0.15,
+        whole_words: bool = True,
+        span: Annotated[Number, Field(ge=1, le=10)] = 1.0,
+    ):
+        super().__init__(data)
+        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words, "span": span}
+
+    @staticmethod
+    def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+        return with_mask(tokenizer)
+
+    def fixed_fields(self) -> dict[str, Any]:
+        return {"causal": False, "sparse_prediction": True}
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         title = f"Hidden tokens of the test text, trained at {evaluation['trained_at']}"
@@ -133,12 +155,13 @@ class MaskedLanguageModelling(RunningText):
         return figures
 
     @torch.inference_mode()
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
         """``filled``, the text with the likeliest token for each mask, and ``probability``, the product of theirs.
 
         ValueError for a text without a mask.
         """
-        tokenizer: Any = self.tokenizer
         found = []
         for row in progress_bar(list(rows), desc="filling", unit="row", show=progress):
             ids = tokenizer(row["text"], add_special_tokens=False, return_tensors="pt")["input_ids"]
@@ -151,23 +174,3 @@ class MaskedLanguageModelling(RunningText):
             ids[masks] = best.indices
             found.append({"filled": tokenizer.decode(ids[0]), "probability": float(best.values.prod())})
         return found
-
-    def _masking(self) -> Masking:
-        assert self.tokenizer is not None
-        return Masking(self.tokenizer, **self.masking_options)
-
-    def _masked(self, sequences: Any, seed: int) -> MaskedExamples:
-        return MaskedExamples(sequences, self._masking(), self._end_of_text, seed)
-
-    def _hidden_stream(self, tokens: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Text with tokens hidden in pieces of the trained length, the labels, and the documents."""
-        masking, ids = self._masking(), tokens.astype(np.int64)
-        starts = range(0, len(ids), self.data.length)
-        pieces = [masking(ids[i : i + self.data.length], np.random.default_rng((_EVALUATION_SEED, i))) for i in starts]
-        hidden, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*pieces, strict=True))
-        return hidden, labels, torch.from_numpy(document_of(ids, self._end_of_text))
-
-    @property
-    def _end_of_text(self) -> int:
-        assert self.tokenizer is not None
-        return self.tokenizer.eos_token_id

@@ -11,7 +11,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
-from lagwise.tasks.base import Task
+from lagwise.tasks.base import Task, TaskData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,10 +26,12 @@ class RunningText(Task):
     Data: text as in `lagwise.data.open_source`, by default Python's standard library.
     """
 
+    #: the class of its data
+    opened: type[TextData]
+
     def __init__(self, data: DataOptions):
         super().__init__(data)
         data.source = "stdlib" if data.source is None else data.source
-        self.text: TokenData
 
     @staticmethod
     def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -41,36 +43,43 @@ class RunningText(Task):
         return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
 
     def identity(self) -> str:
-        return content_key(open_source(self._source), self.data.tokenizer, self.data.vocab_size)
+        return content_key(open_source(self.source), self.data.tokenizer, self.data.vocab_size)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TextData:
         run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
         if source is not None:
-            self.text = prepare(source, str(run), progress=progress)
-        else:
-            options = self.data
-            self.text = prepare(self._source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
-            if run is not None and self._vocabulary() != load_tokenizer(str(run)).get_vocab():
-                self.text = prepare(self._source, str(run), progress=progress)
-        self.tokenizer = self.prepared(self.text.tokenizer)
+            return self.opened(self, prepare(source, str(run), progress=progress))
+        options = self.data
+        text = prepare(self.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
+        if run is not None and self.prepared(text.tokenizer).get_vocab() != load_tokenizer(str(run)).get_vocab():
+            text = prepare(self.source, str(run), progress=progress)
+        return self.opened(self, text)
+
+    @property
+    def source(self) -> str:
+        """The name of the text."""
+        assert self.data.source is not None
+        return self.data.source
+
+
+class TextData(TaskData):
+    """Text in token files. Abstract."""
+
+    task: RunningText
+
+    def __init__(self, task: RunningText, text: TokenData):
+        super().__init__(task, task.prepared(text.tokenizer))
+        self.text = text
 
     def notes(self) -> Sequence[str]:
-        source = "Python's standard library, as no data are given" if self._source == "stdlib" else self._source
+        source = "Python's standard library, as no data are given" if self.task.source == "stdlib" else self.task.source
         tokens = ", ".join(f"{split} {len(self.text.splits[split]):,}" for split in SPLITS)
         notes = [f"text: {source}; tokens: {tokens}"]
-        if inner_suffix(Path(self._source)) in (".csv", ".tsv"):
+        if inner_suffix(Path(self.task.source)) in (".csv", ".tsv"):
             notes.append("a table is read as plain text here; recipes for its columns are classify and forecast-tnn")
-        if expanded(self._source).is_dir():
-            notes += open_source(self._source).notes
+        if expanded(self.task.source).is_dir():
+            notes += open_source(self.task.source).notes
         return notes
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
-
-    def _vocabulary(self) -> dict[str, int]:
-        return self.prepared(self.text.tokenizer).get_vocab()
-
-    @property
-    def _source(self) -> str:
-        assert self.data.source is not None
-        return self.data.source

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lagwise.tables import known
+from lagwise.tasks.base import Metric
 
 #: metrics for which higher is better, and their display names
 METRICS = {
@@ -19,6 +20,11 @@ METRICS = {
     "spearman": "Spearman's correlation",
 }
 _OF_NUMBERS = ("pearson", "spearman")
+
+
+def headline_of(name: str) -> Metric:
+    """One of `METRICS` as the headline of a task."""
+    return Metric(name, METRICS[name])
 
 
 def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:

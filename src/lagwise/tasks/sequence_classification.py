@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -37,29 +36,28 @@ from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labels import KINDS
 from lagwise.data.options import DataOptions
-from lagwise.tables import known, whole_number
-from lagwise.tasks.base import Table, Task, require_none
+from lagwise.schema import Count, Share
+from lagwise.tables import known
+from lagwise.tasks.base import Metric, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
     balanced_weights,
     class_columns,
-    class_counts,
     class_fields,
     class_names,
 )
-from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
+from lagwise.tasks.labelled import Labelled, LabelledRows
 from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
-from lagwise.tasks.scores import METRICS, check_metric, classification_scores, regression_scores
+from lagwise.tasks.scores import check_metric, headline_of
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
-    from matplotlib.figure import Figure
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _SHOWN = 120  # characters of a text in a report
 
 
-class SequenceClassification(Task):
+class SequenceClassification(Labelled):
     """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
 
     Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a name of
@@ -87,7 +85,9 @@ class SequenceClassification(Task):
     Pearson's correlation.
     """
 
-    greater_is_better: ClassVar[bool] = True
+    head = "LagwiseForSequenceClassification"
+    linear_head = "LagwiseLinearForSequenceClassification"
+    needs = "classification needs rows to learn from; give a file with --data, such as reviews.csv"
     formats: ClassVar[Collection[str]] = tuple(FORMATS)
 
     def __init__(
@@ -99,126 +99,84 @@ class SequenceClassification(Task):
         kind: str = "auto",
         metric: str | None = None,
         inputs: str = "tokens",
-        stride: int = 1,
+        stride: Count = 1,
         features: list[str] | None = None,
         lines: bool | None = None,
-        rate: int | None = None,
+        rate: Count | None = None,
         class_weights: str = "none",
-        label_smoothing: float = 0.0,
+        label_smoothing: Share = 0.0,
         separate: bool = False,
         packing: bool = False,
     ):
-        super().__init__(data)
-        if not data.source:
-            raise ValueError("classification needs rows to learn from; give a file with --data, such as reviews.csv")
+        super().__init__(data, label_smoothing)
         require_none(
             "sequence_classification", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
         )
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"task.label_smoothing must be in [0, 1), got {label_smoothing!r}")
         self.kind, self.metric = known(kind, KINDS, "task.kind"), metric
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "task.inputs")
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
-        self.label_smoothing, self.separate, self.packing = label_smoothing, separate, packing
-        self.stride = whole_number("task.stride", stride)
+        self.separate, self.packing = separate, packing
+        self.stride = stride
         self.features, self.lines, self.rate = features, lines, rate
         if stride > 1 and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
             require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate})
-        self.rows: LabelledData
-        self.label_names: tuple[str, ...] | None
-        self.scored: dict[str, tuple[Rows, list[Any]]]  # rows to evaluate on and their labels, by split
 
     @property
-    def headline(self) -> str:  # type: ignore[override]
-        return self.metric or ("accuracy" if self.is_classification else "pearson")
+    def headline(self) -> Metric:  # type: ignore[override]
+        return headline_of(self.metric or ("pearson" if self.kind == "regression" else "accuracy"))
 
-    @property
-    def headline_label(self) -> str:  # type: ignore[override]
-        return METRICS[self.headline]
-
-    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> tuple[str, str]:
-        if self.metric is not None or self.kind != "auto":
-            return super().logged_headline(metrics)
-        name = "pearson" if any("eval_pearson" in line for line in metrics) else "accuracy"
-        return name, METRICS[name]
+    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
+        is_regression = self.metric is None and any("eval_pearson" in line for line in metrics)
+        return headline_of("pearson") if is_regression else self.headline
 
     @property
     def next_command(self) -> str:  # type: ignore[override]
         reads_lines = self.inputs == "tokens" and len(self.columns()) == 1
         return f"lagwise predict {{run}} {'--text' if reads_lines else '--data'} ..."
 
-    @property
-    def is_classification(self) -> bool:
-        """Whether the labels are classes. Needs the data, unless the kind was given."""
-        return (self.rows.kind if self.kind == "auto" else self.kind) == "classification"
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForSequenceClassification
-
-        return LagwiseForSequenceClassification
-
-    @property
-    def linear_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseLinearForSequenceClassification
-
-        return LagwiseLinearForSequenceClassification
-
     def fixed_fields(self) -> dict[str, Any]:
         inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}
         return {"causal": False} | inputs
 
     def lengths(self) -> dict[str, int]:
-        return {"data.length": self._steps(self.data.length)}
-
-    def _steps(self, samples: float) -> int:
-        return -(-int(samples) // self.stride)
+        return {"data.length": self.steps(self.data.length)}
 
     def identity(self) -> str:
-        return labelled_key(self._source, **self._reading)
+        return labelled_key(self.source, **self.reading)
 
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
             return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
         run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
         if source is not None:
             assert run is not None
-            self._open_other(run, source)
-            return
-        self.rows = prepare_labelled(self._source, **self._reading, progress=progress)
-        self.tokenizer = self.rows.tokenizer
-        if run is not None and self.tokenizer is not None:
+            return self._open_other(run, source)
+        rows = prepare_labelled(self.source, **self.reading, progress=progress)
+        tokenizer = rows.tokenizer
+        if run is not None and tokenizer is not None:
             own = load_tokenizer(str(run))
-            if own.get_vocab() != self.tokenizer.get_vocab():
-                reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
-                self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
-        self.label_names = self.rows.label_names
-        check_metric(self.metric, self.rows.kind, self.label_names)
-        if self.label_names is not None and self.class_weights == "balanced":
-            counts = torch.tensor([self.rows.counts["train"][name] for name in self.label_names])
-            self.weights = balanced_weights(counts)
-        if self.label_names is None and (self.class_weights != "none" or self.label_smoothing):
+            if own.get_vocab() != tokenizer.get_vocab():
+                reading: dict[str, Any] = {**self.reading, "tokenizer": str(run)}
+                rows, tokenizer = prepare_labelled(self.source, **reading, progress=progress), own
+        check_metric(self.metric, rows.kind, rows.label_names)
+        if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
-        splits = self.rows.splits
         if run is None and self.inputs == "values":
-            self._check_samples(max(splits["train"]["length"][:]))
-        self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
-        self._longest = self._steps(max(splits["train"]["length"][:]))
-        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+            self._check_samples(rows.features or 1, max(rows.splits["train"]["length"][:]))
+        return ClassifiedRows(self, tokenizer, rows)
 
-    def _check_samples(self, most: int) -> None:
+    def _check_samples(self, features: int, most: int) -> None:
         """ValueError if no series of train fills a step of the model, as with arrays of another layout."""
         if most >= max(2, self.stride):
             return
-        features = self.rows.features or 1
         samples = f"{most} sample{'s' * (most > 1)} of {features:,} feature{'s' * (features > 1)}"
         hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
         if features > most:
@@ -231,174 +189,48 @@ class SequenceClassification(Task):
             f"{'; '.join(hints)}"
         )
 
-    def _open_other(self, run: Path, source: str) -> None:
+    def _open_other(self, run: Path, source: str) -> ClassifiedRows:
         """Rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
-        if config.input_name == "tokens":
-            self.tokenizer = load_tokenizer(str(run))
-        self.label_names = None if config.num_labels == 1 else class_names(config)
-        rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, self.label_names)
-        features = config.inputs["features"] if config.input_name == "values" else None
-        self.scored = {"test": (self._encoder(features)(rows), labels)}
-
-    def fields(self) -> dict[str, Any]:
-        names = self.rows.label_names
-        fields = super().fields()
-        if self.rows.features is not None:
-            mean, std = feature_scale(series(self.rows.splits["train"]))
-            scale = {"stride": self.stride, "mean": mean, "std": std}
-            fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
-        if isinstance(self.text, list) and len(self.text) == 2:
-            fields["type_vocab_size"] = 2
-        if names is None:
-            labels = np.asarray(self.rows.splits["train"]["label"][:], dtype=np.float64)
-            spread = {"label_mean": float(labels.mean()), "label_std": float(labels.std()) or 1.0}
-            return fields | {"num_labels": 1, "problem_type": "regression", **spread}
-        return fields | class_fields(names) | {"problem_type": "single_label_classification"}
-
-    def linear_fields(self) -> dict[str, Any]:
-        fields = self.fields()
-        if self.inputs == "values":
-            fields["inputs"] = {**fields["inputs"], "stride": 1}
-        else:
-            fields["inputs"] = {"name": "tokens", "pairs": len(self.columns()) == 2}
-        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
-
-    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
-        rows = by_length(self.rows.splits[split])[0]
-        examples = EncodedExamples(rows)
-        for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
-            yield self._padded([examples[i] for i in places], stride=1)
-
-    def resolved(self) -> dict[str, Any]:
-        columns, source = self.rows.encoder.columns, self._source
-        found = {} if columns == self.columns() else {"text": columns[0]}  # the only column of text
-        return {**found, **source.found()} if isinstance(source, SeriesSource) else found
-
-    def saved_tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer = super().saved_tokenizer()
-        return with_pairs(tokenizer, separate=self.separate) if len(self.columns()) == 2 else tokenizer
-
-    def notes(self) -> Sequence[str]:
-        return [*self.rows.describe().splitlines(), *class_counts(self.rows.counts.get("train", {}))]
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return -(-len(self.rows.splits["train"]) // batch_size)
-
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
-
-    def validation_examples(self, tokens: int) -> Dataset:
-        return EncodedExamples(by_length(self.rows.splits["valid"])[0])
-
-    def tokens_per_example(self) -> float:
-        return float(np.mean(self.rows.splits["train"]["length"][:])) / self.stride
-
-    def longest_example(self) -> int:
-        return self._longest
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        if self.packing:
-            return with_all_labels(DocumentPackingCollator(self.data.length)(rows))
-        return self._padded(rows, multiple_of=partial(length_step, most=self._longest))
-
-    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return self._padded(rows)
-
-    def _padded(self, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
-        pad = None if self.tokenizer is None else self.tokenizer.pad_token_id
-        return with_all_labels(PaddingCollator(pad, **{"stride": self.stride, **options})(rows))
-
-    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with class weights and label smoothing, or the squared error over the labels' variance: a mean
-        over the rows of a step."""
-        logits = outputs.logits.float()
-        if self.is_classification:
-            weight = None if self.weights is None else self.weights.to(logits)
-            each = F.cross_entropy(
-                logits, labels, weight=weight, label_smoothing=self.label_smoothing, reduction="none"
-            )
-        else:
-            each = (logits[:, 0] - labels).square() / self.label_variance
-        return each.mean() if num_items_in_batch is None else each.sum() / num_items_in_batch
-
-    def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return logits.float(), labels
-
-    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return self._scores(np.asarray(predictions), np.asarray(labels))[0]
-
-    def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
-    ) -> dict[str, Any]:
-        """Scores of the valid and test rows; of classes also the confusion matrix and figures by class."""
-        require_none("sequence_classification", **{"--lengths": lengths, "--tokens": max_tokens})
-        kind = "regression" if self.label_names is None else "classification"
-        result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
-        for split, (rows, labels) in self.unseen(self.scored, model).items():
-            logits = self._logits(model, rows, progress)
-            scores, details = self._scores(logits, np.asarray(labels))
-            worst = worst_rows(logits, np.asarray(labels), self.label_names)
-            mistakes = [{"row": self._shown(rows, i), **each} for i, each in worst.items()]
-            # details of the last split, the test rows
-            result |= {split: {**scores, "rows": len(rows)}, **details, "mistakes": mistakes}
-        return result
-
-    def _shown(self, rows: Rows, i: int) -> str:
-        """A row for people: its number, and the start of its text."""
-        if self.tokenizer is None:
-            return f"{i + 1}"
-        text = str(self.tokenizer.decode(rows[i]["input_ids"][:_SHOWN], skip_special_tokens=True))
-        return f"{i + 1}: {' '.join(text.split())[:_SHOWN]}"
-
-    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        return result_tables(evaluation)
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return result_figures(metrics, evaluation, self.metric)
+        found = ClassifiedRows(self, load_tokenizer(str(run)) if config.input_name == "tokens" else None)
+        found.label_names = None if config.num_labels == 1 else class_names(config)
+        rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, found.label_names)
+        found.scored = {"test": (self.encoder(config, found.tokenizer)(rows), labels)}
+        return found
 
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
-        features = model.config.inputs["features"] if self.inputs == "values" else None
-        logits = self._logits(model, self._encoder(features)(rows), progress)
+        logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer)(rows), progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
         return class_columns(logits, class_names(model.config))
 
-    def _logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
+    def logits(self, model: Any, tokenizer: Any, rows: Rows, progress: bool) -> np.ndarray:
         """Logits of encoded rows, in steps of the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
-        return row_logits(model, rows, partial(self._padded, stride=stride), progress, stride)
+        return row_logits(model, rows, partial(self.padded, tokenizer, stride=stride), progress, stride)
 
-    def _encoder(self, features: int | None) -> RowEncoder:
+    def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
+        """A batch of encoded rows. options: of the collator."""
+        pad = None if tokenizer is None else tokenizer.pad_token_id
+        return with_all_labels(PaddingCollator(pad, **{"stride": self.stride, **options})(rows))
+
+    def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
+        """Encodes rows for a model."""
+        features = config.inputs["features"] if config.input_name == "values" else None
         is_bytes = self.data.tokenizer == "bytes"
-        return RowEncoder(self.columns(), self.data.length, self.tokenizer, is_bytes, features, self.separate)
-
-    def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
-        if self.label_names is None:
-            return regression_scores(logits[:, 0], labels)
-        return classification_scores(logits.argmax(-1), labels, self.label_names)
+        return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate)
 
     @property
-    def _source(self) -> RowSource:
-        assert self.data.source is not None
-        return self.open_rows(self.data.source)
-
-    @property
-    def _reading(self) -> dict[str, Any]:
+    def reading(self) -> dict[str, Any]:
         """The options that affect how rows are read and encoded."""
         options = self.data
         return {
@@ -411,3 +243,93 @@ class SequenceClassification(Task):
             "length": options.length,
             "separate": self.separate,
         }
+
+
+class ClassifiedRows(LabelledRows):
+    """Texts, pairs of texts or series with a label each. rows: None for other data than the task's own."""
+
+    task: SequenceClassification
+
+    def __init__(self, task: SequenceClassification, tokenizer: Any, rows: LabelledData | None = None):
+        super().__init__(task, tokenizer)
+        self.rows: Any = rows
+        if rows is None:
+            return
+        self.label_names, splits = rows.label_names, rows.splits
+        if rows.label_names is not None and task.class_weights == "balanced":
+            self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
+        self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
+        self._longest = task.steps(max(splits["train"]["length"][:]))
+        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+
+    @property
+    def headline(self) -> Metric:
+        return headline_of("pearson") if self.task.metric is None and self.label_names is None else self.task.headline
+
+    def fields(self) -> dict[str, Any]:
+        names = self.rows.label_names
+        fields = super().fields()
+        if self.rows.features is not None:
+            mean, std = feature_scale(series(self.rows.splits["train"]))
+            scale = {"stride": self.task.stride, "mean": mean, "std": std}
+            fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
+        if isinstance(self.task.text, list) and len(self.task.text) == 2:
+            fields["type_vocab_size"] = 2
+        if names is None:
+            labels = np.asarray(self.rows.splits["train"]["label"][:], dtype=np.float64)
+            spread = {"label_mean": float(labels.mean()), "label_std": float(labels.std()) or 1.0}
+            return fields | {"num_labels": 1, "problem_type": "regression", **spread}
+        return fields | class_fields(names) | {"problem_type": "single_label_classification"}
+
+    def linear_fields(self) -> dict[str, Any]:
+        fields = self.fields()
+        if self.task.inputs == "values":
+            fields["inputs"] = {**fields["inputs"], "stride": 1}
+        else:
+            fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
+        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
+
+    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+        rows = by_length(self.rows.splits[split])[0]
+        examples = EncodedExamples(rows)
+        for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
+            yield self.task.padded(self.tokenizer, [examples[i] for i in places], stride=1)
+
+    def resolved(self) -> dict[str, Any]:
+        columns, source = self.rows.encoder.columns, self.task.source
+        found = {} if columns == self.task.columns() else {"text": columns[0]}  # the only column of text
+        return {**found, **source.found()} if isinstance(source, SeriesSource) else found
+
+    def saved_tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer = super().saved_tokenizer()
+        return with_pairs(tokenizer, separate=self.task.separate) if len(self.task.columns()) == 2 else tokenizer
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        return EncodedExamples(by_length(self.rows.splits["valid"])[0])
+
+    def tokens_per_example(self) -> float:
+        return float(np.mean(self.rows.splits["train"]["length"][:])) / self.task.stride
+
+    def longest_example(self) -> int:
+        return self._longest
+
+    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        if self.task.packing:
+            return with_all_labels(DocumentPackingCollator(self.task.data.length)(rows))
+        return self.task.padded(self.tokenizer, rows, multiple_of=partial(length_step, most=self._longest))
+
+    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        return self.task.padded(self.tokenizer, rows)
+
+    def logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
+        return self.task.logits(model, self.tokenizer, rows, progress)
+
+    def shown(self, rows: Rows, i: int) -> dict[str, Any]:
+        """Its number, and the start of its text."""
+        if self.tokenizer is None:
+            return {"row": f"{i + 1}"}
+        text = str(self.tokenizer.decode(rows[i]["input_ids"][:_SHOWN], skip_special_tokens=True))
+        return {"row": f"{i + 1}: {' '.join(text.split())[:_SHOWN]}"}

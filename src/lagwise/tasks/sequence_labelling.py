@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -30,18 +31,18 @@ from lagwise.data.series_windows import (
 )
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
 from lagwise.progress import progress_bar
-from lagwise.tables import known, typed, whole_number
-from lagwise.tasks.base import Table, Task, finite, require_none
+from lagwise.schema import Count, Whole
+from lagwise.tables import known
+from lagwise.tasks.base import TaskData, finite, require_none
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
-from lagwise.tasks.classification_results import result_figures, result_tables
-from lagwise.tasks.scores import classification_scores
+from lagwise.tasks.labelled import Labelled
+from lagwise.tasks.scores import classification_scores, headline_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from transformers import PreTrainedModel
+    pass
 
 
-class SequenceLabelling(Task):
+class SequenceLabelling(Labelled):
     """A class for every step of a series of real vectors, or for the events in it, as the series arrives.
 
     Data: rows as in `lagwise.data.open_rows`, one series per row (a .csv or .tsv file is one series, one line per
@@ -65,10 +66,10 @@ class SequenceLabelling(Task):
     the share detected, and the share of detections that are true. Macro F1 is the headline.
     """
 
-    headline: ClassVar[str] = "macro_f1"
-    headline_label: ClassVar[str] = "macro F1"
-    greater_is_better: ClassVar[bool] = True
-    next_command: ClassVar[str] = "lagwise predict {run} --data ..."
+    headline = headline_of("macro_f1")
+    needs = "sequence_labelling needs series to learn from; give a file or folder with --data"
+    head = "LagwiseForTokenClassification"
+    next_command = "lagwise predict {run} --data ..."
     inputs = "values"
 
     def __init__(
@@ -78,113 +79,153 @@ class SequenceLabelling(Task):
         values: str = "input_values",
         label: str = "label",
         events: str | None = None,
-        stride: int = 1,
-        delay: int = 0,
-        tolerance: int | None = None,
+        stride: Count = 1,
+        delay: Annotated[Whole, Field(ge=0)] = 0,
+        tolerance: Count | None = None,
         class_weights: str | dict[str, float] = "none",
         augment: dict[str, float] | None = None,
         features: list[str] | None = None,
-        rate: int | None = None,
+        rate: Count | None = None,
     ):
         super().__init__(data)
-        if not data.source:
-            raise ValueError("sequence_labelling needs series to learn from; give a file or folder with --data")
         require_none(
             "sequence_labelling", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
         )
-        self.stride = whole_number("task.stride", stride)
-        self.delay = whole_number("task.delay", delay, least=0)
+        self.stride, self.delay = stride, delay
         if (events is None) != (tolerance is None):
             raise ValueError(
                 f"task.events and task.tolerance belong together, got {events!r} and {tolerance!r}: tolerance is how "
                 "far, in samples, an event that is found may be from a true one"
             )
-        self.reach = 0 if tolerance is None else whole_number("task.tolerance", tolerance) // stride  # in steps
+        self.reach = 0 if tolerance is None else tolerance // stride  # in steps
         self.tolerance = tolerance
         if data.length < stride + delay:
             raise ValueError(f"data.length {data.length} is less than task.stride and task.delay, {stride} + {delay}")
-        self.changes = {
-            known(name, CHANGES, "key in task.augment"): typed(float, value, f"task.augment.{name}")
-            for name, value in (augment or {}).items()
-        }
+        self.changes = augment or {}
         for name, value in self.changes.items():
+            known(name, CHANGES, "key in task.augment")
             if not 0 <= value <= CHANGES[name]:
                 raise ValueError(f"task.augment.{name} must be in [0, {CHANGES[name]:g}], got {value!r}")
         self.class_weights = checked_class_weights(class_weights)
         self.values, self.label, self.events = values, label, events
         self.features, self.rate = features, rate
-        self.collate = StepCollator(stride)  # type: ignore[method-assign]
-        self.rows: LabelledSeries
-        self.label_names: tuple[str, ...]
-        self.scored: dict[str, Iterable[tuple[np.ndarray, np.ndarray]]]  # series and labels to evaluate on, by split
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        from lagwise.models import LagwiseForTokenClassification
-
-        return LagwiseForTokenClassification
 
     def fixed_fields(self) -> dict[str, Any]:
         return {"inputs": {"name": "values", "stride": self.stride}}
 
     def lengths(self) -> dict[str, int]:
-        return {"data.length (in steps)": self.longest_example()}
+        return {"data.length (in steps)": self.steps(self.data.length)}
 
     def open_rows(self, source: str) -> SeriesSource:
         return open_series(source, self.label, per_sample=True, features=self.features, rate=self.rate)
 
     def identity(self) -> str:
-        assert self.data.source is not None
-        return series_key(self.open_rows(self.data.source), self.values, self.label, self.events)
+        return series_key(self.source, self.values, self.label, self.events)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> None:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesWithClasses:
         if source is not None:
             assert run is not None
-            self._open_other(run, source)
-            return
-        assert self.data.source is not None
-        found = self.open_rows(self.data.source)
-        self.rows = prepare_series(found, values=self.values, label=self.label, events=self.events, progress=progress)
-        self.label_names = self.rows.label_names
-        self.weights = self._class_weights()
-        self.scored = {split: WholeSeries(self.rows.splits[split]) for split in ("valid", "test")}
+            return self._open_other(run, source)
+        found = prepare_series(self.source, values=self.values, label=self.label, events=self.events, progress=progress)
+        return SeriesWithClasses(self, found)
 
-    def _class_weights(self) -> Tensor | None:
-        if not isinstance(self.class_weights, str):
-            for name in self.class_weights:
-                known(name, self.label_names, "class in task.class_weights")
-            return torch.tensor([self.class_weights.get(name, 1.0) for name in self.label_names])
-        if self.class_weights == "none":
-            return None
-        counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
-        if self.events is not None:
-            counts[0] /= self.stride  # steps without an event
-        return balanced_weights(counts)
-
-    def _open_other(self, run: Path, source: str) -> None:
+    def _open_other(self, run: Path, source: str) -> SeriesWithClasses:
         """Rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
-        config: Any = read_config(run)
-        self.label_names = class_names(config)
+        found = SeriesWithClasses(self)
+        found.label_names = names = class_names(read_config(run))
         rows = rows_to_evaluate(self.open_rows(source).read(), source)
-        self.scored = {
-            "test": list(read_series_for(rows, self.label_names, self.values, self.label, self.events, source))
-        }
+        found.scored = {"test": list(read_series_for(rows, names, self.values, self.label, self.events, source))}
+        return found
+
+    def columns(self) -> tuple[str, ...]:
+        return (self.values,)
+
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
+        """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
+        class), the end not included, in samples; as JSON."""
+        names = class_names(model.config)
+        encode = RowEncoder((self.values,), 1 << 30, features=model.config.inputs["features"])
+        result = []
+        for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
+            p = self.probabilities(model, samples)
+            if self.events is not None:
+                found = find_events(p, self.reach)
+                places = self.positions(found.steps).clip(0, len(samples) - 1).tolist()
+                scores = zip(places, found.classes, found.scores, strict=True)
+                result.append({"predicted": json.dumps([[at, names[c], round(float(s), 4)] for at, c, s in scores])})
+                continue
+            classes = self.of_samples(p.argmax(1), len(samples))
+            starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist()]
+            ends = [*starts[1:], len(classes)]
+            runs = [[start, end, names[classes[start]]] for start, end in zip(starts, ends, strict=True)]
+            result.append({"predicted": json.dumps(runs)})
+        return result
+
+    def positions(self, steps: np.ndarray) -> np.ndarray:
+        """The middle samples of the steps, shifted by the delay."""
+        return steps * self.stride + self.stride // 2 - self.delay
+
+    def of_samples(self, steps: np.ndarray, length: int) -> np.ndarray:
+        """The class of each sample: that of the step whose last sample, less the delay, is the first not before it."""
+        return steps[(np.arange(length) + self.delay) // self.stride]
+
+    @torch.inference_mode()
+    def probabilities(self, model: Any, samples: np.ndarray) -> np.ndarray:
+        """Probabilities ``(steps, classes)`` of a whole series, its last sample repeated for the delay to pass."""
+        steps = -(-(len(samples) + self.delay) // self.stride)
+        padded = np.pad(samples, ((0, steps * self.stride - len(samples)), (0, 0)), mode="edge")
+        logits = model(input_values=torch.from_numpy(padded)[None].to(model.device)).logits[0]
+        return finite(logits.float().softmax(-1).cpu().numpy(), "probabilities")
+
+
+class SeriesWithClasses(TaskData):
+    """Series with a class for each sample, or for events in them. rows: None for other data than the task's own.
+
+    scored: series and labels to evaluate on, by split.
+    """
+
+    task: SequenceLabelling
+    label_names: tuple[str, ...]
+    scored: dict[str, Iterable[tuple[np.ndarray, np.ndarray]]]
+
+    def __init__(self, task: SequenceLabelling, rows: LabelledSeries | None = None):
+        super().__init__(task)
+        self.rows: Any = rows
+        self.collate = StepCollator(task.stride)  # type: ignore[method-assign]
+        if rows is None:
+            return
+        self.label_names = rows.label_names
+        self.weights = self._class_weights()
+        self.scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
+
+    def _class_weights(self) -> Tensor | None:
+        if not isinstance(self.task.class_weights, str):
+            for name in self.task.class_weights:
+                known(name, self.label_names, "class in task.class_weights")
+            return torch.tensor([self.task.class_weights.get(name, 1.0) for name in self.label_names])
+        if self.task.class_weights == "none":
+            return None
+        counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
+        if self.task.events is not None:
+            counts[0] /= self.task.stride  # steps without an event
+        return balanced_weights(counts)
 
     def fields(self) -> dict[str, Any]:
         scale = {"mean": self.rows.mean, "std": self.rows.std}
         return {
-            "inputs": {"name": "values", "features": self.rows.features, "stride": self.stride, **scale},
+            "inputs": {"name": "values", "features": self.rows.features, "stride": self.task.stride, **scale},
             **class_fields(self.label_names),
         }
 
     def resolved(self) -> dict[str, Any]:
-        assert self.data.source is not None
-        return self.open_rows(self.data.source).found()
+        return self.task.source.found()
 
     def notes(self) -> Sequence[str]:
-        what = "samples" if self.events is None else "events"
+        what = "samples" if self.task.events is None else "events"
         features = f"{self.rows.features:,} feature{'s' * (self.rows.features > 1)}"
         lines = []
         for split, rows in self.rows.splits.items():
@@ -195,32 +236,32 @@ class SequenceLabelling(Task):
         return [*lines, *self.rows.notes]
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        return max(1, round(sum(self.rows.splits["train"]["length"][:]) / (batch_size * self.data.length)))
+        return max(1, round(sum(self.rows.splits["train"]["length"][:]) / (batch_size * self.task.data.length)))
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return RandomWindows(
             self.rows.splits["train"],
             steps * batch_size,
-            self.data.length,
-            self.stride,
-            self.delay,
-            self.events is not None,
+            self.task.data.length,
+            self.task.stride,
+            self.task.delay,
+            self.task.events is not None,
             seed=seed,
             mean=self.rows.mean,
             std=self.rows.std,
-            changes=self.changes,
+            changes=self.task.changes,
         )
 
     def validation_examples(self, tokens: int) -> Dataset:
-        rows, length = self.rows.splits["valid"], self.data.length
+        rows, length = self.rows.splits["valid"], self.task.data.length
         ranges = even_windows(rows["length"][:], length, tokens // self.longest_example())
-        return SeriesWindows(rows, ranges, self.stride, self.delay, self.events is not None)
+        return SeriesWindows(rows, ranges, self.task.stride, self.task.delay, self.task.events is not None)
 
     def tokens_per_example(self) -> float:
         return float(self.longest_example())
 
     def longest_example(self) -> int:
-        return -(-self.data.length // self.stride)
+        return self.task.steps(self.task.data.length)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Cross-entropy with class weights: a mean over the steps that have a label."""
@@ -231,11 +272,11 @@ class SequenceLabelling(Task):
         return total / torch.as_tensor(counted, device=total.device).clamp(min=1)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return (logits.argmax(-1) if self.events is None else logits.float().softmax(-1)), labels
+        return (logits.argmax(-1) if self.task.events is None else logits.float().softmax(-1)), labels
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         predictions, labels = np.asarray(predictions), np.asarray(labels)
-        if self.events is None:
+        if self.task.events is None:
             real = labels != IGNORED
             return classification_scores(predictions[real], labels[real], self.label_names)[0]
         pairs = [self._pairs(p[y != IGNORED], y[y != IGNORED]) for p, y in zip(predictions, labels, strict=True)]
@@ -244,42 +285,37 @@ class SequenceLabelling(Task):
 
     def _pairs(self, probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Predicted and true classes of the events of a series, by the targets of its steps."""
-        found, true = find_events(probabilities, self.reach), np.flatnonzero(targets > 0)
-        return paired_classes(found.steps, found.classes, true, targets[true], self.reach)
+        found, true = find_events(probabilities, self.task.reach), np.flatnonzero(targets > 0)
+        return paired_classes(found.steps, found.classes, true, targets[true], self.task.reach)
 
     def evaluate(
-        self,
-        model: Any,
-        *,
-        lengths: Sequence[int] | None = None,
-        max_tokens: int | None = None,
-        progress: bool = True,
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
         """Scores of the valid and test series; also the confusion matrix and figures by class. Of events also the
         scores of the classes at the true events, as if their positions were known (``known_positions``)."""
         require_none("sequence_labelling", **{"--lengths": lengths, "--tokens": max_tokens})
-        result: dict[str, Any] = {"kind": "steps" if self.events is None else "events", "labels": self.label_names}
+        result: dict[str, Any] = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
         for split, pairs in self.scored.items():
             predicted, true, at_known, known_classes = [], [], [], []
             for samples, labels in progress_bar(pairs, desc=f"scoring {split}", unit="series", show=progress):
-                p = self._probabilities(model, samples)
-                if self.events is None:
+                p = self.task.probabilities(model, samples)
+                if self.task.events is None:
                     targets = self._targets(labels, len(p))
                     predicted.append(p.argmax(1)[targets != IGNORED])
                     true.append(targets[targets != IGNORED])
                     continue
                 places = np.flatnonzero(labels > 0)
-                found = find_events(p, self.reach)
+                found = find_events(p, self.task.reach)
                 one, other = paired_classes(
-                    self._positions(found.steps), found.classes, places, labels[places], self.tolerance or 0
+                    self.task.positions(found.steps), found.classes, places, labels[places], self.task.tolerance or 0
                 )
                 predicted.append(one)
                 true.append(other)
-                counts = expected_events(p, self.reach // 2)[(places + self.delay) // self.stride]
+                counts = expected_events(p, self.task.reach // 2)[(places + self.task.delay) // self.task.stride]
                 at_known.append(counts.argmax(1) + 1)
                 known_classes.append(labels[places])
             both = np.concatenate(predicted), np.concatenate(true)
-            if self.events is None:
+            if self.task.events is None:
                 scores, details = classification_scores(*both, self.label_names)
                 result |= {split: {**scores, "rows": len(both[1])}, **details}
                 continue
@@ -288,59 +324,15 @@ class SequenceLabelling(Task):
             at, of = np.concatenate(at_known), np.concatenate(known_classes)
             scores, details = event_scores(at, of, self.label_names)
             result["known_positions"] = {**scores, "rows": len(of), **details}
-        after = self.stride - 1 if self.tolerance is None else latest_report(self.stride, self.tolerance)
-        result["delay"] = self.delay + after
+        after = (
+            self.task.stride - 1
+            if self.task.tolerance is None
+            else latest_report(self.task.stride, self.task.tolerance)
+        )
+        result["delay"] = self.task.delay + after
         return result
-
-    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        return result_tables(evaluation)
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return result_figures(metrics, evaluation)
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.values,)
-
-    def predict(self, model: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True) -> list[dict[str, Any]]:
-        """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
-        class), the end not included, in samples; as JSON."""
-        names = class_names(model.config)
-        encode = RowEncoder((self.values,), 1 << 30, features=model.config.inputs["features"])
-        result = []
-        for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
-            p = self._probabilities(model, samples)
-            if self.events is not None:
-                found = find_events(p, self.reach)
-                places = self._positions(found.steps).clip(0, len(samples) - 1).tolist()
-                scores = zip(places, found.classes, found.scores, strict=True)
-                result.append({"predicted": json.dumps([[at, names[c], round(float(s), 4)] for at, c, s in scores])})
-                continue
-            classes = self._of_samples(p.argmax(1), len(samples))
-            starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist()]
-            ends = [*starts[1:], len(classes)]
-            runs = [[start, end, names[classes[start]]] for start, end in zip(starts, ends, strict=True)]
-            result.append({"predicted": json.dumps(runs)})
-        return result
-
-    def _positions(self, steps: np.ndarray) -> np.ndarray:
-        """The middle samples of the steps, shifted by the delay."""
-        return steps * self.stride + self.stride // 2 - self.delay
 
     def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
         """Targets of a whole series whose last sample was repeated, as in `_probabilities`."""
-        whole = np.pad(labels, (0, steps * self.stride - len(labels)), mode="edge")
-        return step_targets(whole, self.stride, self.delay, events=False)
-
-    def _of_samples(self, steps: np.ndarray, length: int) -> np.ndarray:
-        """The class of each sample: that of the step whose last sample, less the delay, is the first not before it."""
-        return steps[(np.arange(length) + self.delay) // self.stride]
-
-    @torch.inference_mode()
-    def _probabilities(self, model: Any, samples: np.ndarray) -> np.ndarray:
-        """Probabilities ``(steps, classes)`` of a whole series, its last sample repeated for the delay to pass."""
-        steps = -(-(len(samples) + self.delay) // self.stride)
-        padded = np.pad(samples, ((0, steps * self.stride - len(samples)), (0, 0)), mode="edge")
-        logits = model(input_values=torch.from_numpy(padded)[None].to(model.device)).logits[0]
-        return finite(logits.float().softmax(-1).cpu().numpy(), "probabilities")
+        whole = np.pad(labels, (0, steps * self.task.stride - len(labels)), mode="edge")
+        return step_targets(whole, self.task.stride, self.task.delay, events=False)

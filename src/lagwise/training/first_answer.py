@@ -21,7 +21,7 @@ from lagwise.models.linear.convolutions import LEVELS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
 from lagwise.models.loading import load_model, quiet
-from lagwise.tasks import Task
+from lagwise.tasks import Task, TaskData
 from lagwise.training.closed_form import Fit, fit_linear
 
 FOLDER = "first"  # of a run, with the first answer's model
@@ -40,7 +40,7 @@ _SURE = 0.84  # share of resampled rows on which a trained model must be better:
 class FirstAnswer(NamedTuple):
     """model: in evaluation mode, fitted to training and held-out rows. about: its ``scores`` on held-out rows when
     fitted to the others alone, the ``seconds`` that all took, its ``features`` and ``penalty``. held_out: what these
-    scores are of (`Task.reduce`)."""
+    scores are of (`TaskData.reduce`)."""
 
     model: Any
     about: dict[str, Any]
@@ -57,13 +57,13 @@ def require_linear(task: Task) -> Any:
     return task.linear_class
 
 
-def fit_first_answer(task: Task, seed: int) -> FirstAnswer:
-    """The first answer of a task with open data. ValueError for a task without one."""
+def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
+    """The first answer of a task's data. ValueError for a task without one."""
     began = time.monotonic()
-    linear_class = require_linear(task)
-    fields = task.linear_fields()
+    linear_class = require_linear(data.task)
+    fields = data.linear_fields()
     with torch.inference_mode():
-        options, features, fit = _FITTED[task.inputs](task, fields, seed)
+        options, features, fit = _FITTED[data.task.inputs](data, fields, seed)
     inputs = {name: value for name, value in fields["inputs"].items() if name != "pairs"}
     merged: dict[str, Any] = {**fields, "inputs": inputs, "features": options}
     model: Any = linear_class(LagwiseLinearConfig(**merged))
@@ -71,8 +71,8 @@ def fit_first_answer(task: Task, seed: int) -> FirstAnswer:
     with torch.no_grad():
         model.classifier.weight.copy_(torch.from_numpy(fit.weights))
         model.classifier.bias.copy_(torch.from_numpy(fit.biases))
-    labels = torch.from_numpy(_labels(list(task.linear_batches("valid"))))
-    kept = task.reduce(torch.from_numpy(fit.held_out).float(), labels)
+    labels = torch.from_numpy(_labels(list(data.linear_batches("valid"))))
+    kept = data.reduce(torch.from_numpy(fit.held_out).float(), labels)
     assert kept is not None
     predicted, true = (each.numpy() for each in kept)
     about = {
@@ -80,17 +80,17 @@ def fit_first_answer(task: Task, seed: int) -> FirstAnswer:
         "penalty": fit.penalty,
         "seconds": round(time.monotonic() - began, 2),
         "rows": len(labels),
-        "metric": task.headline,
-        "scores": task.metrics(float("nan"), predicted, true),
+        "metric": data.headline.name,
+        "scores": data.metrics(float("nan"), predicted, true),
     }
     return FirstAnswer(model.eval(), about, predicted)
 
 
-def _texts(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    assert task.tokenizer is not None
-    pairs, own = fields["inputs"]["pairs"], spellings(task.tokenizer)
+def _texts(data: TaskData, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    assert data.tokenizer is not None
+    pairs, own = fields["inputs"]["pairs"], spellings(data.tokenizer)
     sizes = np.array([len(each) for each in own])
-    batches = list(task.linear_batches("train"))
+    batches = list(data.linear_batches("train"))
     characters = sum(int(sizes[batch["input_ids"].numpy()].sum()) for batch in batches)
     options, features = Ngrams.fitted(
         own,
@@ -105,12 +105,12 @@ def _texts(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, 
         found = [features(b["input_ids"], _mask(b), b.get("token_type_ids")) for b in batches]
         return _matrix(found, features.size), _labels(batches)
 
-    train, valid = rows(batches), rows(list(task.linear_batches("valid")))
-    return {"name": "ngrams", **options}, features, fit_linear(*train, valid, _weights(task))
+    train, valid = rows(batches), rows(list(data.linear_batches("valid")))
+    return {"name": "ngrams", **options}, features, fit_linear(*train, valid, _weights(data))
 
 
-def _series(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    inputs, batches = fields["inputs"], list(task.linear_batches("train"))
+def _series(data: TaskData, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    inputs, batches = fields["inputs"], list(data.linear_batches("train"))
     series = [row[: len(row) if real is None else int(real.sum())] for b in batches for row, real in _rows(b)]
     share = 1.0 if len(series) <= _MANY_SERIES else 0.5
     options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], share=share), "levels": LEVELS}
@@ -120,17 +120,17 @@ def _series(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[str,
     def rows(batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
         return torch.cat([features(b["input_values"], _mask(b)) for b in batches]).numpy(), _labels(batches)
 
-    (x, y), (other, true) = rows(_thinned(batches, features.size, seed)), rows(list(task.linear_batches("valid")))
-    fit, plain = fit_linear(x, y, (other, true), _weights(task)), features.without_levels()
-    simple = fit_linear(x[:, :plain], y, (other[:, :plain], true), _weights(task))
+    (x, y), (other, true) = rows(_thinned(batches, features.size, seed)), rows(list(data.linear_batches("valid")))
+    fit, plain = fit_linear(x, y, (other, true), _weights(data)), features.without_levels()
+    simple = fit_linear(x[:, :plain], y, (other[:, :plain], true), _weights(data))
     if fit.loss < _GAIN * simple.loss:
         return {"name": "convolutions", **options}, features, fit
     features.drop_levels()
     return {"name": "convolutions", **options, "levels": 0}, features, simple
 
 
-def _pictures(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    batches = list(task.linear_batches("train"))
+def _pictures(data: TaskData, fields: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    batches = list(data.linear_batches("train"))
     sample = torch.cat([batch["pixel_values"] for batch in batches])
     sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_PICTURES])]
     options = Patches.plan(*sample.shape[2:])
@@ -140,32 +140,32 @@ def _pictures(task: Task, fields: Mapping[str, Any], seed: int) -> tuple[dict[st
     def rows(batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
         return torch.cat([features(batch["pixel_values"]) for batch in batches]).numpy(), _labels(batches)
 
-    train, valid = rows(_thinned(batches, features.size, seed)), rows(list(task.linear_batches("valid")))
-    return {"name": "patches", **options}, features, fit_linear(*train, valid, _weights(task))
+    train, valid = rows(_thinned(batches, features.size, seed)), rows(list(data.linear_batches("valid")))
+    return {"name": "patches", **options}, features, fit_linear(*train, valid, _weights(data))
 
 
 _FITTED = {"tokens": _texts, "values": _series, "patches": _pictures}
 
 
-def held_out(task: Task, model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+def held_out(data: TaskData, model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
     """What the task's metrics need of a model's predictions for batches, and the labels."""
     found = []
     with torch.inference_mode():
         for batch in batches:
             inputs = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
-            kept = task.reduce(model(**inputs).logits, batch["labels"])
+            kept = data.reduce(model(**inputs).logits, batch["labels"])
             assert kept is not None
             found.append([each.cpu().numpy() for each in kept])
     return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
 
-def is_better(task: Task, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> bool:
+def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> bool:
     """Whether predictions are better than others of the same rows by the task's headline: also on most samples of these
     rows with replacement, so that a difference of a row or two by chance is not taken for one."""
-    random, sign = np.random.default_rng(0), 1 if task.greater_is_better else -1
+    random, sign = np.random.default_rng(0), 1 if data.headline.greater_is_better else -1
 
     def gain(rows: Any) -> float:
-        found = [task.metrics(float("nan"), each[rows], labels[rows])[task.headline] for each in (one, other)]
+        found = [data.metrics(float("nan"), each[rows], labels[rows])[data.headline.name] for each in (one, other)]
         return sign * (found[0] - found[1])
 
     if gain(slice(None)) <= 0:
@@ -174,11 +174,11 @@ def is_better(task: Task, one: np.ndarray, other: np.ndarray, labels: np.ndarray
     return float(np.mean([gained > 0 for gained in samples])) >= _SURE
 
 
-def save_first_answer(first: FirstAnswer, task: Task, run: Path) -> None:
+def save_first_answer(first: FirstAnswer, data: TaskData, run: Path) -> None:
     """Write a first answer, its held-out predictions and what is known of it into a run's folder."""
     with quiet(), saved_whole(run / FOLDER, "the first answer", last="config.json") as partial:
         first.model.save_pretrained(partial)
-        task.save_preprocessing(partial, None)
+        data.save_preprocessing(partial, None)
         save_file({"held_out": first.held_out}, partial / _HELD_OUT)
     write_whole(run / FILE, json.dumps(first.about, indent=1) + "\n")
 
@@ -193,12 +193,12 @@ def read_first_answer(run: Path) -> dict[str, Any] | None:
     return read_json(run / FILE) if (run / FILE).is_file() and (run / FOLDER / "config.json").is_file() else None
 
 
-def simple_answers(run: Path, task: Task, seed: int) -> Iterator[tuple[str, Any]]:
+def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, Any]]:
     """What to compare a run with, by name, as models: the answer that is the same for all rows (the most common class,
     or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without one."""
-    require_linear(task)
-    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(task, seed).model
-    constant, labels = copy.deepcopy(found), _labels(list(task.linear_batches("train")))
+    require_linear(data.task)
+    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed).model
+    constant, labels = copy.deepcopy(found), _labels(list(data.linear_batches("train")))
     with torch.no_grad():
         constant.classifier.weight.zero_()
         of_class = np.log(np.bincount(labels, minlength=found.num_labels) + 1e-9) if labels.dtype.kind == "i" else None
@@ -239,8 +239,8 @@ def _labels(batches: Iterable[Mapping[str, Tensor]]) -> np.ndarray:
     return torch.cat([batch["labels"] for batch in batches]).numpy()
 
 
-def _weights(task: Task) -> np.ndarray | None:
-    return None if task.weights is None else task.weights.numpy()
+def _weights(data: TaskData) -> np.ndarray | None:
+    return None if data.weights is None else data.weights.numpy()
 
 
 def _matrix(found: Iterable[Sparse], columns: int) -> Any:

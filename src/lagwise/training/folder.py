@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lagwise.files import one_line, read_json
-from lagwise.tables import build, typed
+from lagwise.schema import typed
+from lagwise.tables import build
 from lagwise.tasks import TASKS, Task
 from lagwise.training.recipe import Recipe, load_recipe
 
@@ -30,17 +31,18 @@ def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 def make_task(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
     data = replace(recipe.data)  # the task fills in its default source
-    return build(TASKS, recipe.task, data, what="task")
+    return build(TASKS, recipe.task, data, what="task", prefix="task.")
 
 
 def kept_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
     """The step of the model that a run ends with, and its headline metric on validation data; None if the log has no
     validation."""
-    name = f"eval_{task.logged_headline(metrics)[0]}"
+    metric = task.logged_headline(metrics)
+    name = f"eval_{metric.name}"
     scores = [(int(line["step"]), line[name]) for line in metrics if name in line]
     if not scores or recipe.training.select == "last":
         return scores[-1] if scores else None
-    return (max if task.greater_is_better else min)(scores, key=lambda score: score[1])  # the first of equal ones
+    return (max if metric.greater_is_better else min)(scores, key=lambda score: score[1])  # the first of equal ones
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:

@@ -18,8 +18,8 @@ from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
 from lagwise.tables import known
-from lagwise.tasks import Task
-from lagwise.training.recipe import Recipe
+from lagwise.tasks import Task, TaskData
+from lagwise.training.recipe import Recipe, merged
 
 _START = "init_from"
 _OF_THE_DATA = ("label_mean", "label_std")
@@ -43,13 +43,13 @@ def check_model(recipe: Recipe, task: Task) -> None:
                 raise ValueError(f"{option} {length} is over the kernel's max_length {kernel.max_length}")
 
 
-def build_model(recipe: Recipe, task: Task) -> PreTrainedModel:
-    """The recipe's model, freshly initialised or with the backbone of the run in ``model.init_from``, for the task's
-    open data. ValueError if they do not fit."""
-    config = config_for_data(recipe, task)
-    task.check_config(config)
+def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
+    """The recipe's model, freshly initialised or with the backbone of the run in ``model.init_from``, for the data of a
+    task. ValueError if they do not fit."""
+    config = config_for_data(recipe, data)
+    data.task.check_config(config)
     set_seed(recipe.training.seed)
-    model = task.model_class(config)
+    model = data.task.model_class(config)
     if _START in recipe.model:
         _take_backbone(model, Path(recipe.model[_START]))
     return model
@@ -66,15 +66,15 @@ def started_from(recipe: Recipe) -> Path | None:
     return folder
 
 
-def config_for_data(recipe: Recipe, task: Task) -> LagwiseConfig:
-    """The configuration for the task's open data. ValueError if the model has fewer tokens than the tokenizer."""
-    fields = task.fields()
+def config_for_data(recipe: Recipe, data: TaskData) -> LagwiseConfig:
+    """The configuration for the data of a task. ValueError if the model has fewer tokens than the tokenizer."""
+    fields = data.fields()
     if "vocab_size" in fields:  # checked first, because the tokenizer's special tokens are outside a smaller one
-        size = model_config(recipe, task, {"vocab_size": fields["vocab_size"]}).vocab_size
+        size = model_config(recipe, data.task, {"vocab_size": fields["vocab_size"]}).vocab_size
         if size < fields["vocab_size"]:
             hint = "; a run without a mask token cannot start one with masked tokens" if _START in recipe.model else ""
             raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}{hint}")
-    return model_config(recipe, task, fields)
+    return model_config(recipe, data.task, fields)
 
 
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
@@ -112,18 +112,8 @@ def with_start(recipe: Recipe) -> Recipe:
         options = replace(options, tokenizer=place)
     own = dict(recipe.model)
     if isinstance(own.get("block"), dict) and "name" not in own["block"]:
-        own["block"] = _merged(given["block"], own["block"])
+        own["block"] = merged(given["block"], own["block"])
     return replace(recipe, model={**given, **own, _START: place}, data=options)
-
-
-def _merged(given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A part's options with others in their place; a part that these name replaces the given one."""
-    changed = dict(given)
-    for name, value in own.items():
-        before = given.get(name)
-        inner = isinstance(value, dict) and "name" not in value and isinstance(before, dict)
-        changed[name] = _merged(before, value) if inner else value
-    return changed
 
 
 def without_start(recipe: Recipe) -> Recipe:

@@ -248,7 +248,7 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def _use_preset(values: dict[str, Any], word: str) -> None:
-    """Put the block of a word in the place of the recipe's, with what the recipe's ``words`` set for it."""
+    """Merge the fields of a word into the recipe's model, then what the recipe keeps, then what its ``words`` set."""
     known(word, [*PRESETS, LINEAR], "model")
     values["training"] = {**(values.get("training") or {}), "first_answer": "only" if word == LINEAR else "none"}
     if word == LINEAR:
@@ -256,14 +256,22 @@ def _use_preset(values: dict[str, Any], word: str) -> None:
     old = values.get("model") or {}
     inputs = old.get("inputs")
     of_pictures = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
-    preset = (PRESETS | GRID_PRESETS if of_pictures else PRESETS)[word]
-    model = {k: v for k, v in old.items() if k not in ("block", "norm")} | copy.deepcopy(preset)
-    model["block"] |= _kept(values).get("block", {})
-    if of_pictures:
-        _keep_expansions(model["block"], old.get("block"))
-    _keep_depth(model, old.get("block"))
+    preset = copy.deepcopy((PRESETS | GRID_PRESETS if of_pictures else PRESETS)[word])
     own = (values.get("words") or {}).get(word) or {}
-    values["model"] = {**model, **own, "block": model["block"] | (own.get("block") or {})}
+    plain = {name: value for name, value in old.items() if name != "norm"}
+    kept = _kept(values, preset["block"] if of_pictures else {})
+    values["model"] = merged(plain, preset, kept, _depth(old), own)
+
+
+def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a model, or options of a part, with others in their place. A part that these name replaces the given
+    one; of another part, only the options that these set."""
+    result = dict(given)
+    for name, value in ((name, value) for other in others for name, value in other.items()):
+        before = result.get(name)
+        inner = isinstance(value, dict) and "name" not in value and isinstance(before, dict)
+        result[name] = merged(before, value) if inner else value
+    return result
 
 
 def _drop_options(values: Any, override: str) -> None:
@@ -287,32 +295,29 @@ def _drop_options(values: Any, override: str) -> None:
             del values[option]
 
 
-def _keep_expansions(block: dict[str, Any], old: Any) -> None:
-    """Set the expansion of a block's mixers to that of the recipe's mixers of the same name, so that models of pictures
-    by other words keep its widths."""
-    for part in ("token_mixer", "channel_mixer"):
-        mixer, before = block.get(part), old.get(part) if isinstance(old, dict) else None
-        if isinstance(mixer, dict) and isinstance(before, dict) and mixer["name"] == before.get("name"):
-            mixer |= {name: before[name] for name in ("expansion",) if name in before}
+def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
+    """As many layers as a model has, of which a chain's block has several."""
+    block, repeated = model.get("block"), model.get("num_hidden_layers")
+    blocks = block.get("blocks") if isinstance(block, dict) and block.get("name") == "chain" else None
+    return (
+        {"num_hidden_layers": repeated * len(blocks)} if isinstance(blocks, list) and isinstance(repeated, int) else {}
+    )
 
 
-def _keep_depth(model: dict[str, Any], old: Any) -> None:
-    """As many layers as the recipe's model has, of which a chain's block has several."""
-    blocks = old.get("blocks") if isinstance(old, dict) and old.get("name") == "chain" else None
-    repeated = model.get("num_hidden_layers")
-    if isinstance(blocks, list) and isinstance(repeated, int):
-        model["num_hidden_layers"] = repeated * len(blocks)
-
-
-def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+def _kept(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Dropout, pooling and the layers of the classifier of a recipe's model, which belong to the training and the task:
-    another model is trained with them too."""
+    another model is trained with them too. widths: a block whose mixers keep the expansion of the recipe's mixers of
+    the same name."""
     model = values.get("model") or {}
     names = ("embedding_dropout", "classifier_dropout", "classifier_hidden_size", "pooling")
-    kept = {name: value for name, value in model.items() if name in names}
-    if isinstance(model.get("block"), dict) and "dropout" in model["block"]:  # every block has a dropout
-        kept["block"] = {"dropout": model["block"]["dropout"]}
-    return kept
+    kept: dict[str, Any] = {name: value for name, value in model.items() if name in names}
+    block: Any = model["block"] if isinstance(model.get("block"), dict) else {}
+    same = {name: block[name] for name in ("dropout",) if name in block}  # every block has a dropout
+    for part, mixer in (widths or {}).items():
+        before = block.get(part)
+        if isinstance(mixer, dict) and isinstance(before, dict) and mixer["name"] == before.get("name"):
+            same[part] = {name: before[name] for name in ("expansion",) if name in before}
+    return kept | ({"block": same} if same else {})
 
 
 def _check(recipe: Recipe) -> None:

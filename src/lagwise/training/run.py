@@ -23,7 +23,7 @@ from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import shown
-from lagwise.tasks import Task
+from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
@@ -79,14 +79,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     out, asked = Path(out), _plain(recipe)
     _check_unused(out)
     recipe = with_start(_rooted(recipe))
-    task = check_recipe(recipe)
-    _open(task, progress)
-    recipe, named = _resolved(recipe, task), recipe
+    data = _opened(check_recipe(recipe), progress)
+    recipe, named = _resolved(recipe, data), recipe
     if recipe.task != named.task:
-        task = make_task(recipe)
-        _open(task, progress=False)
+        data = _opened(make_task(recipe), progress=False)
     arguments, kind = _arguments(recipe, out), recipe.training.first_answer
-    trainer = None if kind == "only" else _trainer(recipe, task, arguments, progress)
+    trainer = None if kind == "only" else _trainer(recipe, data, arguments, progress)
     state = PartialState()
     state.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
@@ -94,10 +92,10 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         if state.is_main_process:
             _check_unused(out)  # another process may have trained there in the meantime
             if kind != "none":
-                first = fit_first_answer(task, recipe.training.seed)
+                first = fit_first_answer(data, recipe.training.seed)
             model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
             identity = {
-                "data": task.identity(),
+                "data": data.task.identity(),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "processes": arguments.world_size,
                 "asked": asked,
@@ -109,12 +107,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                     copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
             if first is not None:
-                _keep_first_answer(first, task, out, alone=kind == "only", progress=progress)
+                _keep_first_answer(first, data, out, alone=kind == "only", progress=progress)
         if trainer is None:
-            return _finish_with_first(task, out)
+            return _finish_with_first(out)
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
-        return _finish(trainer, task, out, progress)
+        return _finish(trainer, data, out, progress)
 
 
 def resume(out: Path | str, *, progress: bool = True) -> Path:
@@ -144,24 +142,23 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             raise ValueError(
                 f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
             )
-        task = make_task(recipe)
-        _open(task, progress)
+        data = _opened(make_task(recipe), progress)
         kind = recipe.training.first_answer
         if kind != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
-            first = fit_first_answer(task, recipe.training.seed)
-            _keep_first_answer(first, task, out, alone=kind == "only", progress=progress)
+            first = fit_first_answer(data, recipe.training.seed)
+            _keep_first_answer(first, data, out, alone=kind == "only", progress=progress)
         if kind == "only":
-            return _finish_with_first(task, out)
-        trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
+            return _finish_with_first(out)
+        trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
-            return _finish(trainer, task, out, progress)
+            return _finish(trainer, data, out, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _finish(trainer, task, out, progress)
+        return _finish(trainer, data, out, progress)
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -238,14 +235,15 @@ def _rooted(recipe: Recipe) -> Recipe:
     return replace(recipe, data=replace(recipe.data, **paths))
 
 
-def _open(task: Task, progress: bool) -> None:
+def _opened(task: Task, progress: bool) -> TaskData:
     """Read the data, the first process before the others, and print notes about them."""
     state = _processes()
     with state.main_process_first():
-        task.open(progress=progress and state.is_main_process)
+        data = task.open(progress=progress and state.is_main_process)
     if progress and state.is_main_process:
-        for note in task.notes():
+        for note in data.notes():
             print(note, file=sys.stderr)
+    return data
 
 
 def _processes() -> PartialState:
@@ -256,18 +254,18 @@ def _processes() -> PartialState:
     return PartialState()
 
 
-def _resolved(recipe: Recipe, task: Task) -> Recipe:
+def _resolved(recipe: Recipe, data: TaskData) -> Recipe:
     """The recipe with the values that task and data determine: its source, its task's options, and the number of
     steps."""
     options = recipe.training
     if options.epochs is not None:
-        steps = max(1, round(options.epochs * task.steps_per_epoch(options.batch_size)), options.least_steps)
+        steps = max(1, round(options.epochs * data.steps_per_epoch(options.batch_size)), options.least_steps)
         if steps > MOST_STEPS:
             raise ValueError(f"training.epochs {options.epochs:g} are {steps:.1e} steps, of at most {MOST_STEPS:,}")
         evaluate_every = min(options.evaluate_every, -(-steps // 6))  # so that there are some to choose the best from
         options = replace(options, steps=steps, evaluate_every=evaluate_every)
     options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
-    return replace(recipe, task={**recipe.task, **task.resolved()}, data=task.data, training=options)
+    return replace(recipe, task={**recipe.task, **data.resolved()}, data=data.task.data, training=options)
 
 
 def _check_batch(recipe: Recipe) -> int:
@@ -330,31 +328,32 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     )
 
 
-def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
+def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
     options = recipe.training
     check_step_memory(
-        task.model_class,
-        config_for_data(recipe, task),
+        data.task.model_class,
+        config_for_data(recipe, data),
         arguments.per_device_train_batch_size,
-        task.longest_example(),
+        data.longest_example(),
         checkpointing=options.gradient_checkpointing,
     )
-    model: Any = build_model(recipe, task)
+    model: Any = build_model(recipe, data)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     out = Path(str(arguments.output_dir))
     average = AveragedWeights(model, options.average)
-    best = BestModel(out, task.headline, task.greater_is_better, options.patience, options.select == "best")
-    tokens_per_step = options.batch_size * task.tokens_per_example()
+    metric = data.headline
+    best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
+    tokens_per_step = options.batch_size * data.tokens_per_example()
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=task.training_examples(options.steps, options.batch_size, options.seed),
-        eval_dataset=task.validation_examples(options.evaluate_tokens),
+        train_dataset=data.training_examples(options.steps, options.batch_size, options.seed),
+        eval_dataset=data.validation_examples(options.evaluate_tokens),
         optimizers=(make_optimizer(model, options), None),
-        callbacks=[average, best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
-        processing_class=task.tokenizer,
-        task=task,
+        callbacks=[average, best, Progress(data, tokens_per_step, show=progress and arguments.process_index == 0)],
+        processing_class=data.tokenizer,
+        data=data,
         best=best,
         average=average,
         keep_checkpoints=options.keep_checkpoints,
@@ -370,7 +369,7 @@ def _tensorboard(out: Path) -> list[str]:
     return ["tensorboard"]
 
 
-def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> Path:
+def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> Path:
     """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
@@ -380,42 +379,42 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> P
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             if read_first_answer(out) is not None:
                 load_model_weights(model, partial)
-                if not _is_better_than_first(trainer, task, out, progress):
+                if not _is_better_than_first(trainer, data, out, progress):
                     _take_first(out, partial)
-            task.save_preprocessing(partial, model.length_limit)
+            data.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)
     trainer.accelerator.wait_for_everyone()
     return out
 
 
-def _keep_first_answer(first: FirstAnswer, task: Task, out: Path, *, alone: bool, progress: bool) -> None:
+def _keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, *, alone: bool, progress: bool) -> None:
     """Save a first answer, log its score at step 0, or all of them if it is trained alone, and print it."""
-    save_first_answer(first, task, out)
+    save_first_answer(first, data, out)
     about, scores = first.about, first.about["scores"]
-    line = {"step": 0, "first_answer": scores[task.headline], "seconds": about["seconds"]}
+    line = {"step": 0, "first_answer": scores[data.headline.name], "seconds": about["seconds"]}
     if alone:
         line |= {f"eval_{name}": value for name, value in scores.items()}
     with open(out / METRICS_FILE, "a") as file:
         file.write(json.dumps(line) + "\n")
     if progress:
         print(
-            f"first answer ({about['features']} features): {task.headline_label} {line['first_answer']:.3f} of "
+            f"first answer ({about['features']} features): {data.headline.label} {line['first_answer']:.3f} of "
             f"{about['rows']:,} held-out rows, in {about['seconds']:.1f} seconds",
             file=sys.stderr,
         )
 
 
-def _is_better_than_first(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> bool:
+def _is_better_than_first(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
     """Whether the trained model is better than the first answer on the held-out rows; what is kept is noted and
     printed."""
     model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    trained, labels = held_out(task, model, trainer.get_eval_dataloader())
-    kept = is_better(task, trained, held_out_of(out), labels)
-    about = {**read_json(out / FILE), "trained": task.metrics(float("nan"), trained, labels), "kept": not kept}
+    trained, labels = held_out(data, model, trainer.get_eval_dataloader())
+    kept = is_better(data, trained, held_out_of(out), labels)
+    about = {**read_json(out / FILE), "trained": data.metrics(float("nan"), trained, labels), "kept": not kept}
     write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
     if progress:
-        print(kept_sentence(about, task.headline_label), file=sys.stderr)
+        print(kept_sentence(about, data.headline.label), file=sys.stderr)
     return kept
 
 
@@ -425,7 +424,7 @@ def _take_first(out: Path, partial: Path) -> None:
     shutil.copytree(out / FOLDER, partial, ignore=shutil.ignore_patterns("held_out*"))
 
 
-def _finish_with_first(task: Task, out: Path) -> Path:
+def _finish_with_first(out: Path) -> Path:
     """`_finish` for a run that trains nothing."""
     if PartialState().is_main_process:
         with saved_whole(out, "the model", last="config.json") as partial:

@@ -19,7 +19,7 @@ from lagwise.files import PARTIAL, one_line
 from lagwise.models.heads import VocabularyHead
 from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
-from lagwise.tasks import Task
+from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
@@ -27,16 +27,26 @@ from lagwise.training.folder import METRICS_FILE
 
 
 class LagwiseTrainer(Trainer):
-    """Trainer whose checkpoints appear under their name only when complete. The task defines batches, the loss and the
-    metrics."""
+    """Trainer whose checkpoints appear under their name only when complete. The task's data define batches,
+    the loss and the metrics."""
 
     def __init__(
-        self, *args: Any, task: Task, best: BestModel, average: AveragedWeights, keep_checkpoints: int, **kwargs: Any
+        self,
+        *args: Any,
+        data: TaskData,
+        best: BestModel,
+        average: AveragedWeights,
+        keep_checkpoints: int,
+        **kwargs: Any,
     ):
-        kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
+        kwargs |= {
+            "data_collator": data.collate,
+            "compute_metrics": self._metrics,
+            "compute_loss_func": data.loss,
+        }
         super().__init__(*args, **kwargs)
-        self.task, self.best, self.average = task, best, average
-        self.label_names = list(task.label_arguments) or self.label_names
+        self.data, self.best, self.average = data, best, average
+        self.label_names = list(data.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
         self._losses: list[torch.Tensor] = []  # of validation batches: the sum, and of how many
@@ -51,13 +61,13 @@ class LagwiseTrainer(Trainer):
         """Leaves out the logits of a language model where only its loss is needed."""
         if not model.training:
             kwargs.pop("num_items_in_batch", None)  # of all processes: `evaluation_loop` needs the mean of this batch
-        loss_only = not return_outputs or type(self.task).reduce is Task.reduce
+        loss_only = not return_outputs or type(self.data).reduce is TaskData.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        collate, self.data_collator = self.data_collator, self.task.collate_evaluation
+        collate, self.data_collator = self.data_collator, self.data.collate_evaluation
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
@@ -75,8 +85,8 @@ class LagwiseTrainer(Trainer):
                     f"{name} is {logs[name]} at step {self.state.global_step}: training has diverged. Try a smaller "
                     "training.learning_rate or training.precision=float32; saved checkpoints are intact"
                 )
-        if "eval_loss" in logs and f"eval_{self.task.headline}" not in logs:  # the task needs only the loss
-            logs |= {f"eval_{name}": value for name, value in self.task.metrics(logs["eval_loss"]).items()}
+        if "eval_loss" in logs and f"eval_{self.data.headline.name}" not in logs:  # the task needs only the loss
+            logs |= {f"eval_{name}": value for name, value in self.data.metrics(logs["eval_loss"]).items()}
         if "train_loss" in logs:
             logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's value leaves out earlier processes
         now = time.monotonic()
@@ -108,9 +118,9 @@ class LagwiseTrainer(Trainer):
         inputs = {name: value[: max(1, real)] for name, value in inputs.items()}  # every process needs some
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if loss is not None:
-            count = self.task.counted(inputs).to(loss.device) * (real > 0)
+            count = self.data.counted(inputs).to(loss.device) * (real > 0)
             self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count, 0), count]))
-        kept = None if logits is None or labels is None else self.task.reduce(logits, labels)
+        kept = None if logits is None or labels is None else self.data.reduce(logits, labels)
         if kept is None:
             return loss, None, None
         filled = torch.arange(rows).clamp(max=max(1, real) - 1)  # the Trainer gathers as many rows from every process
@@ -125,7 +135,7 @@ class LagwiseTrainer(Trainer):
         return min(max(state.remainder - self.args.process_index * rows, 0), rows)
 
     def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
-        return self.task.metrics(math.nan, outputs.predictions, outputs.label_ids)
+        return self.data.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
@@ -172,8 +182,8 @@ class LagwiseTrainer(Trainer):
 class Progress(TrainerCallback):
     """One bar for the whole training: loss, the task's metric on validation data, and tokens or pictures per second."""
 
-    def __init__(self, task: Task, tokens_per_step: float, show: bool):
-        self.task, self.tokens_per_step, self.show = task, tokens_per_step, show
+    def __init__(self, data: TaskData, tokens_per_step: float, show: bool):
+        self.data, self.tokens_per_step, self.show = data, tokens_per_step, show
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -192,9 +202,9 @@ class Progress(TrainerCallback):
         if "loss" in logs:
             self.shown["loss"] = f"{logs['loss']:.3f}"
             speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
-            self.shown[f"{self.task.speed_unit}/s"] = f"{speed:,.0f}"
-        if f"eval_{self.task.headline}" in logs:
-            self.shown[f"valid {self.task.headline_label}"] = f"{logs[f'eval_{self.task.headline}']:.3f}"
+            self.shown[f"{self.data.speed_unit}/s"] = f"{speed:,.0f}"
+        if f"eval_{self.data.headline.name}" in logs:
+            self.shown[f"valid {self.data.headline.label}"] = f"{logs[f'eval_{self.data.headline.name}']:.3f}"
         self.bar.set_postfix(self.shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

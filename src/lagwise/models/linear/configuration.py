@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from lagwise.models.remote_code import LINEAR_AUTO_CLASSES, SavedWithCode, auto_map
+from lagwise.models.classes import LINEAR_CLASSES, ModelClass
+from lagwise.models.remote_code import SavedWithCode, auto_map
 from lagwise.tables import shown
 
 
@@ -26,8 +27,8 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "lagwise-linear"
-    auto_map: ClassVar[dict[str, str]] = auto_map(LINEAR_AUTO_CLASSES)
-    auto_classes: ClassVar[dict[str, str]] = LINEAR_AUTO_CLASSES
+    auto_map: ClassVar[dict[str, str]] = auto_map(LINEAR_CLASSES)
+    auto_classes: ClassVar[dict[str, ModelClass]] = LINEAR_CLASSES
 
     #: that a stream is answered while it arrives, as of a causal model
     causal: ClassVar[bool] = True

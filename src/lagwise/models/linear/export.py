@@ -44,7 +44,7 @@ def export_linear(model: LinearModel, path: Path) -> dict[str, Any]:
             torch.export.save(program, path)
     except Exception as error:  # torch.export and torch.onnx raise many types
         cause = one_line(error.__cause__ or error, 200)
-        hint = "; try --format pt2" if path.suffix == ".onnx" else ""
+        hint = "; try `format`='pt2'" if path.suffix == ".onnx" else ""
         raise ValueError(f"this model cannot be exported to {path.suffix} ({cause}){hint}") from error
     run, checked, difference = _runner(path, model.argument), 0, 0.0
     for rows, size in _SIZES:

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
@@ -45,7 +41,7 @@ class LinearModel(PreTrainedModel):
         self.argument = _ARGUMENTS[known(config.input_name, _ARGUMENTS, "inputs")]
         inputs = config.inputs
         size = {"tokens": config.vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
-        context = {name: inputs.get(name) for name in ("mean", "std")}
+        context: dict[str, Any] = {name: inputs.get(name) for name in ("mean", "std")}
         self.features = build(FEATURES, config.features, size[config.input_name], what="features", **context)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
@@ -128,11 +124,3 @@ class LagwiseLinearForImageClassification(LinearModel):
 
     main_input_name = "pixel_values"
     answer = ImageClassifierOutput
-
-
-LINEAR_HEADS: dict[Any, type[LinearModel]] = {
-    AutoModelForSequenceClassification: LagwiseLinearForSequenceClassification,
-    AutoModelForImageClassification: LagwiseLinearForImageClassification,
-}
-for _auto, _head in LINEAR_HEADS.items():
-    _auto.register(LagwiseLinearConfig, _head, exist_ok=True)

@@ -1,0 +1,35 @@
+"""Every model class: lazy imports, the Auto classes of transformers, saved folders and loading read this table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ModelClass(NamedTuple):
+    """A class of ours: the module that has it, and the Auto class of transformers that loads it."""
+
+    module: str
+    auto: str
+
+
+#: Classes that `LagwiseConfig` describes, by name.
+CLASSES = {
+    "LagwiseConfig": ModelClass("configuration", "AutoConfig"),
+    "LagwiseModel": ModelClass("modeling", "AutoModel"),
+    "LagwiseForCausalLM": ModelClass("causal_lm", "AutoModelForCausalLM"),
+    "LagwiseForImageClassification": ModelClass("image_classification", "AutoModelForImageClassification"),
+    "LagwiseForMaskedLM": ModelClass("masked_lm", "AutoModelForMaskedLM"),
+    "LagwiseForMultipleChoice": ModelClass("multiple_choice", "AutoModelForMultipleChoice"),
+    "LagwiseForPrediction": ModelClass("prediction", "AutoModelForTimeSeriesPrediction"),
+    "LagwiseForQuestionAnswering": ModelClass("question_answering", "AutoModelForQuestionAnswering"),
+    "LagwiseForSequenceClassification": ModelClass("classification", "AutoModelForSequenceClassification"),
+    "LagwiseForTokenClassification": ModelClass("token_classification", "AutoModelForTokenClassification"),
+}
+#: The same for the linear models that `LagwiseLinearConfig` describes.
+LINEAR_CLASSES = {
+    "LagwiseLinearConfig": ModelClass("linear.configuration", "AutoConfig"),
+    "LagwiseLinearForImageClassification": ModelClass("linear.modeling", "AutoModelForImageClassification"),
+    "LagwiseLinearForSequenceClassification": ModelClass("linear.modeling", "AutoModelForSequenceClassification"),
+}
+#: The module of each class, as `lagwise.models` imports it.
+HOMES = {name: f"lagwise.models.{each.module}" for name, each in (CLASSES | LINEAR_CLASSES).items()}
