@@ -107,7 +107,7 @@ _LEFT_OUT = """
 ## Not here
 
 Approximations of attention compare tokens and are no mixers of lag. Packages have some, which
-`benchmarks/family_steps.py` times beside the mixers above (`lagwise.bench.attention_peers`; `pip install
+`benchmarks/family_steps.py` times beside the mixers above (`lagwise_bench.attention_peers`; `pip install
 '.[peers]'`). All are two-sided.
 
 | model | package | what to know |

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.bench.attention_peers import ATTENTION_PEERS
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
 from lagwise.ops import Layout
+from lagwise_bench.attention_peers import ATTENTION_PEERS
 
 
 @pytest.fixture(scope="module")
