@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from lagwise.family.recurrence import RecurrentMixer
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
-from lagwise.mixers.recurrence import RecurrentMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
 from lagwise.ops import reduce_taps

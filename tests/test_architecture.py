@@ -16,7 +16,20 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 # Each package may import itself, those before it, and the small modules at the top of the package.
 PACKAGES = (
-    *("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training", "runs"),
+    *(
+        "ops",
+        "kernels",
+        "mixers",
+        "family",
+        "blocks",
+        "models",
+        "data",
+        "forecasting",
+        "evaluation",
+        "tasks",
+        "training",
+        "runs",
+    ),
     *("serving", "analysis", "cli"),
 )
 TOP = {

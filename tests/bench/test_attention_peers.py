@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lagwise.blocks import PreNormBlock
-from lagwise.mixers import FNetMixer, Mixer
+from lagwise.family import FNetMixer
+from lagwise.mixers import Mixer
 from lagwise_bench import attention_peers
 from lagwise_bench.attention_peers import ATTENTION_PEERS
 
