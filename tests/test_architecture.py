@@ -35,6 +35,7 @@ PACKAGES = (
 TOP = {
     "_lazy",
     "_registration",
+    "_version",
     "cache",
     "compiler",
     "extras",
@@ -65,7 +66,7 @@ def test_packages_depend_only_on_lower_packages(path: Path) -> None:
     package = path.relative_to(PACKAGE).parts[0]
     if package not in PACKAGES:
         return
-    allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP | {"__version__"}
+    allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP
     assert imported_packages(path) <= allowed
 
 
@@ -85,6 +86,14 @@ def imports_when_loaded(path: Path) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else str(node.module) for name in names}
     return found & MODULES.keys()
+
+
+def test_no_module_imports_from_the_package_itself() -> None:
+    """The version has a module of its own, so that `lagwise/__init__.py` is below nothing."""
+    for path in PACKAGE.rglob("*.py"):
+        if path != PACKAGE / "__main__.py":
+            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+            assert "lagwise" not in {node.module for node in nodes}, path
 
 
 MODULES = {

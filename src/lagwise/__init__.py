@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from lagwise._lazy import lazy
 from lagwise._registration import register
-
-__version__ = "0.2.0"
+from lagwise._version import __version__
 
 if TYPE_CHECKING:
     from lagwise.forecasting import LagForecaster

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lagwise import __version__
+from lagwise._version import __version__
 
 _MODULE = "modeling_lagwise"
 #: The Auto class that loads each of our classes.
