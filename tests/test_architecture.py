@@ -148,6 +148,10 @@ def test_importing_is_cheap() -> None:
     assert loaded_after("import lagwise", "torch", "transformers") == set()
     assert loaded_after("import lagwise.ops, lagwise.mixers", "transformers", "torch") == {"torch"}
     assert loaded_after("import lagwise.training.recipe", "transformers", "torch") == set()
+    assert loaded_after("from lagwise.forecasting import choose_forecaster", "transformers", "torch") == set()
+    assert (
+        loaded_after("from lagwise.runs import predict_run", "lagwise.runs.convert", "lagwise.runs.importing") == set()
+    )
 
 
 @pytest.mark.parametrize("environment", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])
