@@ -24,13 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from run_queue import finish, keep, planned, scores, together
-
-from lagwise.bench.harness import in_own_process, process_bytes
-from lagwise.bench.text_baselines import bag_of_bytes
 from lagwise.data import open_format, read_labelled
 from lagwise.tables import known
 from lagwise.training import load_recipe, read_metrics, resume, train
+from lagwise_bench.harness import in_own_process, process_bytes
+from lagwise_bench.text_baselines import bag_of_bytes
+from run_queue import finish, keep, planned, scores, together
 
 _MIXER = "model.block.token_mixer"
 

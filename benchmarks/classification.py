@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.data import open_rows
 from lagwise.models.presets import PRESETS
 from lagwise.runs import evaluate_run

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 import yaml
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.training import read_metrics
 
 matplotlib.use("Agg")

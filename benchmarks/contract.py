@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from family_steps import directions, formula_error, future_error, relative, token_mixers
 
-from lagwise.bench.harness import save_results
+from family_steps import directions, formula_error, future_error, relative, token_mixers
+from lagwise.analysis.timing import save_results
 from lagwise.mixers import MIXERS, Mixer
 from lagwise.tables import build
 from lagwise.testing import streamed

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, resume, train
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import ModernBertConfig, ModernBertModel
 
-from lagwise.bench.harness import interleaved, save_results
+from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseModel
 from lagwise.process import keep_freed_memory, share_cores
 from lagwise.training import load_recipe

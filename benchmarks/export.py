@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.export import EXPORTS, onnx_step
 from lagwise.models.generation import sampled

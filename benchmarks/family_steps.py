@@ -30,8 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lagwise.bench.attention_peers import ATTENTION_PEERS
-from lagwise.bench.harness import interleaved, memory_of, save_results, training_step
+from lagwise.analysis.timing import interleaved, save_results, training_step
 from lagwise.blocks import BLOCKS, PreNormBlock
 from lagwise.files import one_line
 from lagwise.kernels import KERNELS
@@ -40,6 +39,8 @@ from lagwise.ops import Layout
 from lagwise.process import keep_freed_memory
 from lagwise.tables import build, known
 from lagwise.training import load_recipe
+from lagwise_bench.attention_peers import ATTENTION_PEERS
+from lagwise_bench.harness import memory_of
 
 TESTS = Path(__file__).parent.parent / "tests"
 BASE = "tnn"

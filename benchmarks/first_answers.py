@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lagwise.bench.harness import save_results
-from lagwise.bench.text_baselines import tf_idf
+from lagwise.analysis.timing import save_results
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, make_task, read_metrics, train
+from lagwise_bench.text_baselines import tf_idf
 
 SERIES = {
     "GunPoint": "load_gunpoint",

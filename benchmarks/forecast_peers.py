@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.bench.forecasting import BENCHMARKS, read_benchmark
-from lagwise.bench.harness import in_own_process, process_bytes, save_results
+from lagwise.analysis.timing import save_results
 from lagwise.cli.terminal import print_table
+from lagwise_bench.forecasting import BENCHMARKS, read_benchmark
+from lagwise_bench.harness import in_own_process, process_bytes
 
 LOOK_BACK = 720
 Predict = Callable[[np.ndarray], np.ndarray]

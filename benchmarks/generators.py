@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.data.generated import listops_block, pathfinder_block
 from lagwise.data.listops import BLOCK as EXPRESSIONS
 from lagwise.data.pathfinder import BLOCK as PICTURES

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lagwise.bench.harness import interleaved, save_results
+from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification
 from lagwise.process import keep_freed_memory, share_cores
 from lagwise.training import load_recipe

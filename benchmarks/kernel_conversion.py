@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run_queue import keep, lagwise
 
+from lagwise.family.recurrence import RecurrentMixer
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
-from lagwise.mixers.recurrence import RecurrentMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
 from lagwise.ops import reduce_taps
@@ -32,6 +31,7 @@ from lagwise.process import keep_freed_memory
 from lagwise.runs import convert_run
 from lagwise.runs.convert import layer_figures, tokens_per_second
 from lagwise.tables import known
+from run_queue import keep, lagwise
 
 LENGTH, LONGEST = 256, 1024
 NETWORK = {"hidden": 32, "layers": 3}

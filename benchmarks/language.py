@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from run_queue import cadence, finish, keep, planned, scores, together
 
 from lagwise.models.presets import PRESETS
+from run_queue import cadence, finish, keep, planned, scores, together
 
 Fields = dict[str, Any]
 LENGTH = 512

@@ -27,7 +27,7 @@ import numpy as np
 from datasets import concatenate_datasets
 from sklearn.neural_network import MLPClassifier
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.data import open_format, read_labelled
 from lagwise.data.labelled_rows import LABEL
 from lagwise.data.listops import END, OPERATORS

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.data import pathfinder
 from lagwise.data.labelled_pictures import prepare_pictures
 from lagwise.data.picture_files import open_pictures

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from language import FAMILY, fields
 from torch import Tensor, nn
 
-from lagwise.bench.harness import Timing, save_results
+from lagwise.analysis.timing import Timing, save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
+from language import FAMILY, fields
 
 LAYERS, SIZE, TOKENS, LONGEST = 6, 2_500_000, 8192, 1 << 14
 VOCABULARY = 257  # bytes and an end of text; also no width, by which `size` knows the layer that gives the logits

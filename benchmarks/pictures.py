@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from run_queue import cadence, finish, keep, planned, scores, together
-
 from lagwise.training import load_recipe
+from run_queue import cadence, finish, keep, planned, scores, together
 
 RECIPE = "tnn-cifar"
 # In the sequence of patches the next row is 8 lags away: the recipe's decay of .9 is .987 per lag. There is one kernel

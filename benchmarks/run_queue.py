@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.process import denormals_as_zero, keep_freed_memory
 
 _WRITING = threading.Lock()  # runs finish in several threads

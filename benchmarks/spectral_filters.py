@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.bench.harness import save_results
+from lagwise.analysis.timing import save_results
 from lagwise.kernels.spectral import hankel_filters
 from lagwise.progress import progress_bar
 

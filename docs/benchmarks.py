@@ -1,7 +1,8 @@
 """Generate docs/benchmarks.md: every table of measurements, from the files in benchmarks/results.
 
-Run it (`make docs`) after a benchmark; a test compares the page with what this script would write. The sections are
-functions in the folder measured, which return their text, or nothing before there are results.
+Run it (`make docs`, or with `PYTHONPATH=benchmarks`) after a benchmark; a test compares the page with what this script
+would write. The sections are functions in the folder measured, which return their text, or nothing before there are
+results.
 """
 
 from __future__ import annotations

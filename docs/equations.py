@@ -78,7 +78,8 @@ def implemented() -> dict[Place, list[Entry]]:
     """The definitions whose docstrings cite a place, without members of classes that cite it too, and without modules
     of such definitions."""
     found = defaultdict(list)
-    for path in sorted((ROOT / "src").rglob("*.py")):
+    files = (path for folder in ("src", "benchmarks/lagwise_bench") for path in (ROOT / folder).rglob("*.py"))
+    for path in sorted(files):
         for entry, node in _definitions(path):
             for place in cited_places(ast.get_docstring(node) or ""):
                 found[place].append(entry)

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 
 #: what holds the version, and how: the group is replaced
 PLACES = {
-    "src/lagwise/__init__.py": r'^__version__ = "([^"]+)"$',
+    "src/lagwise/_version.py": r'^__version__ = "([^"]+)"$',
     "CITATION.cff": r"^version: (\S+)$",
     "README.md": r"\bdist/lagwise-([^-\s]+)-py3-none-any\.whl",
 }

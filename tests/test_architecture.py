@@ -17,12 +17,26 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 # Each package may import itself, those before it, and the small modules at the top of the package.
 PACKAGES = (
-    *("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training", "runs"),
-    *("serving", "analysis", "bench", "cli"),
+    *(
+        "ops",
+        "kernels",
+        "mixers",
+        "family",
+        "blocks",
+        "models",
+        "data",
+        "forecasting",
+        "evaluation",
+        "tasks",
+        "training",
+        "runs",
+    ),
+    *("serving", "analysis", "cli"),
 )
 TOP = {
     "_lazy",
     "_registration",
+    "_version",
     "cache",
     "compiler",
     "extras",
@@ -53,7 +67,7 @@ def test_packages_depend_only_on_lower_packages(path: Path) -> None:
     package = path.relative_to(PACKAGE).parts[0]
     if package not in PACKAGES:
         return
-    allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP | {"__version__"}
+    allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP
     assert imported_packages(path) <= allowed
 
 
@@ -77,6 +91,14 @@ def imports_when_loaded(path: Path) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else str(node.module) for name in names}
     return found & MODULES.keys()
+
+
+def test_no_module_imports_from_the_package_itself() -> None:
+    """The version has a module of its own, so that `lagwise/__init__.py` is below nothing."""
+    for path in PACKAGE.rglob("*.py"):
+        if path != PACKAGE / "__main__.py":
+            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+            assert "lagwise" not in {node.module for node in nodes}, path
 
 
 MODULES = {
@@ -140,6 +162,10 @@ def test_importing_is_cheap() -> None:
     assert loaded_after("import lagwise", "torch", "transformers") == set()
     assert loaded_after("import lagwise.ops, lagwise.mixers", "transformers", "torch") == {"torch"}
     assert loaded_after("import lagwise.training.recipe", "transformers", "torch") == set()
+    assert loaded_after("from lagwise.forecasting import choose_forecaster", "transformers", "torch") == set()
+    assert (
+        loaded_after("from lagwise.runs import predict_run", "lagwise.runs.convert", "lagwise.runs.importing") == set()
+    )
 
 
 @pytest.mark.parametrize("environment", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])

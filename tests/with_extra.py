@@ -49,12 +49,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "forecast": ("forecast", "--data", "days.csv", "--horizon", "2", "--model", "ridge", "--out", "new/forecast.csv"),
     "serve": ("serve", "lm"),
     "export": ("export", "lm", "--out", "new/exported"),
-    "bench toeplitz": ("bench", "toeplitz", "--lengths", "8", "--channels", "2", "--repeats", "2", "--no-memory"),
-    "bench ema-vs-tcn": ("bench", "ema-vs-tcn", "--lengths", "64", "--channels", "2", "--repeats", "2", "--no-memory"),
+    "bench tcn": ("bench", "tcn", "8", "--channels", "2", "--tokens", "64", "--repeats", "2", "--anew"),
     "data lra-pathfinder": ("data", "lra-pathfinder", "--rows", "10", "--out", "new/pathfinder"),
 }
 ENOUGH = {
-    "": ("recipes", "evaluate", "generate", "convert", "bench toeplitz"),
+    "": ("recipes", "evaluate", "generate", "convert", "bench tcn"),
     "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict"),
     "plot": ("plot", "plot theory"),
     "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),
@@ -62,7 +61,6 @@ ENOUGH = {
     "vision": ("data lra-pathfinder",),
     "export": ("export",),
     "serve": ("serve",),
-    "bench": ("bench ema-vs-tcn",),
 }
 
 

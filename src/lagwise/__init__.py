@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from lagwise._lazy import lazy
 from lagwise._registration import register
+from lagwise._version import __version__
 from lagwise.models.classes import CLASSES
-
-__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from lagwise.forecasting import LagForecaster

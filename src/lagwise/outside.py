@@ -1,33 +1,91 @@
-"""Register classes of other packages under names in our tables."""
+"""Tables of parts that other packages add to."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from lagwise.files import one_line
 
 
-def add_part(table: dict[str, Any], own: frozenset[str], base: type, what: str, name: str, part: Any) -> None:
-    """Put a class into a table under a name.
+class Parts(MutableMapping[str, Any]):
+    """Classes by the names that configurations give them.
 
-    ValueError for one of lagwise's ``own`` names, TypeError for anything that is not a subclass of ``base``.
+    Those that packages declare as entry points are loaded at their first use, so that a package may import lagwise
+    before it is complete itself. One that cannot be loaded is named in a warning, and the others still work.
+
+    Args:
+        what: What they are, for messages.
+        base: Their base class.
+        group: The group of entry points.
+        own: lagwise's own classes.
+        later: More of its own, as ``"package.module:Class"``.
     """
-    if name in own:
-        raise ValueError(f"lagwise has a {what} {name!r} itself; choose another name")
-    if not (isinstance(part, type) and issubclass(part, base)):
-        raise TypeError(f"{what} {name!r} must be a subclass of {base.__module__}.{base.__name__}, got {part!r}")
-    table[name] = part
 
+    def __init__(self, what: str, base: type, group: str, own: Mapping[str, type], later: Mapping[str, str]):
+        self._what, self._base, self._group = what, base, group
+        self._parts: dict[str, Any] = {**own, **{name: EntryPoint(name, at, group) for name, at in later.items()}}
+        self._own = frozenset(self._parts)
+        self._searched = False
 
-def add_installed(group: str, what: str, register: Callable[[str, Any], None]) -> None:
-    """Register the entry points that installed packages declare in a group. One that cannot be loaded is named in a
-    warning, and the others still work."""
-    for point in entry_points(group=group):
+    def register(self, name: str, part: Any) -> None:
+        """Put a class into the table. ValueError for one of lagwise's own names, TypeError for anything that is not a
+        subclass of the base class."""
+        self._check_name(name)
+        if not (isinstance(part, type) and issubclass(part, self._base)):
+            base = f"{self._base.__module__}.{self._base.__name__}"
+            raise TypeError(f"{self._what} {name!r} must be a subclass of {base}, got {part!r}")
+        self._parts[name] = part
+
+    def _check_name(self, name: str) -> None:
+        if name in self._own:
+            raise ValueError(f"lagwise has a {self._what} {name!r} itself; choose another name")
+
+    def _search(self) -> None:
+        """Enter the entry points of installed packages, once, and not before a name is asked for that is unknown."""
+        if self._searched:
+            return
+        self._searched = True
+        for point in entry_points(group=self._group):
+            try:
+                self._check_name(point.name)
+                self._parts.setdefault(point.name, point)
+            except ValueError as error:
+                _warn(self._what, point, error)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._parts:
+            self._search()
+        part = self._parts[name]
+        if not isinstance(part, EntryPoint):
+            return part
         try:
-            register(point.name, point.load())
+            loaded = part.load()
+            if name in self._own:
+                self._parts[name] = loaded
+            else:
+                self.register(name, loaded)
         except Exception as error:
-            package = point.dist.name if point.dist else point.value
-            warnings.warn(f"{what} {point.name!r} of {package} cannot be loaded: {one_line(error)}", stacklevel=2)
+            _warn(self._what, part, error)
+            del self._parts[name]
+        return self._parts[name]
+
+    def __setitem__(self, name: str, part: Any) -> None:
+        self._parts[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        del self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return (name for name in list(self._parts) if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _warn(what: str, point: EntryPoint, error: Exception) -> None:
+    package = point.dist.name if point.dist else point.value
+    warnings.warn(f"{what} {point.name!r} of {package} cannot be loaded: {one_line(error)}", stacklevel=3)

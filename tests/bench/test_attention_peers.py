@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.bench import attention_peers
-from lagwise.bench.attention_peers import ATTENTION_PEERS
 from lagwise.blocks import PreNormBlock
-from lagwise.mixers import FNetMixer, Mixer
+from lagwise.family import FNetMixer
+from lagwise.mixers import Mixer
+from lagwise_bench import attention_peers
+from lagwise_bench.attention_peers import ATTENTION_PEERS
 
 LENGTH = 512
 
@@ -65,5 +67,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages_are_imported_lazily() -> None:
-    code = "import sys, lagwise.bench.attention_peers; print('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    code = "import sys, lagwise_bench.attention_peers; print('transformers' in sys.modules)"
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True)
+    assert result.stdout.strip() == "False"

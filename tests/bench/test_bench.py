@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise.bench import ema_tcn, ops, tcn_shapes, toeplitz
-from lagwise.bench.harness import check_layer, check_matrix, interleaved, peak_memory, save_results
-from lagwise.bench.peers import LiteralEMA, LiteralTNO, load_peer
-from lagwise.bench.tcn_shapes import choose_tcn
+from lagwise.analysis import tcn_shapes
+from lagwise.analysis.tcn_shapes import choose_tcn
+from lagwise.analysis.timing import interleaved, save_results
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import toeplitz_matrix
 from lagwise.ops.toeplitz import receptive_field
+from lagwise_bench import ema_tcn, ops, toeplitz
+from lagwise_bench.harness import check_layer, check_matrix, peak_memory
+from lagwise_bench.peers import LiteralEMA, LiteralTNO, load_peer
 
 
 @pytest.mark.covers("TNN eq. 21 to 26")
@@ -69,7 +71,7 @@ def test_a_wrong_dense_matrix_is_not_timed() -> None:
 
 @pytest.mark.covers("SKI-TNN fig. 1")
 def test_every_operator_is_checked_and_timed(tmp_path: Path) -> None:
-    peers = {"another": load_peer("lagwise.bench.toeplitz:literal")}
+    peers = {"another": load_peer("lagwise_bench.toeplitz:literal")}
     rows = ops.time_ops([30, 200], channels=8, tokens=400, repeats=2, peers=peers, memory=False, progress=False)
     assert [(row.causal, row.length, row.batch) for row in rows] == [
         (True, 30, 13),
@@ -96,7 +98,7 @@ def test_methods_are_interleaved() -> None:
 
 
 def test_a_run_with_a_peer(tmp_path: Path) -> None:
-    peers = {"another": load_peer("lagwise.bench.toeplitz:literal")}
+    peers = {"another": load_peer("lagwise_bench.toeplitz:literal")}
     rows = toeplitz.time_layers([64], channels=8, tokens=128, repeats=2, peers=peers, memory=False, progress=False)
     assert set(rows[0].seconds) == {"lagwise", "literal", "another"}
     assert rows[0].ratio("lagwise") == 1
@@ -113,7 +115,7 @@ def test_memory_of_a_step() -> None:
     assert 2 * 64 * 2**20 < used < 20 * 64 * 2**20
 
 
-@pytest.mark.parametrize("name", ["nocolon", "no.such:thing", "lagwise.bench.toeplitz:nothing"])
+@pytest.mark.parametrize("name", ["nocolon", "no.such:thing", "lagwise_bench.toeplitz:nothing"])
 def test_unknown_peers(name: str) -> None:
     with pytest.raises(ValueError, match="peer"):
         load_peer(name)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
+from lagwise.family import ShortConvMixer
+from lagwise.mixers import MIXERS, Mixer
 from lagwise.ops import Layout
 from lagwise.tables import build
 

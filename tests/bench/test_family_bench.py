@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.bench.attention_peers import ATTENTION_PEERS
+from lagwise.family import ShortConvMixer
 from lagwise.kernels import KERNELS
-from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
+from lagwise.mixers import MIXERS, Mixer
 from lagwise.ops import Layout
+from lagwise_bench.attention_peers import ATTENTION_PEERS
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lagwise.bench import forecasting as bench
 from lagwise.forecasting import LagForecaster
+from lagwise_bench import forecasting as bench
 
 PARTS = (300, 100, 107)
 

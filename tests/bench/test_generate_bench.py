@@ -9,15 +9,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lagwise.bench import generate
-from lagwise.bench.future_fill import ContinuousFutureFill, EpochedFutureFill, future_fill
-from lagwise.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
-from lagwise.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
-from lagwise.bench.whole_streams import LAGWISE, PEERS, OnlineStream, StreamFactory
 from lagwise.cli.main import app
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.ops import toeplitz_product
+from lagwise_bench import generate
+from lagwise_bench.future_fill import ContinuousFutureFill, EpochedFutureFill, future_fill
+from lagwise_bench.stream_peers import NStates, RingBuffer, replace_toeplitz
+from lagwise_bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
+from lagwise_bench.whole_streams import LAGWISE, PEERS, OnlineStream, StreamFactory
 
 
 @pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
@@ -93,7 +93,7 @@ def test_future_fill_is_its_sum() -> None:
 
 def test_whole_streams_are_checked_and_timed_beside_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "theirs.py").write_text(
-        "from lagwise.bench.future_fill import EpochedFutureFill as exact\n\n\n"
+        "from lagwise_bench.future_fill import EpochedFutureFill as exact\n\n\n"
         "def wrong(taps, batch):\n    return exact(1.01 * taps, batch)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
 from every_task import recipe
 
-from lagwise.bench import glue
-from lagwise.bench.glue import compare_glue, table_head, table_rows
-from lagwise.bench.text_baselines import majority, tf_idf
 from lagwise.cli.main import app
 from lagwise.data import open_glue, read_labelled
 from lagwise.training import train
 from lagwise.training.trainer import LagwiseTrainer
+from lagwise_bench import glue
+from lagwise_bench.glue import compare_glue, table_head, table_rows
+from lagwise_bench.text_baselines import majority, tf_idf
 
 SMALL = [
     *("training.epochs=1", "training.batch_size=12", "data.length=24", "training.save_every=2"),

@@ -14,13 +14,12 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from best_lm import BASELINES, CANDIDATES
 from best_lm import recipe as best_recipe
-from language import FAMILY, LENGTH, PLANS, Model, fields, fitted, recipe
-from run_queue import costs, planned
-
 from lagwise.kernels.sgconv import SGConvKernel
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import load_recipe
+from language import FAMILY, LENGTH, PLANS, Model, fields, fitted, recipe
+from run_queue import costs, planned
 
 _QUICK = ("tnn", "sgconv", "without-rpe", "gtu-only")
 MODELS = [

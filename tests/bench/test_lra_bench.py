@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from lagwise.bench import arena
-from lagwise.bench.arena import batch_of, check, network, table_rows, time_models
 from lagwise.models.presets import GRID_PRESETS, PRESETS
+from lagwise_bench import arena
+from lagwise_bench.arena import batch_of, check, network, table_rows, time_models
 
 
 @pytest.mark.parametrize("word", PRESETS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lagwise.bench.n_state import n_state_modes
 from lagwise.ops import toeplitz_product
 from lagwise.ops.recurrence import modal_prefill, modal_taps
+from lagwise_bench.n_state import n_state_modes
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 33])

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lagwise.bench.text_baselines import bag_of_bytes, majority
 from lagwise.data import open_format, read_labelled
 from lagwise.data.generated import generate
+from lagwise_bench.text_baselines import bag_of_bytes, majority
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lagwise.bench.serving import Server, make_transformer, measure, table_rows
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import Recipe, train
+from lagwise_bench.serving import Server, make_transformer, measure, table_rows
 
 
 class Echo(BaseHTTPRequestHandler):

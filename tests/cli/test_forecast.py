@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from lagwise.bench import forecasting as bench
 from lagwise.cli.main import app
+from lagwise_bench import forecasting as bench
 
 runner = CliRunner()
 

@@ -11,7 +11,8 @@ from every_mixer import CHANNELS, OPTIONS, make, noise
 from family_references import FAMILY
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, AFNO2d, GFNetMixer, ToeplitzMixer
+from lagwise.family import AFNO2d, GFNetMixer
+from lagwise.mixers import MIXERS, ToeplitzMixer
 from lagwise.ops import Layout, diagonal_scan, toeplitz_matrix
 
 # Besides those that the contract is tested with.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -16,6 +19,7 @@ from lagwise import outside, testing
 from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.outside import Parts
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
 
@@ -187,19 +191,55 @@ def test_contract_violations_are_detected(wrong: Any, message: str) -> None:
         check_mixer(lambda channels, causal: kind(channels, causal=causal), channels=4, lengths=(1, 5))
 
 
-def test_installed_packages_declare_mixers(table: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_declare_mixers(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
         EntryPoint("installed", "lagwise.mixers.toeplitz:ToeplitzMixer", "lagwise.mixers"),
         EntryPoint("broken", "no_such_package:Mixer", "lagwise.mixers"),
+        EntryPoint("linear", "torch.nn:Linear", "lagwise.mixers"),
+        EntryPoint("own", "no_such_package:Mixer", "lagwise.mixers"),
+        EntryPoint("later", "no_such_package:Mixer", "lagwise.mixers"),
     ]
     monkeypatch.setattr(outside, "entry_points", lambda group: points)
+    parts = Parts("mixer", Mixer, "lagwise.mixers", {"own": AttentionMixer}, {"later": "lagwise.family:LRUMixer"})
+    assert parts["own"] is AttentionMixer
+    with pytest.warns(UserWarning, match="cannot be loaded: lagwise has a mixer '(own|later)' itself"):
+        assert parts["installed"] is ToeplitzMixer
     with pytest.warns(UserWarning, match="mixer 'broken' of no_such_package:Mixer cannot be loaded: .*No module named"):
-        outside.add_installed("lagwise.mixers", "mixer", register_mixer)
-    assert MIXERS["installed"] is ToeplitzMixer
-    with pytest.raises(ValueError, match="lagwise has a mixer 'toeplitz' itself"):
-        register_mixer("toeplitz", LeakyMixer)
+        assert "broken" not in parts
+    with pytest.warns(UserWarning, match="mixer 'linear' of torch.nn:Linear cannot be loaded: .*must be a subclass"):
+        assert list(parts) == ["own", "later", "installed"]
+    assert parts["later"].__name__ == "LRUMixer"
+
+
+def test_names_and_classes_of_registered_mixers_are_checked() -> None:
+    for name in ("toeplitz", "fnet"):
+        with pytest.raises(ValueError, match=f"lagwise has a mixer '{name}' itself"):
+            register_mixer(name, LeakyMixer)
     with pytest.raises(TypeError, match="must be a subclass"):
         register_mixer("other", nn.Linear)  # type: ignore[arg-type]
+
+
+def test_a_package_may_be_imported_before_its_entry_point_is_loaded(tmp_path: Path) -> None:
+    """Its module imports lagwise, which must not ask for the module's class before the module is complete."""
+    (tmp_path / "theirs.py").write_text(
+        "from lagwise.mixers import MIXERS, ToeplitzMixer\n\nclass Theirs(ToeplitzMixer): ...\n"
+    )
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lagwise.mixers]\ntheirs = theirs:Theirs\n")
+    code = "import theirs; assert theirs.MIXERS['theirs'] is theirs.Theirs"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_the_family_is_loaded_when_it_is_used_and_keeps_its_old_places() -> None:
+    code = (
+        "import sys, lagwise.models, lagwise.mixers as m; assert 'lagwise.family' not in sys.modules; "
+        "from lagwise.mixers import FNetMixer; assert m.MIXERS['fnet'] is FNetMixer and 'LRUMixer' not in dir(m)"
+    )
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_an_external_kernel_streams_in_a_mixer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import torch
 from every_mixer import CHANNELS, every_stream, factory, make, noise
 
 from lagwise import testing
-from lagwise.bench.streams import state_bytes
 from lagwise.mixers.state import join_states, select_rows
+from lagwise_bench.streams import state_bytes
 
 
 @every_stream

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.bench.streams import state_bytes
 from lagwise.models import (
     LagwiseConfig,
     LagwiseForSequenceClassification,
@@ -16,6 +15,7 @@ from lagwise.models import (
     LagwiseModel,
     StreamingClassifier,
 )
+from lagwise_bench.streams import state_bytes
 
 MIXERS: dict[str, dict[str, Any]] = {
     "tcn": {"name": "tcn", "kernel_size": 3, "depth": 3, "norm": "rms"},

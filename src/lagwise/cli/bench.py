@@ -1,180 +1,72 @@
-"""Commands of ``lagwise bench``."""
+"""Commands of ``lagwise bench``: the speed of the user's own models, and, in a clone of lagwise, its benchmarks."""
 
 from __future__ import annotations
 
-import os
+import importlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from lagwise.cli.bench_serve import serve
-from lagwise.cli.drafts import drafts
-from lagwise.cli.glue import glue
-from lagwise.cli.lra import lra
 from lagwise.cli.parsing import at_least, path, whole_numbers, within
 
-Channels = Annotated[int, typer.Option(callback=at_least(1), help="Channels per layer.")]
-Tokens = Annotated[
-    int, typer.Option(callback=at_least(1), help="Tokens per batch; the batch size is this divided by the length.")
-]
-Repeats = Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")]
-Threads = Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")]
-Memory = Annotated[bool, typer.Option(help="Also measure peak memory, in separate processes.")]
-Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON, and a plot next to it.")]
+Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")]
 
-bench = typer.Typer(help="Measure speed and memory against peers; results are checked first.", no_args_is_help=True)
-bench.command()(glue)
-bench.command()(drafts)
-bench.command()(lra)
-bench.command()(serve)
+
+def _clone() -> Path | None:
+    """The folder of benchmarks of the clone that lagwise is imported from, or else of the one worked in."""
+    folders = (Path(__file__).parents[3] / "benchmarks", Path.cwd() / "benchmarks")
+    return next((folder for folder in folders if (folder / "lagwise_bench" / "__init__.py").is_file()), None)
+
+
+class _Bench(TyperGroup):
+    """The commands below, and those of a clone, whose modules are imported only when they are asked for."""
+
+    def _others(self) -> dict[str, Any]:
+        if (folder := _clone()) is None:
+            return {}
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+        group: Any = typer.main.get_command(importlib.import_module("lagwise_bench.commands").app)
+        return group.commands
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *self._others()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if own := super().get_command(ctx, cmd_name):
+            return own
+        if _clone() is None:
+            raise ValueError(
+                f"lagwise bench {cmd_name}: benchmarks against other methods come with a clone of lagwise, not with "
+                f"the installed package, which has {', '.join(super().list_commands(ctx))}"
+            )
+        return self._others().get(cmd_name)
+
+
+bench = typer.Typer(
+    cls=_Bench,
+    help="Measure speed and memory: of your own models; in a clone of lagwise, also against other methods.",
+    no_args_is_help=True,
+)
 
 
 @bench.callback()
 def _group() -> None:
-    """Measure speed and memory against peers; results are checked first."""
-
-
-@bench.command()
-def toeplitz(
-    lengths: Annotated[str, typer.Option(help="Sequence lengths, separated by commas.")] = "512,2048,8192",
-    channels: Channels = 512,
-    tokens: Tokens = 8192,
-    repeats: Repeats = 15,
-    threads: Threads = 2,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(help="`module:factory` of another implementation; factory(channels, length) returns a module."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
-    memory: Memory = True,
-) -> None:
-    """Time training steps of the causal Toeplitz layer against a literal implementation of the published algorithm.
-
-    lagwise bench toeplitz --lengths 512,2048,8192 --out results.json
-    """
-    from lagwise.bench.harness import save_results
-    from lagwise.bench.peers import load_peer
-    from lagwise.bench.toeplitz import table_rows, time_layers, where_time_goes
-    from lagwise.cli.terminal import print_table
-
-    wanted = whole_numbers(lengths, "--lengths")
-    peers = {name: load_peer(name) for name in peer or []}
-    rows = time_layers(
-        wanted, channels=channels, tokens=tokens, repeats=repeats, threads=threads, peers=peers, memory=memory
-    )
-    head = ("length", "batch", "method", "ms", "quartiles", "times ours", "step memory")
-    print_table("Forward and backward of one layer", head, table_rows(rows))
-    parts = {n: where_time_goes(n, channels=channels, tokens=tokens, repeats=repeats) for n in wanted}
-    print_table(
-        "Time by part (ms)",
-        ("length", *next(iter(parts.values()))),
-        ((n, *(f"{t.median * 1e3:.1f}" for t in timing.values())) for n, timing in parts.items()),
-    )
-    if out:
-        setting = os.environ.get("LAGWISE_KEEP_MEMORY")
-        command = f"LAGWISE_KEEP_MEMORY={setting} " if setting else ""
-        command += "lagwise " + " ".join(sys.argv[1:])
-        save_results(out, command, {"layers": rows, "parts": parts})
-        typer.echo(f"written: {out}")
-
-
-@bench.command()
-def ops(
-    lengths: Annotated[
-        str, typer.Option(help="Sequence lengths, separated by commas.")
-    ] = "512,1024,2048,4096,8192,16384,32768",
-    channels: Channels = 512,
-    tokens: Tokens = 8192,
-    repeats: Repeats = 7,
-    threads: Threads = 2,
-    direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "both",
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(help="`module:factory` of another causal layer; factory(channels, length) returns a module."),
-    ] = None,
-    out: Out = None,
-    memory: Memory = True,
-) -> None:
-    """Time TNN, FD-TNN and SKI-TNN layers with their engines, against each other and the published algorithm.
-
-    lagwise bench ops --lengths 512,4096,32768 --out ops.json
-    """
-    from lagwise.bench import ops as run
-    from lagwise.bench.harness import save_results
-    from lagwise.bench.peers import load_peer
-    from lagwise.cli.terminal import print_table
-    from lagwise.tables import known
-
-    choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
-    rows = run.time_ops(
-        whole_numbers(lengths, "--lengths"),
-        channels=channels,
-        tokens=tokens,
-        repeats=repeats,
-        threads=threads,
-        directions=choices[known(direction, choices, "direction")],
-        peers={name: load_peer(name) for name in peer or []},
-        memory=memory,
-    )
-    head = ("", "length", "method", "forward ms", "step ms", "speed", "memory", "error")
-    print_table("One layer: forward, and forward with backward", head, run.table_rows(rows))
-    if out:
-        save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"rows": rows})
-        run.figure(rows).savefig(picture := out.with_suffix(".png"), dpi=130)
-        typer.echo(f"written: {out} and {picture}")
-
-
-@bench.command("ema-vs-tcn")
-def ema_vs_tcn(
-    lengths: Annotated[
-        str, typer.Option(help="Sequence lengths, separated by commas.")
-    ] = "8192,16384,32768,65536,131072",
-    channels: Channels = 64,
-    repeats: Repeats = 5,
-    threads: Threads = 2,
-    direction: Annotated[str, typer.Option(help="causal, two-sided or both.")] = "causal",
-    peer: Annotated[bool, typer.Option(help="Also time the package mega-pytorch (causal only).")] = True,
-    out: Out = None,
-    memory: Memory = True,
-) -> None:
-    """Time MEGA's moving average, by FFT and by scan, against TCNCA's dilated convolutions.
-
-    lagwise bench ema-vs-tcn --lengths 8192,131072 --out ema-vs-tcn.json
-    """
-    from lagwise.bench import ema_tcn as run
-    from lagwise.bench.harness import save_results
-    from lagwise.cli.terminal import print_table
-    from lagwise.tables import known
-
-    choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
-    results = {}
-    for causal in choices[known(direction, choices, "direction")]:
-        name = "causal" if causal else "two-sided"
-        results[name] = run.time_ema_tcn(
-            whole_numbers(lengths, "--lengths"),
-            channels=channels,
-            causal=causal,
-            repeats=repeats,
-            threads=threads,
-            peer=peer,
-            memory=memory,
-        )
-        head = ("length", "method", "ms", "back", "ms/tcn", "back/tcn", "memory", "error")
-        print_table(f"One sequence, {name}: forward and backward", head, run.table_rows(results[name]))
-    if out:
-        save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
-        run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
-        typer.echo(f"written: {out} and {picture}")
+    """Measure speed and memory: of your own models; in a clone of lagwise, also against other methods."""
 
 
 @bench.command()
 def tcn(
     length: Annotated[int, typer.Argument(callback=at_least(2), help="Tokens that the stack must cover.")],
-    channels: Channels = 256,
-    tokens: Tokens = 8192,
-    repeats: Repeats = 5,
+    channels: Annotated[int, typer.Option(callback=at_least(1), help="Channels per layer.")] = 256,
+    tokens: Annotated[
+        int, typer.Option(callback=at_least(1), help="Tokens per batch; the batch size is this divided by the length.")
+    ] = 8192,
+    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")] = 5,
     causal: Annotated[bool, typer.Option(help="Causal, or centred as for classification.")] = True,
     anew: Annotated[bool, typer.Option(help="Ignore cached timings.")] = False,
 ) -> None:
@@ -182,7 +74,7 @@ def tcn(
 
     lagwise bench tcn 8192
     """
-    from lagwise.bench.tcn_shapes import choose_tcn
+    from lagwise.analysis.tcn_shapes import choose_tcn
     from lagwise.cli.terminal import print_table
 
     choices = choose_tcn(length, channels=channels, tokens=tokens, causal=causal, repeats=repeats, anew=anew)
@@ -198,113 +90,22 @@ def tcn(
 
 
 @bench.command()
-def generate(
-    lengths: Annotated[
-        str, typer.Option(help="Context lengths in tokens, separated by commas.")
-    ] = "512,1024,2048,4096,8192,16384,32768,65536,131072",
-    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,16",
-    what: Annotated[
-        str, typer.Option(help="layers, models or both; or streams: whole texts of these lengths, against FutureFill.")
-    ] = "both",
-    channels: Channels = 256,
-    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method, of 64 tokens.")] = 5,
-    threads: Threads = 2,
-    most_tokens: Annotated[
-        int, typer.Option(callback=at_least(1), help="Skip contexts with more tokens over all sequences.")
-    ] = 1 << 18,
-    baselines: Annotated[
-        bool, typer.Option(help="Also time ring buffers, n states and recomputation; for streams, FutureFill.")
-    ] = True,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="`module:factory` of another exact online convolution, for --what streams; factory(taps, batch) "
-            "returns an object with step(x). Taps are (channels, tokens), x and its result (batch, 1, channels)."
-        ),
-    ] = None,
-    out: Out = None,
-) -> None:
-    """Measure tokens per second after contexts of each length, against ring buffers, recomputation and attention.
-
-    lagwise bench generate --lengths 1024,16384,131072 --batches 1 --out generate.json
-
-    lagwise bench generate --what streams --lengths 1024,16384,131072 --batches 1
-    """
-    if peer and what != "streams":
-        raise ValueError("--peer is an online convolution and needs --what streams")
-    if what == "streams":
-        methods = {"channels": channels, "repeats": repeats, "threads": threads, "baselines": baselines}
-        counts = (whole_numbers(lengths, "--lengths"), whole_numbers(batches, "--batches"))
-        _generate_streams(*counts, most_tokens, peer or [], out, **methods)
-        return
-    from lagwise.bench import generate as run
-    from lagwise.bench.harness import save_results
-    from lagwise.cli.terminal import print_table
-    from lagwise.tables import known
-
-    choices = {"both": ("layers", "models"), "layers": ("layers",), "models": ("models",)}
-    results = {}
-    for each in choices[known(what, choices, "what")]:
-        results[each] = run.time_generation(
-            each,
-            whole_numbers(lengths, "--lengths"),
-            whole_numbers(batches, "--batches"),
-            channels=channels,
-            repeats=repeats,
-            threads=threads,
-            most_tokens=most_tokens,
-            baselines=baselines,
-        )
-        head = ("context", "method", "tokens/s", "99% ms", "/recompute", "/ring", "/cache", "memory")
-        for batch in sorted({row.batch for row in results[each]}):
-            rows = run.table_rows([row for row in results[each] if row.batch == batch])
-            print_table(f"Streaming, {each}, batch {batch}", head, rows)
-    if out:
-        save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
-        run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
-        typer.echo(f"written: {out} and {picture}")
-
-
-def _generate_streams(
-    lengths: list[int], batches: list[int], most_tokens: int, peers: list[str], out: Path | None, **methods: Any
-) -> None:
-    from lagwise.bench.harness import save_results
-    from lagwise.bench.peers import load_peer
-    from lagwise.bench.whole_streams import StreamFactory, table_rows, time_streams
-    from lagwise.cli.terminal import print_table
-
-    loaded: dict[str, StreamFactory] = {name: load_peer(name) for name in peers}
-    results = {}
-    for batch in batches:
-        short = [length for length in lengths if length * batch <= most_tokens]
-        rows = time_streams(short, batch=batch, peers=loaded, **methods)
-        head = ("tokens", "method", "tokens/s", "time / ours", "slowest ms", "memory")
-        print_table(f"Whole texts token by token, batch {batch}", head, table_rows(rows))
-        results[f"batch {batch}"] = rows
-    if out:
-        save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"streams": results})
-        typer.echo(f"written: {out}")
-
-
-@bench.command()
 def stream_signal(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained classifier of signals.")],
     rate: Annotated[float, typer.Option(callback=at_least(0), help="Sampling rate in Hz.")],
     seconds: Annotated[float, typer.Option(callback=at_least(0), help="Seconds of signal per chunk size.")] = 60.0,
     chunks: Annotated[str, typer.Option(help="Samples per push, separated by commas.")] = "1,36,360",
-    threads: Threads = 1,
+    threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")] = 1,
     out: Out = None,
 ) -> None:
     """Measure the latency of a streaming classifier of signals, and its speed relative to real time.
 
     lagwise bench stream-signal runs/ecg --rate 360 --chunks 1,12,360
     """
-    from dataclasses import asdict
-
     import torch
 
-    from lagwise.bench.harness import save_results
-    from lagwise.bench.signals import table_rows, time_signal
+    from lagwise.analysis.signal_speed import table_rows, time_signal
+    from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import print_table
     from lagwise.models import load_model
 
@@ -320,26 +121,40 @@ def stream_signal(
 
 
 @bench.command()
-def forecast(
-    folder: Annotated[
-        Path, typer.Argument(parser=path, help="Folder of ETTh1.csv ... illness, as .csv, .csv.xz or .csv.gz.")
-    ],
-    data: Annotated[
-        str, typer.Option(help="Names of data sets, separated by commas.")
-    ] = "ETTh1,ETTh2,ETTm1,ETTm2,weather,exchange,illness",
-    out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
+def drafts(
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
+    draft: Annotated[Path, typer.Option(parser=path, help="Folder of a smaller model with the same tokenizer.")],
+    sizes: Annotated[str, typer.Option(help="Maximum tokens per draft, separated by commas.")] = "2,4,8",
+    prompts: Annotated[int, typer.Option(callback=at_least(1), help="Prompts from the run's test text.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens per prompt.")] = 256,
+    tokens: Annotated[int, typer.Option(callback=at_least(1), help="New tokens per prompt.")] = 128,
+    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method.")] = 5,
+    threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")] = 1,
+    out: Out = None,
 ) -> None:
-    """Score closed-form and kernel forecasters on all test windows of the usual long-horizon data sets.
+    """Measure tokens per second of greedy decoding with a draft model, with prompt lookup, and without drafts.
 
-    lagwise bench forecast data/ --data ETTh1,ETTm1 --out forecast.json
+    lagwise bench drafts runs/mega-lm --draft runs/mega-small --out drafts.json
     """
-    from lagwise.bench.forecasting import coverage_rows, run_benchmarks, table_rows
-    from lagwise.bench.harness import save_results
-    from lagwise.cli.terminal import print_table
+    import torch
 
-    rows = run_benchmarks(folder, data.split(","))
-    print_table("Mean squared error, averaged over horizons", *table_rows(rows))
-    print_table("Share of test values within 90% intervals, averaged over horizons", *coverage_rows(rows))
+    from lagwise.analysis.drafts import table_rows, time_drafts
+    from lagwise.analysis.prompts import run_prompts
+    from lagwise.analysis.timing import save_results
+    from lagwise.cli.terminal import print_table
+    from lagwise.models.loading import default_device, load_language_model
+
+    torch.set_num_threads(threads)
+    model, assistant = (load_language_model(each, device=default_device())[0] for each in (run, draft))
+    chosen = run_prompts(run, prompts, prompt_tokens)
+    rows = time_drafts(
+        model, assistant, chosen, sizes=whole_numbers(sizes, "--sizes"), new_tokens=tokens, repeats=repeats
+    )
+    head = ("draft", "tokens", "tokens/s", "/none", "forwards/token", "same text")
+    sizes_of = [sum(p.numel() for p in each.parameters()) for each in (model, assistant)]
+    print_table(f"Model of {sizes_of[0]:,} parameters, draft of {sizes_of[1]:,}", head, table_rows(rows))
     if out:
-        save_results(out, f"lagwise bench forecast FOLDER --data {data}", {"cells": rows})
+        parameters = dict(zip(("model", "draft"), sizes_of, strict=True))
+        results = {"parameters": parameters, "rows": [asdict(row) for row in rows]}
+        save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
         typer.echo(f"written: {out}")

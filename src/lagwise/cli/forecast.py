@@ -10,6 +10,7 @@ import typer
 
 from lagwise.cli.parsing import at_least, not_empty, path, within
 from lagwise.cli.terminal import plain, print_table
+from lagwise.process import quick_imports
 
 _ROWS, _SERIES = 10, 5  # of forecasts that are printed
 _ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
@@ -72,11 +73,12 @@ def forecast(
 
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
     """
-    from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
-    from lagwise.forecasting.choosing import BASELINE
-    from lagwise.forecasting.seasons import season
-    from lagwise.forecasting.times import plain_times
-    from lagwise.forecasting.writing import check_names
+    with quick_imports():
+        from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
+        from lagwise.forecasting.choosing import BASELINE
+        from lagwise.forecasting.seasons import season
+        from lagwise.forecasting.times import plain_times
+        from lagwise.forecasting.writing import check_names
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
     if out.suffix != ".csv" or not out.parent.is_dir():

@@ -97,7 +97,7 @@ def train(
     """
     require("train", "training")
     with quick_imports():
-        from lagwise import training
+        import lagwise.training as training
         from lagwise.training import train as train_recipe
         from lagwise.training.recipe import DEFAULT_RECIPE
 
@@ -122,7 +122,7 @@ def train(
 
 
 def _report_training(folder: Path, done: bool) -> None:
-    from lagwise import training
+    import lagwise.training as training
 
     recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(str(folder))
     task, metrics = training.make_task(recipe), training.read_metrics(folder)
@@ -290,7 +290,7 @@ def _resumable(folder: Path) -> Iterator[None]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from lagwise import __version__
+        from lagwise._version import __version__
 
         typer.echo(f"lagwise {__version__}")
         raise typer.Exit

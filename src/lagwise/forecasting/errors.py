@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import nnls
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from lagwise.forecasting.moments import window_count
 
@@ -80,7 +80,7 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
     """
     _, horizon, series = sizes.shape
     independent = np.inf if independent is None else max(1.0, independent)
-    wider = t.ppf((1 + coverage) / 2, independent) / norm.ppf((1 + coverage) / 2) if coverage > 0 else 1.0
+    wider = stdtrit(independent, (1 + coverage) / 2) / ndtri((1 + coverage) / 2) if coverage > 0 else 1.0
     found = np.full((horizon, series), np.inf)
     for i in range(series):
         own = sizes[:, :, i]

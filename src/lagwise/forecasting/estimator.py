@@ -93,6 +93,11 @@ class LagForecaster(BaseEstimator):
     horizon rows.
 
     Source: Toner and Darlow 2024 (linear forecasters); the moments are those of the covariance method (Makhoul 1975).
+
+    >>> series = np.sin(np.arange(400) * 2 * np.pi / 24)
+    >>> forecaster = LagForecaster(horizon=24, look_back=48).fit(series)
+    >>> bool(np.abs(forecaster.predict() - series[16:40]).max() < 1e-3)
+    True
     """
 
     n_features_in_: int

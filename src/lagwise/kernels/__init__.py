@@ -15,9 +15,9 @@ from lagwise.kernels.s4d import S4DKernel
 from lagwise.kernels.sgconv import SGConvKernel
 from lagwise.kernels.spectral import SpectralKernel
 from lagwise.kernels.warped import WarpedKernel
-from lagwise.outside import add_installed, add_part
+from lagwise.outside import Parts
 
-KERNELS: dict[str, type[LagKernel]] = {
+_OWN: dict[str, type[LagKernel]] = {
     "rpe": RPEKernel,
     "free": FreeKernel,
     "frequency": FrequencyKernel,
@@ -31,8 +31,7 @@ KERNELS: dict[str, type[LagKernel]] = {
     "hyena": HyenaKernel,
     "spectral": SpectralKernel,
 }
-
-_OWN = frozenset(KERNELS)
+KERNELS = Parts("kernel", LagKernel, "lagwise.kernels", _OWN, {})
 
 
 def register_kernel(name: str, kernel: type[LagKernel]) -> None:
@@ -49,10 +48,8 @@ def register_kernel(name: str, kernel: type[LagKernel]) -> None:
         ValueError: For a name that lagwise itself has.
         TypeError: For anything that is not a subclass of `LagKernel`.
     """
-    add_part(KERNELS, _OWN, LagKernel, "kernel", name, kernel)
+    KERNELS.register(name, kernel)
 
-
-add_installed("lagwise.kernels", "kernel", register_kernel)
 
 __all__ = [
     "KERNELS",

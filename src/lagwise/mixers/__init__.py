@@ -1,30 +1,19 @@
 """Token mixers, one per file, with one contract (`lagwise.mixers.base.Mixer`)."""
 
-from lagwise.mixers.afno import AFNO2d, AFNOMixer
+import importlib
+from typing import Any
+
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.ema import EMAMixer
-from lagwise.mixers.flash import FlashMixer
-from lagwise.mixers.fnet import FNetMixer
-from lagwise.mixers.gfnet import GFNetMixer
-from lagwise.mixers.gmlp import GMLPMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
-from lagwise.mixers.gss import GSSMixer
 from lagwise.mixers.gtu import GTU
-from lagwise.mixers.hyena import HyenaMixer
-from lagwise.mixers.linear_attention import LinearAttentionMixer
-from lagwise.mixers.long_short import LongShortMixer
-from lagwise.mixers.lru import LRUMixer
-from lagwise.mixers.relative_attention import RelativeAttentionMixer
-from lagwise.mixers.s5 import S5Mixer
-from lagwise.mixers.short_conv import ShortConvMixer
-from lagwise.mixers.synthesizer import SynthesizerMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.outside import add_installed, add_part
+from lagwise.outside import Parts
 
-MIXERS: dict[str, type[Mixer]] = {
+_OWN: dict[str, type[Mixer]] = {
     "toeplitz": ToeplitzMixer,
     "gtu": GTU,
     "attention": AttentionMixer,
@@ -33,24 +22,28 @@ MIXERS: dict[str, type[Mixer]] = {
     "chunked_attention": ChunkedAttentionMixer,
     "grid": GridMixer,
     "gtu2d": GTU2d,
-    "hyena": HyenaMixer,
-    "short_conv": ShortConvMixer,
-    "linear_attention": LinearAttentionMixer,
-    "lru": LRUMixer,
-    "s5": S5Mixer,
-    "gss": GSSMixer,
-    "flash": FlashMixer,
-    "gmlp": GMLPMixer,
-    "synthesizer": SynthesizerMixer,
-    "long_short": LongShortMixer,
-    "relative_attention": RelativeAttentionMixer,
-    "fnet": FNetMixer,
-    "gfnet": GFNetMixer,
-    "afno": AFNOMixer,
-    "afno2d": AFNO2d,
 }
-
-_OWN = frozenset(MIXERS)
+# Of other papers: the classes of `lagwise.family`.
+_FAMILY = {
+    "hyena": "HyenaMixer",
+    "short_conv": "ShortConvMixer",
+    "linear_attention": "LinearAttentionMixer",
+    "lru": "LRUMixer",
+    "s5": "S5Mixer",
+    "gss": "GSSMixer",
+    "flash": "FlashMixer",
+    "gmlp": "GMLPMixer",
+    "synthesizer": "SynthesizerMixer",
+    "long_short": "LongShortMixer",
+    "relative_attention": "RelativeAttentionMixer",
+    "fnet": "FNetMixer",
+    "gfnet": "GFNetMixer",
+    "afno": "AFNOMixer",
+    "afno2d": "AFNO2d",
+}
+MIXERS = Parts(
+    "mixer", Mixer, "lagwise.mixers", _OWN, {name: f"lagwise.family:{kind}" for name, kind in _FAMILY.items()}
+)
 
 
 def register_mixer(name: str, mixer: type[Mixer]) -> None:
@@ -67,36 +60,26 @@ def register_mixer(name: str, mixer: type[Mixer]) -> None:
         ValueError: For a name that lagwise itself has.
         TypeError: For anything that is not a subclass of `Mixer`.
     """
-    add_part(MIXERS, _OWN, Mixer, "mixer", name, mixer)
+    MIXERS.register(name, mixer)
 
 
-add_installed("lagwise.mixers", "mixer", register_mixer)
+def __getattr__(name: str) -> Any:
+    """The family's classes, which were here in 0.2."""
+    if name in _FAMILY.values():
+        return getattr(importlib.import_module("lagwise.family"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "GTU",
     "MIXERS",
-    "AFNO2d",
-    "AFNOMixer",
     "AttentionMixer",
     "ChunkedAttention",
     "ChunkedAttentionMixer",
     "EMAMixer",
-    "FNetMixer",
-    "FlashMixer",
-    "GFNetMixer",
-    "GMLPMixer",
-    "GSSMixer",
     "GTU2d",
     "GridMixer",
-    "HyenaMixer",
-    "LRUMixer",
-    "LinearAttentionMixer",
-    "LongShortMixer",
     "Mixer",
-    "RelativeAttentionMixer",
-    "S5Mixer",
-    "ShortConvMixer",
-    "SynthesizerMixer",
     "TCNMixer",
     "ToeplitzMixer",
     "register_mixer",

@@ -72,6 +72,10 @@ class ToeplitzMixer(Derived, Mixer):
     Exact engines stream by `online_prefill`: O(log² n) per token, where n is the length of the text or the kernel's
     support, if it ends; memory is then constant too. A kernel that is a state space (``modal``) streams as one. SKI
     keeps a few tokens and one node for every ``spacing`` tokens.
+
+    >>> mixer = ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.99})
+    >>> mixer(torch.randn(2, 1000, 4)).shape
+    torch.Size([2, 1000, 4])
     """
 
     def __init__(

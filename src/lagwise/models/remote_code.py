@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lagwise import __version__
+from lagwise._version import __version__
 from lagwise.models.classes import ModelClass
 
 _MODULE = "modeling_lagwise"

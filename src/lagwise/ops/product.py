@@ -70,6 +70,10 @@ def toeplitz_product(
         exactly causal for finite values. ``auto`` and ``overlap_save`` cut causal taps beyond 8192 lags into parts
         (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): the leak then stays within about 8192 tokens, or
         within a sixteenth of the taps if that is more.
+
+    >>> x = torch.tensor([1.0, 0.0, 0.0, 2.0]).view(1, 4, 1)
+    >>> toeplitz_product(x, torch.tensor([[1.0, 0.5]]), engine="direct").flatten().tolist()
+    [1.0, 0.5, 0.0, 2.0]
     """
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, 0 if causal else centre(taps), dilation)

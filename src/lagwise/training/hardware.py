@@ -52,7 +52,7 @@ def describe() -> dict[str, Any]:
     import numpy
     import transformers
 
-    from lagwise import __version__
+    from lagwise._version import __version__
     from lagwise.ops import native
 
     return {

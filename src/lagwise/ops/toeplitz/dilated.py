@@ -136,6 +136,9 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     per block. ValueError if any is less than 1, for more than 10,000 convolutions, or if ``f**D`` exceeds 2**63.
 
     Source: TCNCA app. E.
+
+    >>> receptive_field(5, 3, 5)
+    485
     """
     sizes = {"kernel_size": kernel_size, "dilation": dilation, "depth": depth, "convolutions": convolutions}
     for name, size in sizes.items():

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lagwise.bench.future_fill import ContinuousFutureFill, EpochedFutureFill
-from lagwise.bench.harness import Timing
-from lagwise.bench.streams import state_bytes
+from lagwise.analysis.timing import Timing
 from lagwise.ops import online_prefill, toeplitz_product
 from lagwise.ops.streaming import OnlineState, OnlineTaps
 from lagwise.progress import progress_bar
+from lagwise_bench.future_fill import ContinuousFutureFill, EpochedFutureFill
+from lagwise_bench.streams import state_bytes
 
 LAGWISE = "lagwise"
 _TOLERANCE = 1e-4

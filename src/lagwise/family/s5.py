@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
+from lagwise.family.recurrence import Recurrence, RecurrentMixer
 from lagwise.kernels.hippo import hippo_legs
-from lagwise.mixers.recurrence import Recurrence, RecurrentMixer
 from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import whole_number
 

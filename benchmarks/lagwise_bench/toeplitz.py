@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lagwise.bench.harness import Factory, Timing, check_layer, interleaved, peak_memory, training_step
-from lagwise.bench.peers import LiteralTNO
+from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.mixers import ToeplitzMixer
 from lagwise.progress import progress_bar
+from lagwise_bench.harness import Factory, check_layer, peak_memory
+from lagwise_bench.peers import LiteralTNO
 
 OURS, LITERAL = "lagwise", "literal"
 

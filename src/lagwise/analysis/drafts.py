@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lagwise.bench.harness import Timing
+from lagwise.analysis.timing import Timing
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lagwise.bench.drafts import table_rows, time_drafts
+from lagwise.analysis.drafts import table_rows, time_drafts
 from lagwise.cli.main import app
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import Recipe, train

@@ -39,9 +39,9 @@ def glue(
 
     lagwise bench glue runs/tnn-mlm runs/transformer-mlm --untrained runs/tnn-mlm --data glue/ --out runs/glue
     """
-    from lagwise.bench.glue import Results, compare_glue, table_head, table_rows
-    from lagwise.bench.harness import save_results
+    from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import plain, print_table
+    from lagwise_bench.glue import Results, compare_glue, table_head, table_rows
 
     file, command = out / "glue.json", "lagwise " + " ".join(sys.argv[1:])
 

@@ -34,9 +34,9 @@ def lra(
 
     lagwise bench lra --tasks text,image --rows 8 --out lra.json
     """
-    from lagwise.bench.arena import BASE, Speed, table_rows, time_models
-    from lagwise.bench.harness import save_results
+    from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import print_table
+    from lagwise_bench.arena import BASE, Speed, table_rows, time_models
 
     done: list[Speed] = []
 

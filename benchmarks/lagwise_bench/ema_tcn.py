@@ -12,22 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.analysis.plots import times_over_length
-from lagwise.bench.harness import (
-    Factory,
-    Timing,
-    check_layer,
-    check_product,
-    forward_pass,
-    interleaved,
-    peak_memory,
-    some_channels,
-    training_step,
-)
-from lagwise.bench.peers import LiteralEMA, mega_pytorch_ema
+from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.kernels import EMAKernel
 from lagwise.ops import dilated_stack, ema_scan, toeplitz_product
 from lagwise.ops.toeplitz import smallest_dilation
 from lagwise.progress import progress_bar
+from lagwise_bench.harness import Factory, check_layer, check_product, forward_pass, peak_memory, some_channels
+from lagwise_bench.peers import LiteralEMA, mega_pytorch_ema
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

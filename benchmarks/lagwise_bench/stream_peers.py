@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.bench.n_state import n_state_modes
 from lagwise.mixers import Mixer, ToeplitzMixer
 from lagwise.models import LagwiseForCausalLM
 from lagwise.ops import Layout, toeplitz_product
 from lagwise.ops.recurrence import modal_prefill
 from lagwise.ops.window import Window
+from lagwise_bench.n_state import n_state_modes
 
 _SLICE_ELEMENTS = 1 << 17  # the products of a slice fit in the CPU cache; the fastest of the sizes tried
 

@@ -31,11 +31,11 @@ def serve(
     """
     import torch
 
-    from lagwise.bench.harness import save_results
-    from lagwise.bench.prompts import run_prompts
-    from lagwise.bench.serving import make_transformer, measure, started, table_rows
+    from lagwise.analysis.prompts import run_prompts
+    from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import print_table
     from lagwise.models.loading import load_language_model
+    from lagwise_bench.serving import make_transformer, measure, started, table_rows
 
     counts = whole_numbers(clients, "--clients")
     torch.set_num_threads(threads)

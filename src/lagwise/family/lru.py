@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.mixers.recurrence import Recurrence, RecurrentMixer
+from lagwise.family.recurrence import Recurrence, RecurrentMixer
 from lagwise.tables import whole_number
 
 

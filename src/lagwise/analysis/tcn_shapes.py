@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lagwise.bench.harness import Timing, interleaved, training_step
+from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.cache import default_cache
 from lagwise.mixers import TCNMixer
 from lagwise.ops.toeplitz import StackShape, covering_shapes

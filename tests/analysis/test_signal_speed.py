@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lagwise.bench.signals import table_rows, time_signal
+from lagwise.analysis.signal_speed import table_rows, time_signal
 from lagwise.models import LagwiseConfig, LagwiseForTokenClassification
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import yaml
 
-from lagwise.bench.text_baselines import majority, tf_idf
 from lagwise.data import LAYOUTS, read_labelled
 from lagwise.files import expanded, read_json, write_whole
 from lagwise.models import LagwiseConfig
@@ -28,6 +27,7 @@ from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, 
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import RECIPE_FILE, RUN_FILE
 from lagwise.training.model import with_start, without_start
+from lagwise_bench.text_baselines import majority, tf_idf
 
 RESULT_FILE = "result.json"  # of a finished fine-tuning
 _DECIDED = ("steps", "least_steps", "warmup_steps", "evaluate_every")  # from epochs and rows

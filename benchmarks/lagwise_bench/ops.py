@@ -11,23 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.analysis.plots import speed_over_length
-from lagwise.bench.harness import (
-    Factory,
-    Timing,
-    check_layer,
-    check_matrix,
-    forward_pass,
-    interleaved,
-    peak_memory,
-    training_step,
-)
-from lagwise.bench.peers import LiteralTNO
+from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import toeplitz_matrix
 from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar
+from lagwise_bench.harness import Factory, check_layer, check_matrix, forward_pass, peak_memory
+from lagwise_bench.peers import LiteralTNO
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

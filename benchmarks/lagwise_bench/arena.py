@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.bench.harness import Timing, interleaved, memory_of
+from lagwise.analysis.timing import Timing, interleaved
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.progress import progress_bar
 from lagwise.tables import known
+from lagwise_bench.harness import memory_of
 
 BASE = "transformer"  # the baseline of all ratios
 _LAYERS, _WIDTH = 2, 64  # of every model, as in TNN table 4

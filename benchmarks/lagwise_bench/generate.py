@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from lagwise.analysis.plots import times_over_length
-from lagwise.bench.harness import Timing
-from lagwise.bench.stream_peers import NStates
-from lagwise.bench.streams import (
+from lagwise.analysis.timing import Timing
+from lagwise.mixers.attention import AttentionMixer, AttentionState
+from lagwise.models.cache import StateLayer
+from lagwise.progress import progress_bar
+from lagwise_bench.stream_peers import NStates
+from lagwise_bench.streams import (
     BASELINES,
     CACHE,
     CHECKED_STEPS,
@@ -29,9 +32,6 @@ from lagwise.bench.streams import (
     models,
     state_bytes,
 )
-from lagwise.mixers.attention import AttentionMixer, AttentionState
-from lagwise.models.cache import StateLayer
-from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

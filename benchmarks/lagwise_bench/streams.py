@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lagwise.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
 from lagwise.mixers import MIXERS, Mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.ops.window import Window
 from lagwise.training import load_recipe
+from lagwise_bench.stream_peers import NStates, RingBuffer, replace_toeplitz
 
 EXACT, RING, RECOMPUTE, N_STATES, CACHE, CONVERTED = (
     "TNN without decay",
