@@ -102,7 +102,11 @@ class VocabularyHead(Head):
             return loss, None
         logits, given = self.to_logits(hidden), {} if shift_labels is None else {"shift_labels": shift_labels}
         return self.loss_function(
-            logits=logits, labels=labels.contiguous(), vocab_size=self.config.vocab_size, num_items_in_batch=counted, **given
+            logits=logits,
+            labels=labels.contiguous(),
+            vocab_size=self.config.vocab_size,
+            num_items_in_batch=counted,
+            **given,
         ), logits
 
     def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:
