@@ -26,6 +26,8 @@ class RunningText(Task):
     Data: text as in `lagwise.data.open_source`, by default Python's standard library.
     """
 
+    splits = True
+
     def __init__(self, data: DataOptions):
         super().__init__(data)
         data.source = "stdlib" if data.source is None else data.source

@@ -46,6 +46,8 @@ class TrainingOptions:
     """Sequences per step, over all processes."""
     accumulate: Count = 1
     """Micro-batches per step, to save memory."""
+    sequence_parallel: Count = 1
+    """Processes that share every sequence, each with a piece of its tokens; 1: each process has whole sequences."""
     optimizer: str = "adamw"
     """`adamw`, or `muon`: Muon for the matrices of linear layers and AdamW for the rest."""
     learning_rate: Annotated[Number, Field(gt=0)] = 4e-3

@@ -54,6 +54,7 @@ from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_proce
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
+from lagwise.training.pieces import SharedRows, Sharing, check_shared
 from lagwise.training.recipe import MOST_STEPS, Recipe
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
@@ -225,6 +226,7 @@ def check_recipe(recipe: Recipe) -> Task:
     if kind != "none":
         require_linear(task)
     if kind != "only":
+        check_shared(task, recipe.training.sequence_parallel, min(task.lengths().values()))
         check_model(recipe, task)
     return task
 
@@ -273,12 +275,19 @@ def _resolved(recipe: Recipe, task: Task) -> Recipe:
 def _check_batch(recipe: Recipe) -> int:
     """The rows of a micro-batch of one process. ValueError if the batch cannot be divided this way."""
     options, world = recipe.training, group_size()
-    if options.batch_size % (world * options.accumulate):
+    groups, left = divmod(world, options.sequence_parallel)
+    if left or not groups:
         raise ValueError(
-            f"training.batch_size must be a multiple of processes times accumulate, got {options.batch_size} for "
-            f"{world} * {options.accumulate}"
+            f"training.sequence_parallel must divide the number of processes, got {options.sequence_parallel} for "
+            f"{world}: start 'torchrun --nproc-per-node {options.sequence_parallel} -m lagwise train ...'"
         )
-    return options.batch_size // (world * options.accumulate)
+    if options.batch_size % (groups * options.accumulate):
+        raise ValueError(
+            f"training.batch_size must be a multiple of processes"
+            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times accumulate, got "
+            f"{options.batch_size} for {groups} * {options.accumulate}"
+        )
+    return options.batch_size // (groups * options.accumulate)
 
 
 def _check_sharing() -> None:
@@ -336,7 +345,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         task.model_class,
         config_for_data(recipe, task),
         arguments.per_device_train_batch_size,
-        task.longest_example(),
+        -(-task.longest_example() // options.sequence_parallel),
         checkpointing=options.gradient_checkpointing,
     )
     model: Any = build_model(recipe, task)
@@ -346,15 +355,24 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
     average = AveragedWeights(model, options.average)
     best = BestModel(out, task.headline, task.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * task.tokens_per_example()
+    training: Any = task.training_examples(options.steps, options.batch_size, options.seed)
+    validation: Any = task.validation_examples(options.evaluate_tokens)
+    sharing = None
+    if (count := options.sequence_parallel) > 1:
+        sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
+        training = SharedRows(training, arguments.per_device_train_batch_size, count)
+        validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
+        model.split_sequences(sharing.group)
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=task.training_examples(options.steps, options.batch_size, options.seed),
-        eval_dataset=task.validation_examples(options.evaluate_tokens),
+        train_dataset=training,
+        eval_dataset=validation,
         optimizers=(make_optimizer(model, options), None),
         callbacks=[average, best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
         processing_class=task.tokenizer,
         task=task,
+        sharing=sharing,
         best=best,
         average=average,
         keep_checkpoints=options.keep_checkpoints,
@@ -375,6 +393,7 @@ def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> P
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
             model: Any = trainer.accelerator.unwrap_model(trainer.model)
+            model.split_sequences(None)
             model.save_pretrained(partial)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)

@@ -24,6 +24,7 @@ from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
+from lagwise.training.pieces import Sharing
 
 
 class LagwiseTrainer(Trainer):
@@ -31,14 +32,22 @@ class LagwiseTrainer(Trainer):
     metrics."""
 
     def __init__(
-        self, *args: Any, task: Task, best: BestModel, average: AveragedWeights, keep_checkpoints: int, **kwargs: Any
+        self,
+        *args: Any,
+        task: Task,
+        best: BestModel,
+        average: AveragedWeights,
+        keep_checkpoints: int,
+        sharing: Sharing | None = None,
+        **kwargs: Any,
     ):
         kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
         super().__init__(*args, **kwargs)
-        self.task, self.best, self.average = task, best, average
+        self.task, self.best, self.average, self.sharing = task, best, average, sharing
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
+        self._evaluated = 0  # validation batches
         self._losses: list[torch.Tensor] = []  # of validation batches: the sum, and of how many
         self.remove_callback(PrinterCallback)
 
@@ -51,10 +60,16 @@ class LagwiseTrainer(Trainer):
         """Leaves out the logits of a language model where only its loss is needed."""
         if not model.training:
             kwargs.pop("num_items_in_batch", None)  # of all processes: `evaluation_loop` needs the mean of this batch
+        elif self.sharing is not None and kwargs.get("num_items_in_batch") is not None:  # every sharer counted all
+            kwargs["num_items_in_batch"] = kwargs["num_items_in_batch"] // self.sharing.count
         loss_only = not return_outputs or type(self.task).reduce is Task.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, **kwargs)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(inputs)
+        return inputs if self.sharing is None else self.sharing.piece(inputs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, self.task.collate_evaluation
@@ -93,7 +108,7 @@ class LagwiseTrainer(Trainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Its loss is the mean over all labels, for any size of the batches and any number of processes. The Trainer's
         is a mean over batches, the last of which may be smaller, or filled up with rows that other processes have."""
-        self._losses = []
+        self._losses, self._evaluated = [], 0
         output = super().evaluation_loop(*args, **kwargs)
         if self._losses:
             sums, counts = self.accelerator.gather(torch.stack(self._losses)).double().unbind(1)
@@ -105,20 +120,29 @@ class LagwiseTrainer(Trainer):
         """Keeps only those outputs and labels that the task's metrics need, and the sum of the loss."""
         rows = len(next(iter(inputs.values())))
         real = self._real_rows(rows)
+        share = 1 if self.sharing is None else self.sharing.count
+        self._evaluated += 1
         inputs = {name: value[: max(1, real)] for name, value in inputs.items()}  # every process needs some
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if loss is not None:
             count = self.task.counted(inputs).to(loss.device) * (real > 0)
-            self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count, 0), count]))
+            self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count * share, 0), count]))
         kept = None if logits is None or labels is None else self.task.reduce(logits, labels)
         if kept is None:
             return loss, None, None
+        if self.sharing is not None:  # sums over tokens, to which the rows that fill a batch add nothing
+            kept = tuple(each * (real > 0) for each in kept)
+            if (more := rows - len(kept[0])) > 0:
+                kept = tuple(torch.cat([each, each.new_zeros(more, *each.shape[1:])]) for each in kept)
+            return loss, *kept
         filled = torch.arange(rows).clamp(max=max(1, real) - 1)  # the Trainer gathers as many rows from every process
         return loss, *(each[filled.to(each.device)] for each in kept)
 
     def _real_rows(self, rows: int) -> int:
         """Rows of a validation batch that no other process has: the last batches are filled up to equal sizes with the
         first rows of the data."""
+        if self.sharing is not None:
+            return self.sharing.real_rows(self._evaluated)
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
             return rows
