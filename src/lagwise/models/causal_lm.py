@@ -184,7 +184,9 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """Permanently process the tokens of a text before ``end`` that the cache has not seen."""
         ids = input_ids[:, cache.seen : end]
         if ids.shape[1]:
-            self.model(ids, attention_mask=None if mask is None else mask[:, :end], past_key_values=cache)
+            # Not the backbone alone: the weights of a sharded model are gathered where its head is called.
+            seen = None if mask is None else mask[:, :end]
+            self(ids, attention_mask=seen, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache.crop(0)
 
     def targets(self, labels: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from lagwise.files import expanded, is_unused, locked, read_json, remove_partial
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
+from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task
@@ -56,6 +57,7 @@ from lagwise.training.model import build_model, check_model, config_for_data, wi
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
 from lagwise.training.recipe import MOST_STEPS, Recipe
+from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -156,7 +158,10 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
-            load_model_weights(trainer.model, checkpoint)
+            if recipe.training.shard:
+                load_weights(trainer.model, checkpoint)
+            else:
+                load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
@@ -221,6 +226,7 @@ def check_recipe(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
     wrong."""
     _check_batch(recipe)
+    check_shards(recipe.training)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     if kind != "none":
@@ -363,6 +369,8 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         training = SharedRows(training, arguments.per_device_train_batch_size, count)
         validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
+    if options.shard:
+        shard(model)
     return LagwiseTrainer(
         model=model,
         args=arguments,
@@ -373,6 +381,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         processing_class=task.tokenizer,
         task=task,
         sharing=sharing,
+        sharded=options.shard,
         best=best,
         average=average,
         keep_checkpoints=options.keep_checkpoints,
@@ -390,11 +399,12 @@ def _tensorboard(out: Path) -> list[str]:
 
 def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> Path:
     """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    model.split_sequences(None)
+    state = whole_state(model) if is_sharded(model) else None
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
-            model: Any = trainer.accelerator.unwrap_model(trainer.model)
-            model.split_sequences(None)
-            model.save_pretrained(partial)
+            model.save_pretrained(partial, state_dict=state)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             if read_first_answer(out) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, one_line
 from lagwise.models.heads import VocabularyHead
+from lagwise.models.sharded import is_sharded
 from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
 from lagwise.tasks import Task
@@ -25,6 +27,7 @@ from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.pieces import Sharing
+from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 
 
 class LagwiseTrainer(Trainer):
@@ -39,11 +42,15 @@ class LagwiseTrainer(Trainer):
         average: AveragedWeights,
         keep_checkpoints: int,
         sharing: Sharing | None = None,
+        sharded: bool = False,
         **kwargs: Any,
     ):
         kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
         super().__init__(*args, **kwargs)
         self.task, self.best, self.average, self.sharing = task, best, average, sharing
+        self.sharded = sharded
+        if is_sharded(self.model):  # accelerate would wrap it in DistributedDataParallel
+            self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
@@ -151,6 +158,32 @@ class LagwiseTrainer(Trainer):
     def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
         return self.task.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.sharded and output_dir:
+            save_shards(self.model, self.optimizer, Path(output_dir))
+        else:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))  # type: ignore[missing-attribute]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.sharded:
+            load_weights(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.sharded and checkpoint:
+            load_optimizer(self.model, self.optimizer, Path(checkpoint))
+            schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
+            self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
+
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
         return os.path.join(run, PARTIAL) if self._saving else run
@@ -167,7 +200,7 @@ class LagwiseTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and not all(p.isfinite().all() for p in model.parameters()):
+        if self.args.should_save and not all(own_part(p).isfinite().all() for p in model.parameters()):
             raise FloatingPointError(
                 f"a weight is not finite at step {self.state.global_step}: the earlier checkpoints are kept as they are"
             )
