@@ -154,7 +154,18 @@ def page() -> str:
     """The page's text."""
     mixers = [_mixer_row(name, each) for name, each in MIXERS.items() if each.__module__.startswith("lagwise.")]
     kernels = [_kernel_row(name, each) for name, each in KERNELS.items()]
-    columns = ("name", "class", "source", "directions", "streams", "converts", "packs", "splits", "longest text", "test")
+    columns = (
+        "name",
+        "class",
+        "source",
+        "directions",
+        "streams",
+        "converts",
+        "packs",
+        "splits",
+        "longest text",
+        "test",
+    )
     parts = [_HEAD, _MIXERS, table(columns, mixers), "", _KERNELS]
     parts.append(table(("name", "class", "source", "streams as", "between tokens", "test"), kernels))
     sections = [_MATRICES, _contract(), *(_speed(name) for name in SPEED if has_results(name)), _conversion()]

@@ -317,7 +317,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     bfloat16 = options.precision == "bfloat16"
     if options.precision == "auto":
         bfloat16 = of_first_process(bfloat16_is_fast())
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=options.steps,
         per_device_train_batch_size=micro_batch,
@@ -343,6 +343,20 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
+    _use_one_gpu(arguments)
+    return arguments
+
+
+def _use_one_gpu(arguments: TrainingArguments) -> None:
+    """Let one process use one GPU: with several, the Trainer would copy the model to all of them at every step, and
+    multiply the batch by their number."""
+    if arguments.n_gpu > 1:
+        warnings.warn(
+            f"this process uses one of {arguments.n_gpu} GPUs; to train on all: torchrun --nproc-per-node "
+            f"{arguments.n_gpu} -m lagwise train ...",
+            stacklevel=2,
+        )
+        arguments._n_gpu = 1
 
 
 def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
