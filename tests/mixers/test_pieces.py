@@ -69,7 +69,7 @@ def worst(mixer: Mixer, mask: Tensor | None, seq_idx: Tensor | None) -> tuple[fl
     y = whole(a, layout=Layout(mask, seq_idx))
     y.backward(slope)
     mine = [None if t is None else t[:, own] for t in (mask, seq_idx)]
-    pieces = Pieces(dist.group.WORLD, ROWS, own.stop - own.start, *mine, x.device)
+    pieces = Pieces(dist.group.WORLD, ROWS, own.stop - own.start, mine[0], mine[1], x.device)
     z = part(b, layout=Layout(*mine, pieces=pieces))
     z.backward(slope[:, own])
     real = slice(None) if mine[0] is None else mine[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from processes import run_together
-from test_shared_sequences import assert_equal_runs
+from run_results import assert_equal_runs
 
 from lagwise.training import Recipe, resume, train
 from lagwise.training.checkpoints import checkpoints

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from processes import run_together
-from run_results import weights
+from run_results import assert_equal_runs
 
-from lagwise.training import Recipe, read_metrics, train
+from lagwise.training import Recipe, train
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
 
@@ -19,21 +17,6 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
 def train_shared(recipe: Recipe, out: Path, count: int) -> None:
     recipe.training.sequence_parallel = count
     train(recipe, out, progress=False)
-
-
-def logged(run: Path) -> list[dict[str, Any]]:
-    left = ("seconds", "train_runtime", "train_samples_per_second", "train_steps_per_second", "grad_norm", "total_flos")
-    return [
-        {n: v for n, v in line.items() if n not in left and "per_second" not in n and "runtime" not in n}
-        for line in read_metrics(run)
-    ]
-
-
-def assert_equal_runs(found: Path, expected: Path) -> None:
-    for line, other in zip(logged(found), logged(expected), strict=True):
-        assert line == pytest.approx(other, rel=2e-5)
-    for name, weight in weights(expected).items():
-        torch.testing.assert_close(weights(found)[name], weight, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["language_modelling", "masked_language_modelling"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
 from lagwise.blocks.norm import BatchNorm
 from lagwise.mixers import Mixer
 
 
-def require_pieces(model: nn.Module) -> None:
+def require_pieces(model: Any) -> None:
     """ValueError if a part of a model has no exact form for pieces of sequences; the message names it."""
     config = model.config
     if not getattr(model, "splits", True):

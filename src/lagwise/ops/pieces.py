@@ -62,14 +62,14 @@ class Pieces:
         sizes = found[:, 1].tolist()
         self.spans: list[Span] = list(pairwise(accumulate(sizes, initial=0)))
         (self.start, self.end), self.length = self.spans[self.rank], sum(sizes)
-        layout = {}
+        whole_mask = whole_documents = None
         if found[:, 2].any():
             real = torch.ones(batch, length, device=device) if mask is None else mask
-            layout["mask"] = self.gathered(real.to(torch.uint8)).bool()
+            whole_mask = self.gathered(real.to(torch.uint8)).bool()
         if found[:, 3].any():
             document = torch.zeros(batch, length, device=device) if seq_idx is None else seq_idx
-            layout["seq_idx"] = self.gathered(document.long())
-        self.whole = Layout(**layout)
+            whole_documents = self.gathered(document.long())
+        self.whole = Layout(whole_mask, whole_documents)
         self._documents: Tensor | None = None
 
     def gathered(self, x: Tensor) -> Tensor:
@@ -180,13 +180,11 @@ class Pieces:
     def places(self) -> Tensor:
         """The position of every token in its document, ``(batch or 1, all)``, counted from the document's first real
         token; negative at padding before it."""
-        device = next((t.device for t in (self.whole.mask, self.whole.seq_idx) if t is not None), None)
-        index = torch.arange(self.length, device=device)[None]
         mask, number = self.whole.mask, self.documents
-        if mask is None and number is None:
-            return index
-        rows = len(mask if number is None else number)
-        index = index.expand(rows, -1)
+        like = mask if number is None else number
+        if like is None:
+            return torch.arange(self.length)[None]
+        index = torch.arange(self.length, device=like.device).expand(len(like), -1)
         number = torch.ones_like(index) if number is None else number
         first = index if mask is None else index.masked_fill(~mask, self.length)
         first = torch.full_like(index, self.length).scatter_reduce(1, number - 1, first, "amin")

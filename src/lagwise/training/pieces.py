@@ -37,7 +37,7 @@ class Sharing:
 
     def __init__(self, count: int, rows: int, batch: int):
         self.count, self.rows, self.batch = count, rows, batch
-        self.group, _ = dist.new_subgroups(group_size=count)
+        self.group: Any = dist.new_subgroups(group_size=count)[0]
 
     def piece(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """This process's piece of a batch of whole rows."""

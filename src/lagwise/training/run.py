@@ -159,7 +159,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             if recipe.training.shard:
-                load_weights(trainer.model, checkpoint)
+                load_weights(trainer.model_wrapped, checkpoint)
             else:
                 load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out, progress)

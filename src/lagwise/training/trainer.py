@@ -49,7 +49,7 @@ class LagwiseTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.task, self.best, self.average, self.sharing = task, best, average, sharing
         self.sharded = sharded
-        if is_sharded(self.model):  # accelerate would wrap it in DistributedDataParallel
+        if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
@@ -57,6 +57,11 @@ class LagwiseTrainer(Trainer):
         self._evaluated = 0  # validation batches
         self._losses: list[torch.Tensor] = []  # of validation batches: the sum, and of how many
         self.remove_callback(PrinterCallback)
+
+    @property
+    def _module(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
 
     @denormals_as_zero()
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +165,7 @@ class LagwiseTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if self.sharded and output_dir:
-            save_shards(self.model, self.optimizer, Path(output_dir))
+            save_shards(self._module, self.optimizer, Path(output_dir))
         else:
             super().save_model(output_dir, _internal_call)
 
@@ -172,13 +177,13 @@ class LagwiseTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.sharded:
-            load_weights(self.model, Path(resume_from_checkpoint))
+            load_weights(self._module, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.sharded and checkpoint:
-            load_optimizer(self.model, self.optimizer, Path(checkpoint))
+            load_optimizer(self._module, self.optimizer, Path(checkpoint))
             schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
             self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
         else:
