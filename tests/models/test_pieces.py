@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import run_together
-from recipe_models import CAUSAL, MASKED, WORDS, recipe_model
+from tiny_models import CAUSAL, MASKED, tiny_head
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
 
@@ -49,9 +49,7 @@ def worst(model: Any, batch: dict[str, torch.Tensor], counted: int | None, *, by
     own = slice(start, start + sizes[dist.get_rank()])
     whole, part = copy.deepcopy(model), copy.deepcopy(model)
     torch.manual_seed(2)
-    slope = (
-        torch.randn(ROWS, LENGTH, WORDS, dtype=torch.float64) * batch.get("attention_mask", torch.ones(1))[..., None]
-    )
+    slope = torch.randn(ROWS, LENGTH, 50, dtype=torch.float64) * batch.get("attention_mask", torch.ones(1))[..., None]
     batch = {name: t for name, t in batch.items() if by_loss or name != "labels"}
 
     def objective(model: Any, batch: dict[str, torch.Tensor], slope: torch.Tensor) -> torch.Tensor:
@@ -78,8 +76,8 @@ def worst(model: Any, batch: dict[str, torch.Tensor], counted: int | None, *, by
 def check(names: list[str]) -> None:
     dist.init_process_group("gloo")
     wrong = []
-    models = {name: recipe_model(name).train() for name in names}
-    models |= {str(each): recipe_model("tnn-lm", **each).train() for each in OTHERS}
+    models = {name: tiny_head(name).train() for name in names}
+    models |= {str(each): tiny_head("tnn-lm", **each).train() for each in OTHERS}
     for name, model in models.items():
         for kind, batch in batches().items():
             counted = 77 if kind == "padded" else None
@@ -94,7 +92,7 @@ def check(names: list[str]) -> None:
     with pytest.raises(ValueError, match=r"the same rows, got \(rows, tokens\) \[\(1, 2\), \(2, 2\)"):
         model(torch.ones(1 + min(1, dist.get_rank()), 2, dtype=torch.long))
     model.split_sequences(None)
-    assert model(torch.ones(1, 2, dtype=torch.long)).logits.shape == (1, 2, WORDS)
+    assert model(torch.ones(1, 2, dtype=torch.long)).logits.shape == (1, 2, 50)
     if wrong:
         print(*wrong, sep="\n", file=sys.stderr)
     dist.barrier()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import run_together
-from recipe_models import CAUSAL, MASKED, WORDS, recipe_model
+from tiny_models import CAUSAL, MASKED, tiny_head
 from torch.distributed.tensor import DTensor
 
 from lagwise.models.sharded import whole_state
@@ -22,12 +22,12 @@ SHORT = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "r
 
 def compare(name: str) -> dict[str, float]:
     """Differences of a sharded model from the whole one, each process with its own rows."""
-    model = recipe_model(name).train()
+    model = tiny_head(name).train()
     part = copy.deepcopy(model)
     shard(part)
     assert all(isinstance(p, DTensor) for p in part.parameters())
     torch.manual_seed(1)
-    ids = torch.randint(WORDS, (2, 40))
+    ids = torch.randint(50, (2, 40))
     rank, found = dist.get_rank(), {}
     loss = model(ids, labels=ids).loss
     loss.backward()
@@ -55,7 +55,7 @@ def compare(name: str) -> dict[str, float]:
 
 def convert() -> None:
     """Every process gets the whole recurrent form."""
-    model = recipe_model("tnn-lm", block=SHORT).eval()
+    model = tiny_head("tnn-lm", block=SHORT).eval()
     part = copy.deepcopy(model)
     shard(part)
     found, expected = (m.to_recurrent(1e-2, progress=False) for m in (part, model))
@@ -83,10 +83,10 @@ def mixed_precision(names: list[str]) -> None:
     """In bfloat16 by autocast, a sharded model does what a whole one does: kernels stay in float32."""
     dist.init_process_group("gloo")
     for name in names:
-        model = recipe_model(name, dtype=torch.float32).eval()
+        model = tiny_head(name, dtype=torch.float32).eval()
         part = copy.deepcopy(model)
         shard(part)
-        ids = torch.arange(40)[None] % WORDS
+        ids = torch.arange(40)[None] % 50
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             torch.testing.assert_close(part(ids).logits, model(ids).logits, rtol=0, atol=0)
     dist.barrier()

@@ -18,6 +18,7 @@ from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
 from lagwise.models.pieces import require_pieces
+from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task
 from lagwise.training.recipe import Recipe
@@ -31,7 +32,8 @@ def check_model(recipe: Recipe, task: Task) -> None:
     """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
     than the machine can train, or a training length that the model or one of its kernels does not support."""
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
-    check_memory(task.model_class, config, training=True)
+    shares = group_size() if recipe.training.shard else 1
+    check_memory(task.model_class, config, training=True, shares=shares)
     task.check_config(config)
     limit = config.length_limit
     with torch.device("meta"):

@@ -54,7 +54,7 @@ class Sharing:
         return min(max(self.rows - batch * self.batch, 0), self.batch)
 
 
-def check_shared(task: Task, count: int, length: int) -> None:
+def check_shared(task: Task, count: int) -> None:
     """ValueError unless ``count`` processes may share the sequences of a task."""
     if count == 1:
         return
@@ -63,5 +63,5 @@ def check_shared(task: Task, count: int, length: int) -> None:
             f"training.sequence_parallel is for language modelling and masked language modelling, got task "
             f"{type(task).__name__}"
         )
-    if length < count:
+    if (length := min(task.lengths().values())) < count:
         raise ValueError(f"training.sequence_parallel {count} is more than data.length, {length} tokens")

@@ -232,7 +232,7 @@ def check_recipe(recipe: Recipe) -> Task:
     if kind != "none":
         require_linear(task)
     if kind != "only":
-        check_shared(task, recipe.training.sequence_parallel, min(task.lengths().values()))
+        check_shared(task, recipe.training.sequence_parallel)
         check_model(recipe, task)
     return task
 
