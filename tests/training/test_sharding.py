@@ -65,11 +65,10 @@ def test_two_processes_share_weights_and_resume(tiny_recipe: Recipe, tmp_path: P
 
 @pytest.mark.slow
 def test_weights_and_sequences_are_shared_at_once(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    one = train(tiny_recipe, tmp_path / "one", progress=False)
-    sharded(tiny_recipe).training.clip = 1.0
-    tiny_recipe.training.save_every = 200
+    one = train(sharded(tiny_recipe), tmp_path / "one", progress=False)
     tiny_recipe.training.sequence_parallel = 2
-    assert run_together(train_sharded, tiny_recipe, tmp_path / "two") == [0, 0]
+    assert run_together(train_sharded, tiny_recipe, tmp_path / "two", 4) == [0, 0]
+    assert run_together(resume_quietly, tmp_path / "two") == [0, 0]
     assert_equal_runs(tmp_path / "two", one)
 
 

@@ -7,6 +7,9 @@ keep in float32. Checkpoints are those of `torch.distributed.checkpoint`, which 
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +64,23 @@ def own_part(weight: Tensor) -> Tensor:
 def save_shards(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
     """Write the weights and the optimiser's state: every process its own part."""
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
-    dcp.save(state, checkpoint_id=checkpoint / SHARDS, no_dist=not dist.is_initialized())
+    with _alone() as alone:
+        dcp.save(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read the weights of `save_shards`, by any number of processes."""
     state = {"model": get_model_state_dict(model)}
-    dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=not dist.is_initialized())
+    with _alone() as alone:
+        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
     set_model_state_dict(model, state["model"])
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
     """Read the optimiser's state of `save_shards`."""
     state = {"optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
-    dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=not dist.is_initialized())
+    with _alone() as alone:
+        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
     set_optimizer_state_dict(model, _plain(optimizer), state["optimizer"])
 
 
@@ -92,6 +98,14 @@ def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
         saved = metadata.state_dict_metadata.get(f"model.{name}")
         if saved is None or saved.size != weight.shape:
             raise ValueError(f"{SHARDS} has no {name} of shape {tuple(weight.shape)}")
+
+
+@contextmanager
+def _alone() -> Iterator[bool]:
+    """Whether this is the only process, of which PyTorch's checkpoints would warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield not dist.is_initialized()
 
 
 def _plain(optimizer: Any) -> Any:
