@@ -80,6 +80,9 @@ class TrainingOptions:
     """Of weights and of the order of the data."""
     log_every: Count = 10
     """Steps between lines of the log."""
+    report_to: str = "tensorboard"
+    """Programs that follow the training, separated by commas: `tensorboard` (if installed), `wandb`, `mlflow` and the
+    others of transformers; `none` for none."""
     evaluate_every: Count = 200
     """Steps between evaluations; with `epochs` at most a sixth of all steps."""
     save_every: Count = 200

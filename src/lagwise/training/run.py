@@ -57,6 +57,7 @@ from lagwise.training.model import build_model, check_model, config_for_data, wi
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
 from lagwise.training.recipe import MOST_STEPS, Recipe
+from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
@@ -227,6 +228,7 @@ def check_recipe(recipe: Recipe) -> Task:
     wrong."""
     _check_batch(recipe)
     check_shards(recipe.training)
+    check_reports(recipe.training.report_to)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     if kind != "none":
@@ -339,7 +341,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         eval_strategy="steps",
         eval_steps=options.evaluate_every,
         save_steps=options.save_every,
-        report_to=_tensorboard(out),
+        report_to=reporters(options.report_to, out),
         disable_tqdm=True,
         remove_unused_columns=False,
     )
@@ -400,15 +402,6 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         average=average,
         keep_checkpoints=options.keep_checkpoints,
     )
-
-
-def _tensorboard(out: Path) -> list[str]:
-    try:
-        import tensorboardX  # noqa: F401
-    except ImportError:
-        return []
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
-    return ["tensorboard"]
 
 
 def _finish(trainer: LagwiseTrainer, task: Task, out: Path, progress: bool) -> Path:
