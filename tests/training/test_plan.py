@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from lagwise.cli.main import app
 from lagwise.models import LagwiseForCausalLM
 from lagwise.training import Recipe, load_recipe, make_task, memory_plan
 from lagwise.training.model import model_config
@@ -46,3 +50,13 @@ def test_what_is_divided_between_processes(tiny_recipe: Recipe) -> None:
     with pytest.raises(ValueError, match="cannot be divided between 3 processes"):
         planned(tiny_recipe, 3)
     assert not torch.distributed.is_initialized()
+
+
+def test_the_command_prints_a_plan_and_trains_nothing(tmp_path: Path) -> None:
+    small = ["model.hidden_size=32", "data.length=256", "training.batch_size=4", "data.tokenizer=bytes"]
+    arguments = ["train", "--recipe", "tnn-lm", "--out", str(tmp_path / "run"), "--plan", "2", *small]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    names = [line.split("  ")[0] for line in found.output.splitlines()]
+    assert names == ["weights", "gradients", "optimiser", "activations", "together"]
+    assert not (tmp_path / "run").exists()
