@@ -60,7 +60,8 @@ _MIXERS = """## Mixers
 
 *streams*: processes texts in chunks and token by token, with a state. *converts*: `lagwise convert` turns its kernel
 into a state space; *is one*: needs no conversion; *no*: there is no kernel to convert, but the state may still be
-constant ([which](concepts.md#the-streaming-contract)). *packs*: accepts rows of several documents.
+constant ([which](concepts.md#the-streaming-contract)). *packs*: accepts rows of several documents. *splits*: takes
+pieces of sequences that [several processes share](cluster.md#split-sequences).
 """
 _KERNELS = """## Kernels
 
@@ -156,7 +157,7 @@ def page() -> str:
     """The page's text."""
     mixers = [_mixer_row(name, each) for name, each in MIXERS.items() if each.__module__.startswith("lagwise.")]
     kernels = [_kernel_row(name, each) for name, each in KERNELS.items()]
-    columns = ("name", "class", "package", "source", "directions", "streams", "converts", "packs")
+    columns = ("name", "class", "package", "source", "directions", "streams", "converts", "packs", "splits")
     columns = (*columns, "longest text", "test")
     parts = [_HEAD, _MIXERS, table(columns, mixers), "", _KERNELS]
     parts.append(table(("name", "class", "source", "streams as", "between tokens", "test"), kernels))
@@ -173,7 +174,8 @@ def _mixer_row(name: str, mixer: type[Mixer]) -> tuple[str, ...]:
     is_one = issubclass(mixer, RecurrentMixer | EMAMixer)
     converts = "its kernel" if name in KERNEL_MIXERS else "is one" if is_one else "no"
     packs = "no" if mixer.needs_grid else "yes"
-    cells = (_source(mixer), where, streams, converts, packs, longest)
+    splits = "no" if mixer.mix_pieces is Mixer.mix_pieces else "yes"
+    cells = (_source(mixer), where, streams, converts, packs, splits, longest)
     package = mixer.__module__.split(".")[1]
     return f"`{name}`", f"`{mixer.__name__}`", package, *cells, _test("mixer", name, mixer)
 

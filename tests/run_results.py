@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -16,3 +17,18 @@ def losses(run: Path) -> dict[float, float]:
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
+
+
+def logged(run: Path) -> list[dict[str, float]]:
+    """The lines of the log, without how fast it was."""
+    left = ("seconds", "train_runtime", "eval_runtime", "total_flos")
+    lines = read_metrics(run)
+    return [{n: v for n, v in line.items() if n not in left and "per_second" not in n} for line in lines]
+
+
+def assert_equal_runs(found: Path, expected: Path) -> None:
+    """The same losses, figures and weights, to rounding in float32."""
+    for line, other in zip(logged(found), logged(expected), strict=True):
+        assert line == pytest.approx(other, rel=1e-4)
+    for name, weight in weights(expected).items():
+        torch.testing.assert_close(weights(found)[name], weight, atol=1e-5, rtol=1e-4)

@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.training.recipe import load_recipe
 
 RECIPES = (
     *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "associative-recall"),
     *("transformer-alibi-lm", "transformer-learned-lm"),
 )
+# All kinds of language models, those that hide tokens among them.
+CAUSAL = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
+MASKED = ("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm")
 _KERNEL = {"name": "rpe", "layers": 1}
 # Blocks that no recipe has (TNN table 7 and §3.3), by the name of a recipe.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -52,6 +55,22 @@ def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausal
             if type(module) is torch.nn.Linear:
                 module.weight.mul_(20 * 0.02 / built.config.initializer_range)
     return built
+
+
+def tiny_head(recipe: str, *, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
+    """The model of a recipe of `CAUSAL` or `MASKED`, with few words and little memory for n-grams."""
+    torch.manual_seed(10)
+    model = {**load_recipe(recipe).model, "ngram_buckets": 64}
+    model |= {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "block": _shrunk(model.get("block")),
+        **fields,
+    }
+    if recipe in CAUSAL:
+        return LagwiseForCausalLM(LagwiseConfig(**model)).to(dtype)
+    return LagwiseForMaskedLM(LagwiseConfig(**{**model, "causal": False})).to(dtype)
 
 
 def in_chunks(model: LagwiseForCausalLM, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:

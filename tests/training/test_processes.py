@@ -15,10 +15,12 @@ import pytest
 import torch
 from processes import run_together
 from run_results import losses, weights
+from transformers import TrainingArguments
 
 from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
 from lagwise.training.checkpoints import checkpoints
+from lagwise.training.run import _use_one_gpu
 from lagwise.training.trainer import LagwiseTrainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")
@@ -103,6 +105,18 @@ def test_validation_is_the_same_for_any_number_of_processes(tiny_recipe: Recipe,
     assert expected
     for found, line in zip(validation(tmp_path / "two"), expected, strict=True):
         assert found == pytest.approx(line, rel=1e-6)
+
+
+def test_one_process_uses_one_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def four(arguments: TrainingArguments) -> torch.device:
+        arguments._n_gpu = 4
+        return torch.device("cpu")
+
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", property(four))
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.warns(UserWarning, match=r"one of 4 GPUs; to train on all: torchrun --nproc-per-node 4 "):
+        _use_one_gpu(arguments)
+    assert (arguments.n_gpu, arguments.train_batch_size) == (1, arguments.per_device_train_batch_size)
 
 
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:

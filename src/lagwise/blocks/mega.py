@@ -15,7 +15,6 @@ from lagwise.blocks.norm import make_norm, normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
-from lagwise.ops.packing import per_document
 from lagwise.tables import build, known, whole_number
 
 
@@ -102,10 +101,7 @@ class MegaBlock(Block):
         h = normed(self.norm, x, mask)
         update, query, key, reset, candidate = self._project(self.memory(h, layout=layout))
         value = self._value(h)
-        if layout.seq_idx is None:
-            attended = self.attention(query, key, value, mask)
-        else:
-            attended = per_document(self._attend, torch.cat([query, key, value], dim=-1)[:, 0], layout)[:, None]
+        attended = self.attention.over(query, key, value, layout)
         return self.channels(self._update(x, attended, update, reset, candidate), mask)
 
     def init_state(self, batch_size: int) -> MegaState:
@@ -119,12 +115,6 @@ class MegaBlock(Block):
         attended, attention_state = self.attention.prefill(query, key, self._value(h), state.attention, mask)
         y = self.channels(self._update(x, attended, update, reset, candidate), mask)
         return y, MegaState(memory_state, attention_state)
-
-    def _attend(self, joined: Tensor, layout: Layout) -> Tensor:
-        """Attention over whole rows; queries, keys and values are concatenated along the channels."""
-        _, size, value_size, _ = self.sizes
-        query, key, value = joined[:, None].split([size, size, value_size], dim=-1)
-        return self.attention(query, key, value, layout.mask)[:, 0]
 
     def _project(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         update, shared, reset, candidate = self.gates(memory).split(self.sizes, dim=2)

@@ -66,6 +66,12 @@ def train(
             help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
+    plan: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="PROCESSES", help="Print the memory that each of so many processes would need, and stop."
+        ),
+    ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
 
@@ -93,6 +99,10 @@ def train(
 
         lagwise train --data my.txt --out runs/long --resume auto
 
+    The memory of each process, without training:
+
+        lagwise train --recipe tnn-lm training.shard=true training.sequence_parallel=8 data.length=131072 --plan 64
+
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
@@ -113,6 +123,10 @@ def train(
         settings = training.load_recipe(recipe, overrides or [])
         if data:
             settings.data.source = data
+        if plan is not None:
+            for what, size in training.memory_plan(settings, plan):
+                typer.echo(f"{what:<18}{size / 1e9:>12,.3f} GB")
+            return
         folder = out or Path("runs") / Path(recipe).stem
         done = automatic and (folder / "config.json").is_file()
         with _resumable(folder):

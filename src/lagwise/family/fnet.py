@@ -25,11 +25,17 @@ class FNetMixer(Mixer):
         super().__init__(channels, causal)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return from_first_token(_transformed, x, layout.mask)
+        z = torch.fft.fft(x.to(torch.promote_types(x.dtype, torch.float32)), dim=2)
+        y = _over_tokens(z, layout) if layout.pieces is None else layout.pieces.by_channels(_over_tokens, z)
+        return y.to(x.dtype)
+
+    mix_pieces = mix
 
 
-def _transformed(x: Tensor, mask: Tensor | None) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    z = torch.fft.fft(wide, dim=2)
+def _over_tokens(z: Tensor, layout: Layout) -> Tensor:
+    return from_first_token(_transformed, z, layout.mask)
+
+
+def _transformed(z: Tensor, mask: Tensor | None) -> Tensor:
     y = torch.fft.fft(z, dim=1) if mask is None else ragged_dft(z, row_extents(mask)[1])
-    return y.real.to(x.dtype)
+    return y.real

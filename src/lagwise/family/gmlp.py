@@ -62,8 +62,17 @@ class GMLPMixer(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         first, second = F.gelu(self.input(x)).chunk(2, 2)
-        spread = from_first_token(self._spread, masked(self.norm(second), layout.mask), layout.mask)
+        second = masked(self.norm(second), layout.mask)
+        if layout.pieces is None:
+            spread = self._spread_rows(second, layout)
+        else:
+            spread = layout.pieces.by_channels(self._spread_rows, second)
         return self.out((first * spread).to(first.dtype))
+
+    mix_pieces = mix
+
+    def _spread_rows(self, z: Tensor, layout: Layout) -> Tensor:
+        return from_first_token(self._spread, z, layout.mask)
 
     def _spread(self, z: Tensor, mask: Tensor | None) -> Tensor:
         n, longest = z.shape[1], len(self.bias)

@@ -53,6 +53,12 @@ class GSSMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         return self._gated(x, self.toeplitz(F.gelu(self.value(x)), layout=layout))
 
+    mix_pieces = mix  # everything but its Toeplitz mixer is per token
+
+    def require_pieces(self) -> None:
+        """As its Toeplitz mixer."""
+        self.toeplitz.require_pieces()
+
     @property
     def grows(self) -> bool:  # type: ignore[override]
         """As its Toeplitz mixer."""

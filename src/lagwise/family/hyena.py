@@ -13,7 +13,7 @@ from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.streaming import WindowState
-from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -71,11 +71,22 @@ class HyenaMixer(Derived, Mixer):
         nn.init.uniform_(self.taps, -bound, bound)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        short = dilated_convolution(masked(self.input(x), layout.mask), self.taps, 1, causal=self.causal)
+        before, after = tap_reach(self.taps.shape[1], causal=self.causal)
+        short = layout.near(self._short, masked(self.input(x), layout.mask), before, after)
         value, *gates = short.chunk(len(self.filters) + 1, 2)
         for gate, long in zip(gates, self.filters, strict=True):
             value = gate * long(value, layout=layout)
         return self.out(value)
+
+    mix_pieces = mix  # its convolutions see to the pieces
+
+    def require_pieces(self) -> None:
+        """As its filters."""
+        for long in self._filters():
+            long.require_pieces()
+
+    def _short(self, x: Tensor, layout: Layout) -> Tensor:
+        return dilated_convolution(x, self.taps, 1, causal=self.causal)
 
     @property
     def grows(self) -> bool:  # type: ignore[override]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout, linear_attention
+from lagwise.ops.pieces import documents
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import known, whole_number
 
@@ -100,18 +101,52 @@ class LinearAttentionMixer(Mixer):
     def mix_next(self, x: Tensor, state: SumsState, mask: Tensor | None) -> tuple[Tensor, SumsState]:
         return self._attend(x, state, mask)
 
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        pieces = layout.pieces
+        assert pieces is not None
+        whole = pieces.whole
+        real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
+        counted = real.new_ones(len(x), pieces.length).long() if whole.mask is None else whole.mask.long()
+        place = counted.cumsum(1)
+        if (number := pieces.documents) is not None:  # less the tokens of earlier documents
+            before = torch.zeros_like(place).scatter_reduce(1, number - 1, place - counted, "amin", include_self=False)
+            place = place - before.gather(1, number - 1)
+        query, key, value = self._project(x, pieces.own(place), real)
+        sizes, heads = [t.shape[3] for t in (query, key, value)], self.heads
+
+        def alone(joined: Tensor, _: Layout) -> Tensor:
+            parts = joined.unflatten(2, (heads, -1)).transpose(1, 2).split(sizes, 3)
+            return linear_attention(*parts, causal=self.causal)[0].transpose(1, 2).flatten(2)
+
+        joined = torch.cat([query, key, value], 3).transpose(1, 2).flatten(2)
+        y = documents(alone, joined, Layout(layout.mask, layout.seq_idx)).unflatten(2, (heads, -1)).transpose(1, 2)
+        for backward in (False,) if self.causal else (False, True):
+            last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
+            ending = key if last is None else key * last[:, None, :, None]
+            with torch.autocast(x.device.type, enabled=False):
+                more = query @ pieces.carried(ending.mT @ value, backward=backward)
+            y = y + (more if first is None else more * first[:, None, :, None])
+        return self._normalised(y, x.dtype)
+
     def _attend(self, x: Tensor, state: SumsState | None, mask: Tensor | None) -> tuple[Tensor, SumsState]:
         sums, seen = (None, None) if state is None else state
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
         place = real.cumsum(1) + (0 if seen is None else seen[:, None])
+        query, key, value = self._project(x, place, real)
+        y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
+        return self._normalised(y, x.dtype), SumsState(sums, place[:, -1].clone())
+
+    def _project(self, x: Tensor, place: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of queries and keys, and values with a one: ``(batch, heads, length, ...)``."""
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key = self._features(query, place, is_query=True), self._features(key, place)
         key = key * real[:, None, :, None]
-        value = F.pad(value, (0, 1), value=1.0)
-        y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
+        return query, key, F.pad(value, (0, 1), value=1.0).to(query.dtype)
+
+    def _normalised(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         total = y[..., -1:]  # 0 where every feature is; a quotient by almost 0 would have an infinite gradient
         y = y[..., :-1] / total.where(total > torch.finfo(y.dtype).tiny, 1)
-        return self.out(y.transpose(1, 2).flatten(2).to(x.dtype)), SumsState(sums, place[:, -1].clone())
+        return self.out(y.transpose(1, 2).flatten(2).to(dtype))
 
     def _check_length(self, length: int) -> None:
         if self.max_length is not None and length > self.max_length:

@@ -67,6 +67,9 @@ class RelativeAttentionMixer(Derived, Mixer):
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if layout.mask is None else layout.mask
         return self._attend(query, pairs, real)
 
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        return layout.near(self.mix, x, self.memory, 0)
+
     def derive(self, form: str = "eager") -> Any:
         """See `Derived.derive`."""
         return Places(self._positions())

@@ -9,7 +9,7 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.streaming import WindowState
-from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step
+from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -44,7 +44,13 @@ class ShortConvMixer(Derived, Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         before, after, value = self.input(x).chunk(3, 2)
-        return self.out(after * dilated_convolution(before * value, self.taps, 1, causal=self.causal))
+        reach = tap_reach(self.taps.shape[1], causal=self.causal)
+        return self.out(after * layout.near(self._convolved, before * value, *reach))
+
+    mix_pieces = mix  # everything but the convolution is per token
+
+    def _convolved(self, x: Tensor, layout: Layout) -> Tensor:
+        return dilated_convolution(x, self.taps, 1, causal=self.causal)
 
     def derive(self, form: str = "eager") -> BackwardTaps:
         """See `Derived.derive`."""

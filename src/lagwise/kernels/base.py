@@ -25,6 +25,8 @@ class LagKernel(KeepsFloat32):
 
     #: parameters with two or more axes that weight decay must skip, such as decay rates; any module may name some
     undecayed: ClassVar[tuple[str, ...]] = ()
+    #: parameters and networks that all channels share; any module may name some (see `lagwise.kernels.share`)
+    shared: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
     continuous: ClassVar[bool] = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
@@ -37,6 +39,7 @@ class LagKernel(KeepsFloat32):
         if channels < 1:
             raise ValueError(f"channels must be at least 1, got {channels}")
         self.channels = channels
+        self.first_channel, self.all_channels = 0, channels  # of which `some_channels` takes a part
         self.causal = causal
 
     def taps(self, length: int) -> Tensor:

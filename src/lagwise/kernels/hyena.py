@@ -42,6 +42,7 @@ class HyenaKernel(LagKernel):
 
     continuous = True
     undecayed = ("last",)
+    shared = ("first", "hidden", "frequency")
 
     def __init__(
         self,
@@ -105,7 +106,8 @@ class HyenaKernel(LagKernel):
                 h = layer((self.frequency.to(dtype) * h).sin())
             values = self.last.to(dtype) @ (self.frequency.to(dtype) * h).sin().t()
             fast, slow = (math.log(1 / _TARGET) / share for share in (_FAST, _SLOW))
-            rates = torch.linspace(slow, fast, self.channels, dtype=dtype, device=lags.device)
+            rates = torch.linspace(slow, fast, self.all_channels, dtype=dtype, device=lags.device)
+            rates = rates[self.first_channel : self.first_channel + self.channels]
             return values * (-rates[:, None] * t.abs()).exp()
 
     def local_taps(self) -> tuple[Tensor, int]:

@@ -59,6 +59,8 @@ class KernelNetwork(nn.Module):
     square in every dtype, or none (``normalize=False``).
     """
 
+    shared = ("first", "hidden")
+
     def __init__(self, inputs: int, outputs: int, *, hidden: int, layers: int, activation: str, normalize: bool = True):
         super().__init__()
         if hidden < 1 or layers < 0:

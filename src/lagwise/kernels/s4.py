@@ -37,6 +37,7 @@ class S4Kernel(LagKernel):
     """
 
     undecayed = ("low_rank", "input")
+    shared = ("rate", "angle", "low_rank", "input")
     kept_in_float32 = ("log_step", "rate", "angle", "low_rank", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, span: int = 1024):

@@ -49,6 +49,21 @@ class AttentionMixer(Mixer):
         query, key, value = self._project(x)
         return self._attend(query, key, value, layout.mask)
 
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        """By heads: every process attends with all tokens and its share of the heads."""
+        pieces, size = layout.pieces, self.channels // self.heads
+        assert pieces is not None
+        first, end = pieces.share(self.heads)
+
+        def attend(joined: Tensor, layout: Layout) -> Tensor:
+            query, key, value = joined.unflatten(2, (-1, 3, size)).permute(3, 0, 2, 1, 4)
+            slopes = None if self._slopes is None else self._slopes[first:end]
+            y = attention(query, key, value, causal=self.causal, slopes=slopes, mask=layout.mask)
+            return y.transpose(1, 2).flatten(2)
+
+        joined = torch.cat(self._project(x), 3).transpose(1, 2).flatten(2)
+        return self.out(pieces.by_channels(attend, joined, groups=self.heads, outputs=self.channels))
+
     def init_state(self, batch_size: int) -> AttentionState:
         self.require_causal()
         weight = next(self.parameters())
@@ -70,7 +85,10 @@ class AttentionMixer(Mixer):
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
+    @property
+    def _slopes(self) -> Tensor | None:
+        return alibi_slopes(self.heads) if self.position == "alibi" else None
+
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        slopes = alibi_slopes(self.heads) if self.position == "alibi" else None
-        y = attention(query, key, value, causal=self.causal, slopes=slopes, mask=mask)
+        y = attention(query, key, value, causal=self.causal, slopes=self._slopes, mask=mask)
         return self.out(y.transpose(1, 2).flatten(2))

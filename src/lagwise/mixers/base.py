@@ -78,6 +78,9 @@ class Mixer(nn.Module):
         x = checked(x, layout, self.channels)
         if not symbolic(x.shape[0]) and x.shape[0] == 0:
             return x
+        if layout.pieces is not None:
+            self.require_pieces()
+            return self.mix_pieces(x, layout)
         if layout.seq_idx is not None:
             return per_document(self.mix, x, layout)
         return self.mix(x, layout)
@@ -85,6 +88,23 @@ class Mixer(nn.Module):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         """`forward` for checked arguments: rows of one document, and x zero at padding."""
         raise NotImplementedError
+
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        """`mix` for rows that are split between processes, and may be packed: x is this process's piece
+        (``layout.pieces``). A mixer whose `mix` leaves this to its parts may name it here too.
+
+        The output is that of `mix` for the whole rows, and so are all gradients, where those of parameters are added
+        over the processes.
+        """
+        raise NotImplementedError
+
+    def require_pieces(self) -> None:
+        """ValueError if it has no exact form for rows that are split between processes."""
+        if type(self).mix_pieces is Mixer.mix_pieces:
+            raise ValueError(
+                f"{type(self).__name__} cannot mix a sequence that is split between processes: split the batch instead "
+                "(data parallelism)"
+            )
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.

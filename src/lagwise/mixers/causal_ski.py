@@ -145,6 +145,10 @@ class CausalSKI:
             )
         return plan
 
+    def planned(self, kernel: LagKernel) -> CausalSKI:
+        """The same with the plan for a kernel, whatever kernel it is used with."""
+        return type(self)(kernel, **self.plan(kernel)._asdict())
+
     @torch.no_grad()
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
         """The plan for a causal kernel with its current parameters, and its error as `plan_from_tolerance` estimates

@@ -21,6 +21,8 @@ from lagwise.ops.attention import (
     rotate,
 )
 from lagwise.ops.bilinear import traced
+from lagwise.ops.packing import per_document
+from lagwise.ops.pieces import Pieces, Span
 from lagwise.ops.ring import ring_tokens
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, common, extended, latest, recent
@@ -117,6 +119,27 @@ class ChunkedAttention(Derived):
             query, key = _rotated(query, key, number, chunk)
         bias = self._lag_bias(chunk if symbolic(length) else min(chunk, length))
         return self._in_chunks(query, key, value, chunk, bias, mask)
+
+    def over(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
+        """`forward` for rows that may be packed, or split between processes.
+
+        A process then attends in all chunks that its piece has tokens of: it needs no others where pieces end with
+        chunks.
+        """
+        if layout.seq_idx is None and layout.pieces is None:
+            return self(query, key, value, layout.mask)
+        sizes = [t.shape[1] * t.shape[3] for t in (query, key, value)]
+
+        def attend(x: Tensor, layout: Layout) -> Tensor:
+            parts = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in x.split(sizes, 2))
+            return self(*parts, layout.mask).transpose(1, 2).flatten(2)
+
+        x = torch.cat([t.transpose(1, 2).flatten(2) for t in (query, key, value)], 2)
+        if layout.pieces is None:
+            y = per_document(attend, x, layout)
+        else:
+            y = layout.pieces.within(attend, x, *_chunks(layout.pieces, self.window, causal=self.causal))
+        return y.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def derive(self, form: str = "eager") -> Any:
         """See `Derived.derive`."""
@@ -340,7 +363,9 @@ class ChunkedAttentionMixer(Mixer):
         self.out = nn.Linear(channels, channels)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self._joined(self.attention(*self._project(x), layout.mask))
+        return self._joined(self.attention.over(*self._project(x), layout))
+
+    mix_pieces = mix  # everything but the attention is per token
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()
@@ -370,3 +395,25 @@ def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
     """The biases of lags shorter than reach, from biases by lag."""
     centre = lag_bias.shape[1] // 2
     return lag_bias[:, centre + 1 - reach : centre + reach]
+
+
+def _chunks(pieces: Pieces, chunk: int, *, causal: bool) -> tuple[list[Span], Layout]:
+    """The tokens of the chunks that each piece has a part of, in any row, and this process's layout of them, where
+    tokens of a chunk that begins before them count as padding. ValueError for padding between the tokens of a chunk."""
+    place = pieces.places()
+    if pieces.whole.mask is not None and pieces.has_holes():
+        raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
+    inside, spans = place.clamp(min=0) % chunk, []
+    for start, end in pieces.spans:
+        before, after = int(inside[:, start].max()), 0 if causal else int((chunk - 1 - inside[:, end - 1]).max())
+        spans.append((start - before, min(pieces.length, end + after)))
+    start, end = spans[pieces.rank]
+    layout = pieces.layout(start, end)
+    missing = (-place[:, start].clamp(min=0)) % chunk  # tokens until a chunk begins
+    if not bool(missing.any()):
+        return spans, layout
+    index = torch.arange(end - start, device=place.device)
+    cut = index < missing[:, None]
+    if (number := pieces.documents) is not None:
+        cut = cut & (number[:, start:end] == number[:, start : start + 1])
+    return spans, Layout(~cut if layout.mask is None else layout.mask & ~cut, layout.seq_idx)

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
-from lagwise.mixers.base import Mixer
+from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
-from lagwise.ops.recurrence import ema_graph_prefill, ema_prefill
+from lagwise.ops.pieces import Pieces, documents
+from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
@@ -83,6 +84,22 @@ class EMAMixer(Derived, Mixer):
             y = toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
         return F.silu(y + self.omega * x).to(x.dtype)
 
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        pieces = layout.pieces
+        assert pieces is not None
+        if (reach := self.kernel.truncation) is not None:
+            return pieces.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
+        weights, log_decays = self.kernel.exponentials()
+
+        def alone(x: Tensor, layout: Layout) -> Tensor:
+            backward = None if self.causal else (weights[1], log_decays[1])
+            return ema_scan(x, weights[0], log_decays[0], backward=backward)
+
+        y = documents(alone, x, Layout(layout.mask, layout.seq_idx))
+        for weight, log_decay, backward in zip(weights, log_decays, (False, True), strict=False):
+            y = y + _carried_average(pieces, x, weight, log_decay, backward=backward)
+        return F.silu(y + self.omega * x).to(x.dtype)
+
     def derive(self, form: str = "eager") -> Any:
         """See `Derived.derive`."""
         if not self.causal:
@@ -130,3 +147,14 @@ class EMAMixer(Derived, Mixer):
             ring = extended(state.ring, token[:, None], state.seen)
             y, after = y - (late * left).sum(1), EMAState(average, left, ring, state.seen + 1)
         return F.silu(y + self.omega * token).to(x.dtype), after
+
+
+def _carried_average(pieces: Pieces, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:
+    """What the tokens of other pieces add to the averages of this one, in one direction."""
+    last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
+    ending = masked(x, last)
+    state = ema_last(ending.flip(1) if backward else ending, log_decay).to(weight.dtype)
+    before = pieces.carried(state, log_decay, backward=backward)
+    weights = (weight * log_decay.exp() * before).flatten(0, 1)
+    taps = ema_taps(weights, log_decay.repeat(len(x), 1), x.shape[1]).unflatten(0, x.shape[::2]).transpose(1, 2)
+    return masked(taps.flip(1) if backward else taps, first).to(x.dtype)

@@ -45,6 +45,12 @@ class GTU(Mixer):
         mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
         return self.out(silu_product(self.gate(x), mixed))
 
+    mix_pieces = mix  # everything but its Toeplitz mixer is per token
+
+    def require_pieces(self) -> None:
+        """As its Toeplitz mixer."""
+        self.toeplitz.require_pieces()
+
     @property
     def grows(self) -> bool:  # type: ignore[override]
         """As its Toeplitz mixer."""

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
-from lagwise.ops.toeplitz import centre_tap, circular_convolution, dilated_prefill, dilated_step, receptive_field
+from lagwise.ops.toeplitz import (
+    centre_tap,
+    circular_convolution,
+    dilated_prefill,
+    dilated_step,
+    receptive_field,
+    tap_reach,
+)
 from lagwise.ops.window import Window
 from lagwise.tables import known
 
@@ -104,6 +111,14 @@ class TCNMixer(Derived, Mixer):
             return dilated_convolution(h, self.taps[index], self.dilations[index], causal=self.causal)
 
         return self.blocks(x, layout.mask, convolve)
+
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        return layout.near(self.mix, x, *tap_reach(self.receptive_field, causal=self.causal))
+
+    def require_pieces(self) -> None:
+        """See `Mixer.require_pieces`."""
+        if self.circular:
+            raise ValueError("a circular TCN cannot mix a sequence that is split between processes: its ends meet")
 
     def derive(self, form: str = "eager") -> BackwardTaps:
         """See `Derived.derive`."""

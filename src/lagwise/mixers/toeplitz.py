@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.remembered import remembered_taps
+from lagwise.kernels.share import some_channels
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.mixers.derived import Derived
@@ -112,6 +113,18 @@ class ToeplitzMixer(Derived, Mixer):
         if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
             return from_first_token(lambda x, _: self._product(x), x, layout.mask)  # padding does not count
         return self._product(x)
+
+    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+        """By the tokens within the kernel's reach where these are fewer than all tokens of a share of the channels."""
+        pieces, reach = layout.pieces, self.kernel.horizon()
+        assert pieces is not None
+        most = 2 * pieces.length * (pieces.count - 1) // pieces.count**2  # tokens that two all-to-alls send and receive
+        if self.ski is None and reach is not None and reach - 1 <= most:
+            return pieces.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
+        share = some_channels(self, *pieces.share(self.channels))
+        if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels
+            share.ski = self.ski.planned(self.kernel)
+        return pieces.by_channels(share.mix, x)
 
     def _product(self, x: Tensor) -> Tensor:
         spectrum = self._spectrum(x.shape[1])

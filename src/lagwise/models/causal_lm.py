@@ -39,6 +39,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     (`VocabularyHead.loss_without_logits`). `generate` uses a `StreamingCache`.
     """
 
+    splits = True
+
     def __init__(self, config: LagwiseConfig):
         if not config.causal:
             raise ValueError(
@@ -177,7 +179,9 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """Permanently process the tokens of a text before ``end`` that the cache has not seen."""
         ids = input_ids[:, cache.seen : end]
         if ids.shape[1]:
-            self.model(ids, attention_mask=None if mask is None else mask[:, :end], past_key_values=cache)
+            # Not the backbone alone: the weights of a sharded model are gathered where its head is called.
+            seen = None if mask is None else mask[:, :end]
+            self(ids, attention_mask=seen, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache.crop(0)
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -217,15 +221,25 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         logits = self._stepped({**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
         if logits is not None:
             return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
-        whole = use_cache is None and labels is not None  # a loss is computed over whole sequences
-        out = self.read(**inputs) if whole else self.model(**inputs, return_dict=True)
+        complete = use_cache is None and labels is not None  # a loss is computed over whole sequences
+        out = self.read(**inputs) if complete else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = out.last_hidden_state[:, keep]
-        if labels is not None and out.seq_idx is not None:  # a document's first token does not follow another document
-            labels, num_items_in_batch = _without_starts(labels, out.seq_idx, num_items_in_batch)
+        hidden, pieces, targets = out.last_hidden_state[:, keep], out.pieces, None
+        whole, seq_idx = labels, out.seq_idx
+        if labels is not None and pieces is not None:
+            whole, seq_idx = pieces.gathered(labels), pieces.whole.seq_idx
+        if whole is not None and seq_idx is not None:  # a document's first token does not follow another document
+            whole, num_items_in_batch = _without_starts(whole, seq_idx, num_items_in_batch)
+        if whole is not None and pieces is not None:
+            whole = self.targets(whole)
+            targets = pieces.own(whole).contiguous()
+            num_items_in_batch = (whole != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        labels = whole
         if labels is None and out.seq_idx is not None and self.training and torch.is_grad_enabled():
             warnings.warn(_LOSS_ELSEWHERE, stacklevel=2)
-        loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)
+        loss, logits = self.loss_and_logits(
+            hidden, labels, num_items_in_batch, skip_logits=skip_logits, shift_labels=targets
+        )
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )

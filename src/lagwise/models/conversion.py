@@ -13,6 +13,7 @@ from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.models.offload import require_loaded
+from lagwise.models.sharded import whole_model
 from lagwise.ops import Reduction, reduce_taps
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
@@ -38,7 +39,7 @@ def recurrent_form(
     diagonal, so the mean over a cell is used.
 
     Args:
-        model: A causal model.
+        model: A causal model. If its weights are divided between processes, all call this, and each gets the result.
         tolerance: Relative to each channel's gain, as in `reduce_taps`.
         lags: A kernel that never decays is cut after this many lags.
         max_order: As in `reduce_taps`.
@@ -54,6 +55,7 @@ def recurrent_form(
     """
     whole_number("lags", lags)
     require_loaded(model, "conversion")
+    model = whole_model(model)
     mixers = kernels_to_convert(model)
     reductions = {}
     for name, mixer in progress_bar(mixers.items(), desc="reducing kernels", unit="layer", show=progress):

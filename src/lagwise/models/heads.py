@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,9 @@ class Head(LagwisePreTrainedModel):
     Their `forward` names what a data set may have columns of, because transformers reads from its signature which of
     them a model takes; it passes other arguments of `LagwiseModel` on.
     """
+
+    #: whether it reads every token by itself, so that it takes pieces of sequences (`split_sequences`)
+    splits: ClassVar[bool] = False
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
@@ -73,18 +76,29 @@ class VocabularyHead(Head):
         return labels
 
     def loss_and_logits(
-        self, hidden: Tensor, labels: Tensor | None, counted: Any, *, skip_logits: bool
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        counted: Any,
+        *,
+        skip_logits: bool,
+        shift_labels: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. counted: what to
-        divide by, if it is not the number of labels."""
+        divide by, if it is not the number of labels. shift_labels: the targets, where they are not those of labels."""
         if labels is None:
             return None, self.to_logits(hidden)
-        loss = self.loss_without_logits(hidden, self.targets(labels), counted) if skip_logits else None
+        targets = self.targets(labels) if shift_labels is None else shift_labels
+        loss = self.loss_without_logits(hidden, targets, counted) if skip_logits else None
         if loss is not None:
             return loss, None
-        logits, vocabulary = self.to_logits(hidden), self.config.vocab_size
+        logits, given = self.to_logits(hidden), {} if shift_labels is None else {"shift_labels": shift_labels}
         return self.loss_function(
-            logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=counted
+            logits=logits,
+            labels=labels.contiguous(),
+            vocab_size=self.config.vocab_size,
+            num_items_in_batch=counted,
+            **given,
         ), logits
 
     def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:

@@ -19,8 +19,9 @@ _OF_A_STEP |= {"position_ids", "cache_position"}
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # replaces torch's attention
 
 _PIECES = (
-    "A sequence that is split between processes (context or sequence parallelism) is not supported: mixers need all "
-    "earlier tokens. Split the batch instead (data parallelism)"
+    "A sequence that is split between processes (context or sequence parallelism) is not supported this way: mixers "
+    "need all earlier tokens. Call model.split_sequences(group), train with training.sequence_parallel, or split the "
+    "batch instead (data parallelism)"
 )
 
 
@@ -28,6 +29,17 @@ def check_whole() -> None:
     """ValueError within torch's ``context_parallel``, where a process has a piece of each sequence."""
     if getattr(F.scaled_dot_product_attention, "__module__", None) == _CONTEXT_PARALLEL:
         raise ValueError(f"this model was called within context_parallel. {_PIECES}")
+
+
+def check_piece(cache: Any, *others: Any) -> None:
+    """ValueError for a cache, and for documents that are not given by seq_idx, beside a piece of each sequence."""
+    if cache is not None:
+        raise ValueError("sequences that are split between processes cannot be streamed; pass no past_key_values")
+    if any(each is not None for each in others):
+        raise ValueError(
+            "give the documents of sequences that are split between processes by seq_idx, not by cu_seqlens or "
+            "position_ids"
+        )
 
 
 def document_numbers(

@@ -20,11 +20,20 @@ from lagwise.mixers import ChunkedAttention, Mixer
 from lagwise.models.cache import StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
-from lagwise.models.inputs import check_types, check_whole, current_mask, document_numbers, token_positions
+from lagwise.models.inputs import (
+    check_piece,
+    check_types,
+    check_whole,
+    current_mask,
+    document_numbers,
+    token_positions,
+)
 from lagwise.models.layer import LagwiseLayer
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
+from lagwise.models.pieces import require_pieces
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
+from lagwise.ops.pieces import Pieces
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
@@ -52,6 +61,26 @@ class LagwisePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = ["past_key_values"]
+
+    def split_sequences(self, group: Any) -> None:
+        """From now on, every process of a group gives its contiguous piece of the same rows, in the order of the ranks,
+        and gets the outputs of its tokens: exactly those of whole rows.
+
+        Pieces may have different lengths. Packed rows are given by seq_idx. Every process must call the model as often
+        as the others, with gradients or without. A loss is this process's share: the losses of all, added, are that of
+        the whole rows; so are the gradients of parameters, which the caller adds over the processes.
+
+        Args:
+            group: A process group of `torch.distributed`, with as many processes as pieces; None for whole rows again.
+
+        Raises:
+            ValueError: If a part of the model has no exact form for pieces; the message names it.
+        """
+        if group is not None:
+            require_pieces(self)
+        for part in self.modules():
+            if isinstance(part, LagwiseModel):
+                part._sequence_group = group
 
     def post_init(self) -> None:
         """Collect what the parts keep in float32, as transformers does for models that contain models."""
@@ -105,10 +134,11 @@ class LagwisePreTrainedModel(PreTrainedModel):
 @dataclass
 class LagwiseModelOutput(BaseModelOutputWithPast):
     """Output of `LagwiseModel`, with seq_idx ``(batch, length)``: the documents of packed rows, however they were
-    given."""
+    given; and pieces, where rows are split between processes."""
 
     last_hidden_state: Tensor = None  # type: ignore[assignment]
     seq_idx: Tensor | None = None
+    pieces: Pieces | None = None
 
 
 class LagwiseModel(LagwisePreTrainedModel):
@@ -154,6 +184,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         )
         self.norm = make_norm(config.norm, config.hidden_size)
         self.gradient_checkpointing = False
+        self._sequence_group: Any = None
         self._number = _Number()
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
@@ -199,6 +230,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        group = self._sequence_group
+        if group is not None and past_key_values is None:
+            use_cache = False
+        if group is not None:
+            check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
         h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
         batch, length, _ = h.shape
         seq_idx = document_numbers(
@@ -215,10 +251,15 @@ class LagwiseModel(LagwisePreTrainedModel):
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
-        self._check_length(batch, length, mask, cache, seq_idx)
+        pieces = None if group is None else Pieces(group, batch, length, mask, seq_idx, h.device)
+        if pieces is None:
+            self._check_length(batch, length, mask, cache, seq_idx)
+        else:
+            mask, seq_idx = (None if t is None else pieces.own(t) for t in (pieces.whole.mask, pieces.whole.seq_idx))
+            self._check_length(batch, pieces.length, pieces.whole.mask, None, pieces.whole.seq_idx)
         if cache is not None:
             self._begin(cache, batch, mask, seq_idx)
-        layout = Layout(mask, seq_idx, grid=grid)
+        layout = Layout(mask, seq_idx, grid=grid, pieces=pieces)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
@@ -228,6 +269,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             past_key_values=cache,
             hidden_states=tuple(states) if output_hidden_states else None,
             seq_idx=seq_idx,
+            pieces=pieces,
         )
 
     def _cache(
@@ -302,7 +344,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.config.position_embedding == "sinusoidal_2d":
             inputs = self.embed_tokens.weight[0].numel()
             return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
-        positions = token_positions(h.shape[0], h.shape[1], layout.mask, cache, layout.seq_idx, h.device)
+        if (pieces := layout.pieces) is None:
+            positions = token_positions(h.shape[0], h.shape[1], layout.mask, cache, layout.seq_idx, h.device)
+        else:
+            whole = pieces.whole
+            positions = token_positions(h.shape[0], pieces.length, whole.mask, None, whole.seq_idx, h.device)
+            positions = pieces.own(positions)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)

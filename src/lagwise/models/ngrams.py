@@ -50,12 +50,18 @@ class NgramEmbedding(nn.Module):
         self.state_size = self.reach
 
     def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        rows, later = _rows(self, ids, layout, earlier)
+        return self.table(rows).sum(2), later
+
+    def rows(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The rows of the table for every token, ``(batch, length, sizes)``, and what `forward` returns beside the
+        vectors."""
         tokens = _with_earlier(ids, layout, self.reach, earlier)
         numbers = _numbers(tokens, self.sizes, _positions(ids, layout))
         rows = [number % self.buckets + i * self.buckets for i, number in enumerate(numbers)]
         # As a copy, because a view would keep all tokens in memory as long as the cache.
         later = None if earlier is None else tokens[:, ids.shape[1] :].clone()
-        return self.table(torch.stack(rows, 2)).sum(2), later
+        return torch.stack(rows, 2), later
 
 
 class MatchEmbedding(nn.Module):
@@ -95,6 +101,13 @@ class MatchEmbedding(nn.Module):
         self.state_size = self.reach + len(sizes) * self.BUCKETS
 
     def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        followers, later = _rows(self, ids, layout, earlier)
+        found = followers * len(self.sizes) + torch.arange(len(self.sizes), device=ids.device)
+        return (self.table(found) * (followers > 0)[..., None]).sum(2), later
+
+    def rows(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens after earlier places, ``(batch, length, sizes)`` as ids + 1 and 0 for none, and what `forward`
+        returns beside the vectors."""
         length, table = ids.shape[1], None
         if earlier is not None:
             earlier, table = earlier.split([self.reach, len(self.sizes) * self.BUCKETS], 1)
@@ -109,9 +122,8 @@ class MatchEmbedding(nn.Module):
             followers, table = self._next(numbers, last, table)
         else:
             followers, table = self._all(numbers, last, layout, table)
-        found = followers * len(self.sizes) + torch.arange(len(self.sizes), device=ids.device)[:, None]
-        y = (self.table(found) * (followers > 0)[..., None]).sum(1)
-        return y, None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
+        later = None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
+        return followers.transpose(1, 2), later
 
     @torch.no_grad()
     def resize(self, vocab_size: int, std: float) -> None:
@@ -169,6 +181,16 @@ def embed_context(
     found = [each(ids, layout, part) for each, part in zip(embeddings, parts, strict=True)]
     later = None if earlier is None else torch.cat([after for _, after in found], 1)
     return reduce(torch.add, (y for y, _ in found)), later
+
+
+def _rows(
+    embedding: ContextEmbedding, ids: Tensor, layout: Layout, earlier: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """`rows` of an embedding. Where rows are split between processes, each looks through the ids of all tokens."""
+    pieces = layout.pieces
+    if pieces is None:
+        return embedding.rows(ids, layout, earlier)
+    return pieces.own(embedding.rows(pieces.gathered(ids), pieces.whole, None)[0]), None
 
 
 def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:

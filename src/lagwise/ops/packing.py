@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
+
+if TYPE_CHECKING:
+    from lagwise.ops.pieces import Pieces
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -26,19 +29,26 @@ class Layout:
         seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
             document.
         grid: The (height, width) of rows that are pictures, stored row by row.
+        pieces: Where these positions are in rows that are split between processes; None if rows are whole.
 
     Raises:
         ValueError: If seq_idx and mask differ in shape.
     """
 
     def __init__(
-        self, mask: Tensor | None = None, seq_idx: Tensor | None = None, *, grid: tuple[int, int] | None = None
+        self,
+        mask: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        *,
+        grid: tuple[int, int] | None = None,
+        pieces: Pieces | None = None,
     ):
         if mask is not None and seq_idx is not None and mask.shape != seq_idx.shape:
             raise ValueError(f"mask must be like seq_idx {tuple(seq_idx.shape)}, got {tuple(mask.shape)}")
         self.mask = None if mask is None else mask.bool()
         self.seq_idx = seq_idx
         self.grid = grid
+        self.pieces = pieces
         self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
@@ -48,6 +58,11 @@ class Layout:
                 raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, got {tuple(value.shape)}")
         if self.grid is not None and self.grid[0] * self.grid[1] != length:
             raise ValueError(f"a grid of {self.grid[0]} x {self.grid[1]} does not hold {length} tokens")
+
+    def near(self, mix: Callable[[Tensor, Layout], Tensor], x: Tensor, before: int, after: int) -> Tensor:
+        """``mix(x, layout)``, whose outputs depend on so many tokens before and after their own: where rows are split
+        between processes, with those of other pieces."""
+        return mix(x, self) if self.pieces is None else self.pieces.near(mix, x, before, after)
 
     def require_grid(self, who: str) -> tuple[int, int]:
         """The grid. If there is none, a ValueError names ``who`` needs it."""
@@ -115,7 +130,7 @@ class Layout:
         return self._once("compact", self._compact)
 
     def _compact(self) -> tuple[Tensor, Layout] | None:
-        if self.mask is None or self.grid is not None or not self.mask.any(1).all():
+        if self.mask is None or self.grid is not None or self.pieces is not None or not self.mask.any(1).all():
             return None
         mask = self.mask
         inside = mask.cumsum(1).bool() & mask.flip(1).cumsum(1).flip(1).bool()
@@ -219,7 +234,7 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
         return mix(x, None)
     first, lengths = row_extents(mask)
     longest = int(lengths.max())
-    moved = move_rows(mask[..., None].to(x.dtype), -first, longest)[..., 0] > 0
+    moved = move_rows(mask[..., None].float(), -first, longest)[..., 0] > 0
     return move_rows(mix(move_rows(x, -first, longest), moved), first, x.shape[1])
 
 

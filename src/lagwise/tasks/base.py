@@ -58,6 +58,9 @@ class Task:
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
 
+    #: whether several processes may share its sequences: its losses and figures are then sums over tokens
+    splits: ClassVar[bool] = False
+
     def __init__(self, data: DataOptions):
         self.data = data
         if data.format is not None:

@@ -28,6 +28,7 @@ class RunningText(Task):
 
     #: the class of its data
     opened: type[TextData]
+    splits = True
 
     def __init__(self, data: DataOptions):
         super().__init__(data)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lagwise.training.first_answer import simple_answers
     from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
+    from lagwise.training.plan import memory_plan
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
     from lagwise.training.run import check_recipe, resume, train, train_or_resume
 
@@ -19,6 +20,7 @@ __all__ = [
     "load_recipe",
     "load_run",
     "make_task",
+    "memory_plan",
     "own_fields",
     "read_metrics",
     "recipe_names",
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy(
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",
         "simple_answers": "lagwise.training.first_answer",
+        "memory_plan": "lagwise.training.plan",
         "own_fields": "lagwise.training.model",
         "data_unchanged": "lagwise.training.folder",
         "read_metrics": "lagwise.training.folder",

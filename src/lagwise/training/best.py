@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from lagwise.files import saved_whole
 from lagwise.models.loading import quiet
+from lagwise.models.sharded import is_sharded, whole_state
 
 BEST = "best"
 
@@ -35,9 +36,12 @@ class BestModel(TrainerCallback):
         if not values:  # a model without a loss
             return
         since = evaluations_since_best(values)
-        if self.keep and since == 0 and state.is_world_process_zero:
-            with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
-                getattr(model, "module", model).save_pretrained(partial)
+        if self.keep and since == 0:
+            model = getattr(model, "module", model)
+            weights = whole_state(model) if is_sharded(model) else None
+            if state.is_world_process_zero:
+                with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
+                    model.save_pretrained(partial, state_dict=weights)
         if self.patience and since >= self.patience:
             control.should_training_stop = True
             control.should_save = True

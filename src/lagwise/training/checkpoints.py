@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import safe_globals
 from lagwise.files import one_line
 from lagwise.models.loading import check_weights
 from lagwise.training.averaging import AveragedWeights
+from lagwise.training.sharding import SHARDS, check_saved_shards
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
 _DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # raised by readers of damaged files
@@ -49,10 +50,13 @@ def newest_whole_checkpoint(
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:
-            check_weights(folder, model)
+            sharded = (folder / SHARDS).is_dir()
+            (check_saved_shards if sharded else check_weights)(folder, model)
             _check_state(folder)
-            saved, schedule = _load(folder / "optimizer.pt"), _load(folder / "scheduler.pt")
-            _check_optimizer(saved, optimizer)
+            schedule = _load(folder / "scheduler.pt")
+            saved = {"param_groups": []} if sharded else _load(folder / "optimizer.pt")
+            if not sharded:
+                _check_optimizer(saved, optimizer)
             if schedule["last_epoch"] != step_of(folder):
                 raise ValueError("scheduler.pt is of another step")
             rates = zip(saved["param_groups"], schedule["_last_lr"], strict=False)

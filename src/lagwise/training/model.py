@@ -17,6 +17,8 @@ from lagwise.models import LagwiseConfig
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
+from lagwise.models.pieces import require_pieces
+from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
 from lagwise.training.recipe import Recipe, merged
@@ -30,11 +32,14 @@ def check_model(recipe: Recipe, task: Task) -> None:
     """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
     than the machine can train, or a training length that the model or one of its kernels does not support."""
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
-    check_memory(task.model_class, config, training=True)
+    shares = group_size() if recipe.training.shard else 1
+    check_memory(task.model_class, config, training=True, shares=shares)
     task.check_config(config)
     limit = config.length_limit
     with torch.device("meta"):
         model = task.model_class(config)
+    if recipe.training.sequence_parallel > 1:
+        require_pieces(model)
     for option, length in task.lengths().items():
         if limit is not None and length > limit:
             raise ValueError(f"{option} {length} is over model.max_position_embeddings {limit}")

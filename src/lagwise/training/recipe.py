@@ -46,6 +46,10 @@ class TrainingOptions:
     """Sequences per step, over all processes."""
     accumulate: Count = 1
     """Micro-batches per step, to save memory."""
+    sequence_parallel: Count = 1
+    """Processes that share every sequence, each with a piece of its tokens; 1: each process has whole sequences."""
+    shard: Switch = False
+    """Divide weights, gradients and optimiser states between the processes (FSDP2)."""
     optimizer: str = "adamw"
     """`adamw`, or `muon`: Muon for the matrices of linear layers and AdamW for the rest."""
     learning_rate: Annotated[Number, Field(gt=0)] = 4e-3
@@ -76,6 +80,9 @@ class TrainingOptions:
     """Of weights and of the order of the data."""
     log_every: Count = 10
     """Steps between lines of the log."""
+    report_to: str = "tensorboard"
+    """Programs that follow the training, separated by commas: `tensorboard` (if installed), `wandb`, `mlflow` and the
+    others of transformers; `none` for none."""
     evaluate_every: Count = 200
     """Steps between evaluations; with `epochs` at most a sixth of all steps."""
     save_every: Count = 200

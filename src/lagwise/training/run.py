@@ -21,6 +21,7 @@ from lagwise.files import expanded, is_unused, locked, read_json, remove_partial
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
+from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
@@ -54,7 +55,10 @@ from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_proce
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
+from lagwise.training.pieces import SharedRows, Sharing, check_shared
 from lagwise.training.recipe import MOST_STEPS, Recipe
+from lagwise.training.reports import check_reports, reporters
+from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -152,7 +156,10 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
-            load_model_weights(trainer.model, checkpoint)
+            if recipe.training.shard:
+                load_weights(trainer.model_wrapped, checkpoint)
+            else:
+                load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, data, out, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
@@ -217,11 +224,14 @@ def check_recipe(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
     wrong."""
     _check_batch(recipe)
+    check_shards(recipe.training)
+    check_reports(recipe.training.report_to)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     if kind != "none":
         require_linear(task)
     if kind != "only":
+        check_shared(task, recipe.training.sequence_parallel)
         check_model(recipe, task)
     return task
 
@@ -271,12 +281,19 @@ def _resolved(recipe: Recipe, data: TaskData) -> Recipe:
 def _check_batch(recipe: Recipe) -> int:
     """The rows of a micro-batch of one process. ValueError if the batch cannot be divided this way."""
     options, world = recipe.training, group_size()
-    if options.batch_size % (world * options.accumulate):
+    groups, left = divmod(world, options.sequence_parallel)
+    if left or not groups:
         raise ValueError(
-            f"training.batch_size must be a multiple of processes times accumulate, got {options.batch_size} for "
-            f"{world} * {options.accumulate}"
+            f"training.sequence_parallel must divide the number of processes, got {options.sequence_parallel} for "
+            f"{world}: start 'torchrun --nproc-per-node {options.sequence_parallel} -m lagwise train ...'"
         )
-    return options.batch_size // (world * options.accumulate)
+    if options.batch_size % (groups * options.accumulate):
+        raise ValueError(
+            f"training.batch_size must be a multiple of processes"
+            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times accumulate, got "
+            f"{options.batch_size} for {groups} * {options.accumulate}"
+        )
+    return options.batch_size // (groups * options.accumulate)
 
 
 def _check_sharing() -> None:
@@ -300,7 +317,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
     bfloat16 = options.precision == "bfloat16"
     if options.precision == "auto":
         bfloat16 = of_first_process(bfloat16_is_fast())
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=options.steps,
         per_device_train_batch_size=micro_batch,
@@ -322,10 +339,24 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         eval_strategy="steps",
         eval_steps=options.evaluate_every,
         save_steps=options.save_every,
-        report_to=_tensorboard(out),
+        report_to=reporters(options.report_to, out),
         disable_tqdm=True,
         remove_unused_columns=False,
     )
+    _use_one_gpu(arguments)
+    return arguments
+
+
+def _use_one_gpu(arguments: TrainingArguments) -> None:
+    """Let one process use one GPU: with several, the Trainer would copy the model to all of them at every step, and
+    multiply the batch by their number."""
+    if arguments.n_gpu > 1:
+        warnings.warn(
+            f"this process uses one of {arguments.n_gpu} GPUs; to train on all: torchrun --nproc-per-node "
+            f"{arguments.n_gpu} -m lagwise train ...",
+            stacklevel=2,
+        )
+        arguments._n_gpu = 1
 
 
 def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
@@ -334,7 +365,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         data.task.model_class,
         config_for_data(recipe, data),
         arguments.per_device_train_batch_size,
-        data.longest_example(),
+        -(-data.longest_example() // options.sequence_parallel),
         checkpointing=options.gradient_checkpointing,
     )
     model: Any = build_model(recipe, data)
@@ -345,36 +376,41 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * data.tokens_per_example()
+    training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
+    validation: Any = data.validation_examples(options.evaluate_tokens)
+    sharing = None
+    if (count := options.sequence_parallel) > 1:
+        sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
+        training = SharedRows(training, arguments.per_device_train_batch_size, count)
+        validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
+        model.split_sequences(sharing.group)
+    if options.shard:
+        shard(model)
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=data.training_examples(options.steps, options.batch_size, options.seed),
-        eval_dataset=data.validation_examples(options.evaluate_tokens),
+        train_dataset=training,
+        eval_dataset=validation,
         optimizers=(make_optimizer(model, options), None),
         callbacks=[average, best, Progress(data, tokens_per_step, show=progress and arguments.process_index == 0)],
         processing_class=data.tokenizer,
         data=data,
+        sharing=sharing,
+        sharded=options.shard,
         best=best,
         average=average,
         keep_checkpoints=options.keep_checkpoints,
     )
 
 
-def _tensorboard(out: Path) -> list[str]:
-    try:
-        import tensorboardX  # noqa: F401
-    except ImportError:
-        return []
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
-    return ["tensorboard"]
-
-
 def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> Path:
     """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    model.split_sequences(None)
+    state = whole_state(model) if is_sharded(model) else None
     if trainer.is_world_process_zero():
         with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
-            model: Any = trainer.accelerator.unwrap_model(trainer.model)
-            model.save_pretrained(partial)
+            model.save_pretrained(partial, state_dict=state)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             if read_first_answer(out) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from lagwise.files import PARTIAL, one_line
 from lagwise.models.heads import VocabularyHead
+from lagwise.models.sharded import is_sharded
 from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
@@ -24,6 +26,8 @@ from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
+from lagwise.training.pieces import Sharing
+from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 
 
 class LagwiseTrainer(Trainer):
@@ -37,6 +41,8 @@ class LagwiseTrainer(Trainer):
         best: BestModel,
         average: AveragedWeights,
         keep_checkpoints: int,
+        sharing: Sharing | None = None,
+        sharded: bool = False,
         **kwargs: Any,
     ):
         kwargs |= {
@@ -45,12 +51,21 @@ class LagwiseTrainer(Trainer):
             "compute_loss_func": data.loss,
         }
         super().__init__(*args, **kwargs)
-        self.data, self.best, self.average = data, best, average
+        self.data, self.best, self.average, self.sharing = data, best, average, sharing
+        self.sharded = sharded
+        if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
+            self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.label_names = list(data.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
+        self._evaluated = 0  # validation batches
         self._losses: list[torch.Tensor] = []  # of validation batches: the sum, and of how many
         self.remove_callback(PrinterCallback)
+
+    @property
+    def _module(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
 
     @denormals_as_zero()
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,10 +76,16 @@ class LagwiseTrainer(Trainer):
         """Leaves out the logits of a language model where only its loss is needed."""
         if not model.training:
             kwargs.pop("num_items_in_batch", None)  # of all processes: `evaluation_loop` needs the mean of this batch
+        elif self.sharing is not None and kwargs.get("num_items_in_batch") is not None:  # every sharer counted all
+            kwargs["num_items_in_batch"] = kwargs["num_items_in_batch"] // self.sharing.count
         loss_only = not return_outputs or type(self.data).reduce is TaskData.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
         return super().compute_loss(model, inputs, return_outputs, **kwargs)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        inputs = super()._prepare_inputs(inputs)
+        return inputs if self.sharing is None else self.sharing.piece(inputs)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, self.data.collate_evaluation
@@ -103,7 +124,7 @@ class LagwiseTrainer(Trainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Its loss is the mean over all labels, for any size of the batches and any number of processes. The Trainer's
         is a mean over batches, the last of which may be smaller, or filled up with rows that other processes have."""
-        self._losses = []
+        self._losses, self._evaluated = [], 0
         output = super().evaluation_loop(*args, **kwargs)
         if self._losses:
             sums, counts = self.accelerator.gather(torch.stack(self._losses)).double().unbind(1)
@@ -115,20 +136,29 @@ class LagwiseTrainer(Trainer):
         """Keeps only those outputs and labels that the task's metrics need, and the sum of the loss."""
         rows = len(next(iter(inputs.values())))
         real = self._real_rows(rows)
+        share = 1 if self.sharing is None else self.sharing.count
+        self._evaluated += 1
         inputs = {name: value[: max(1, real)] for name, value in inputs.items()}  # every process needs some
         loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
         if loss is not None:
             count = self.data.counted(inputs).to(loss.device) * (real > 0)
-            self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count, 0), count]))
+            self._losses.append(torch.stack([torch.where(count > 0, loss.float() * count * share, 0), count]))
         kept = None if logits is None or labels is None else self.data.reduce(logits, labels)
         if kept is None:
             return loss, None, None
+        if self.sharing is not None:  # sums over tokens, to which the rows that fill a batch add nothing
+            kept = tuple(each * (real > 0) for each in kept)
+            if (more := rows - len(kept[0])) > 0:
+                kept = tuple(torch.cat([each, each.new_zeros(more, *each.shape[1:])]) for each in kept)
+            return loss, *kept
         filled = torch.arange(rows).clamp(max=max(1, real) - 1)  # the Trainer gathers as many rows from every process
         return loss, *(each[filled.to(each.device)] for each in kept)
 
     def _real_rows(self, rows: int) -> int:
         """Rows of a validation batch that no other process has: the last batches are filled up to equal sizes with the
         first rows of the data."""
+        if self.sharing is not None:
+            return self.sharing.real_rows(self._evaluated)
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
             return rows
@@ -136,6 +166,32 @@ class LagwiseTrainer(Trainer):
 
     def _metrics(self, outputs: EvalPrediction) -> dict[str, float]:
         return self.data.metrics(math.nan, outputs.predictions, outputs.label_ids)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.sharded and output_dir:
+            save_shards(self._module, self.optimizer, Path(output_dir))
+        else:
+            super().save_model(output_dir, _internal_call)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))  # type: ignore[missing-attribute]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.sharded:
+            load_weights(self._module, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.sharded and checkpoint:
+            load_optimizer(self._module, self.optimizer, Path(checkpoint))
+            schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
+            self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
@@ -153,7 +209,7 @@ class LagwiseTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         run = Path(super()._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and not all(p.isfinite().all() for p in model.parameters()):
+        if self.args.should_save and not all(own_part(p).isfinite().all() for p in model.parameters()):
             raise FloatingPointError(
                 f"a weight is not finite at step {self.state.global_step}: the earlier checkpoints are kept as they are"
             )

@@ -3,6 +3,7 @@
 from lagwise.ops.recurrence.diagonal_scan import diagonal_graph_scan, diagonal_scan
 from lagwise.ops.recurrence.ema import (
     ema_graph_prefill,
+    ema_last,
     ema_parameters,
     ema_prefill,
     ema_recurrence,
@@ -32,6 +33,7 @@ __all__ = [
     "diagonal_graph_scan",
     "diagonal_scan",
     "ema_graph_prefill",
+    "ema_last",
     "ema_parameters",
     "ema_prefill",
     "ema_recurrence",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.precision import compute_dtype
@@ -138,6 +139,25 @@ def ema_prefill(
     with torch.autocast(x.device.type, enabled=False):
         added = torch.einsum("bjc,cnj->bcn", last, powers)
     return y.to(x.dtype), state * (log_decay * last.shape[1]).exp() + added
+
+
+def ema_last(x: Tensor, log_decay: Tensor) -> Tensor:
+    """The state of averages after a signal, without the averages.
+
+    Formula: ``h_n = sum_j q_n**(length - 1 - j) x_j``.
+
+    Shapes: x ``(batch, length >= 1, channels)``; log_decay ``(channels, dimension)``; result ``(batch, channels,
+    dimension)``, in float32 or better.
+
+    Source: TCNCA eq. 1.
+    """
+    dtype = compute_dtype(x, log_decay)
+    blocks = F.pad(x.to(dtype), (0, 0, -x.shape[1] % _LONG_BLOCK, 0)).unflatten(1, (-1, _LONG_BLOCK))
+    near, far = (torch.arange(n - 1, -1, -1, device=x.device, dtype=dtype) for n in (_LONG_BLOCK, blocks.shape[1]))
+    rates = log_decay.to(dtype)[..., None]
+    with torch.autocast(x.device.type, enabled=False):
+        sums = torch.einsum("bksc,cns->bkcn", blocks, (rates * near).exp())
+        return torch.einsum("bkcn,cnk->bcn", sums, (rates * (far * _LONG_BLOCK)).exp())
 
 
 def ema_graph_prefill(x: Tensor, weight: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from lagwise.ops.toeplitz.dilated import (
     dilated_step,
     receptive_field,
     smallest_dilation,
+    tap_reach,
 )
 from lagwise.ops.toeplitz.direct import block_lag_products, direct_product
 from lagwise.ops.toeplitz.ragged_dft import ragged_dft, ragged_irdft
@@ -35,5 +36,6 @@ __all__ = [
     "receptive_field",
     "smallest_dilation",
     "spectral_product",
+    "tap_reach",
     "toeplitz_matrix",
 ]

@@ -191,3 +191,8 @@ def centre_tap(kernel_size: int, causal: bool) -> int:
     if not causal and kernel_size % 2 == 0:
         raise ValueError(f"a centred convolution needs an odd kernel size, got {kernel_size}")
     return 0 if causal else kernel_size // 2
+
+
+def tap_reach(support: int, *, causal: bool) -> tuple[int, int]:
+    """Tokens before and after its own on which an output of a convolution, or of a stack, depends."""
+    return (support - 1, 0) if causal else (support // 2, support // 2)

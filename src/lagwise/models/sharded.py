@@ -1,0 +1,31 @@
+"""Models whose weights are divided between processes, as PyTorch's `fully_shard` leaves them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model has a part of its weights in other processes."""
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+@torch.no_grad()
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """All weights and buffers, whole and detached. For a sharded model, every process calls this, and gets them."""
+    state = model.state_dict()
+    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
+
+
+def whole_model(model: Any) -> Any:
+    """The model if it is whole; otherwise, in every process, a copy with whole weights."""
+    if not is_sharded(model):
+        return model
+    copy = type(model)(model.config)  # `fully_shard`'s class makes whole models
+    copy.load_state_dict(whole_state(model), assign=True)
+    copy.tie_weights()
+    return copy.train(model.training)

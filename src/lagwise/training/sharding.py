@@ -1,0 +1,113 @@
+"""Models whose weights, gradients and optimiser states are divided between processes (`training.shard`).
+
+PyTorch's `fully_shard` does it on every device. Arithmetic is that of an unsharded model: what runs in bfloat16 is
+chosen by autocast, operation by operation, because a policy that casts the weights would also cast those that kernels
+keep in float32. Checkpoints are those of `torch.distributed.checkpoint`, which any number of processes can read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from lagwise.training.recipe import TrainingOptions
+
+SHARDS = "shards"  # folder of a checkpoint
+
+
+def check_shards(options: TrainingOptions) -> None:
+    """ValueError for options that need whole weights."""
+    if not options.shard:
+        return
+    if options.optimizer != "adamw":
+        raise ValueError(f"training.shard needs training.optimizer=adamw, got {options.optimizer!r}")
+    if options.average:
+        raise ValueError(f"training.shard keeps no average of the weights, got training.average {options.average:g}")
+    if options.first_answer != "none":
+        raise ValueError(f"training.shard needs training.first_answer=none, got {options.first_answer!r}")
+
+
+def shard(model: Any) -> None:
+    """Divide the weights of every layer, and of the rest, between all processes: a layer's are gathered while it
+    runs."""
+    if not dist.is_initialized():  # one process: the same training, and the same checkpoints
+        return
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else device, (dist.get_world_size(),))
+    for layer in model.base_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """What this process holds of a weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def save_shards(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
+    """Write the weights and the optimiser's state: every process its own part."""
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
+    with _alone() as alone:
+        dcp.save(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Read the weights of `save_shards`, by any number of processes."""
+    state = {"model": get_model_state_dict(model)}
+    with _alone() as alone:
+        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
+    set_model_state_dict(model, state["model"])
+
+
+def load_optimizer(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
+    """Read the optimiser's state of `save_shards`."""
+    state = {"optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
+    with _alone() as alone:
+        dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
+    set_optimizer_state_dict(model, _plain(optimizer), state["optimizer"])
+
+
+def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
+    """Raise unless a checkpoint has complete shards, of the weights of ``model`` if it is given."""
+    folder = checkpoint / SHARDS
+    metadata: Any = dcp.FileSystemReader(folder).read_metadata()
+    sizes = {place.relative_path: 0 for place in metadata.storage_data.values()}
+    for place in metadata.storage_data.values():
+        sizes[place.relative_path] = max(sizes[place.relative_path], place.offset + place.length)
+    for name, size in sizes.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size < size:
+            raise ValueError(f"{SHARDS}/{name} is missing or cut short")
+    for name, weight in ({} if model is None else model.state_dict()).items():
+        saved = metadata.state_dict_metadata.get(f"model.{name}")
+        if saved is None or saved.size != weight.shape:
+            raise ValueError(f"{SHARDS} has no {name} of shape {tuple(weight.shape)}")
+
+
+@contextmanager
+def _alone() -> Iterator[bool]:
+    """Whether this is the only process, of which PyTorch's checkpoints would warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield not dist.is_initialized()
+
+
+def _plain(optimizer: Any) -> Any:
+    """The optimiser, without accelerate's wrapping."""
+    return getattr(optimizer, "optimizer", optimizer)
