@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
-
-if TYPE_CHECKING:
-    from lagwise.ops.pieces import Pieces
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -29,7 +26,8 @@ class Layout:
         seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
             document.
         grid: The (height, width) of rows that are pictures, stored row by row.
-        pieces: Where these positions are in rows that are split between processes; None if rows are whole.
+        pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
+            if rows are whole.
 
     Raises:
         ValueError: If seq_idx and mask differ in shape.
@@ -41,7 +39,7 @@ class Layout:
         seq_idx: Tensor | None = None,
         *,
         grid: tuple[int, int] | None = None,
-        pieces: Pieces | None = None,
+        pieces: Any = None,
     ):
         if mask is not None and seq_idx is not None and mask.shape != seq_idx.shape:
             raise ValueError(f"mask must be like seq_idx {tuple(seq_idx.shape)}, got {tuple(mask.shape)}")

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise import models
+import lagwise.models as models
 from lagwise.data import open_rows
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
