@@ -231,12 +231,12 @@ class TestErrors:
                 r"a\.jsonl': class 'odd' has 1 different row.*valid, test and train",
             ),
             ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
-            (reviews(), {"text": ["text", "text"]}, "task.text must name one column, or two"),
+            (reviews(), {"text": ["text", "text"]}, "task.text must name one column"),
             (reviews(), {"text": "label"}, "other than the label's, got 'label'"),
             (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),
             (reviews(), {"inputs": "token"}, "unknown task.inputs: 'token'; did you mean 'tokens'"),
             (reviews(), {"length": 0}, "data.length must be a whole number of at least 1"),
-            (reviews(), {"tokenizer": "word"}, "'bytes', 'bpe', 'words' or a folder"),
+            (reviews(), {"tokenizer": "word"}, "'bytes', 'bpe', 'words', 'characters'"),
         ],
     )
     def test_errors_are_one_line(self, tmp_path: Path, rows: list, options: dict[str, Any], message: str) -> None:

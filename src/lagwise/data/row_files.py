@@ -1,5 +1,5 @@
-"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, sounds and .txt, each also compressed
-as .xz, .gz or .bz2."""
+"""Files of rows as Arrow tables: .csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, sounds, .txt, FASTA and FASTQ, each
+also compressed as .xz, .gz or .bz2."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.archive_files import arff_table, ts_table
+from lagwise.data.fasta import FASTA, FASTQ, read_sequences
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, wav_table
@@ -27,6 +28,7 @@ _ELEMENTS = 1 << 28  # of a chunk of an array; Arrow counts them in 32 bits
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
+SEQUENCES = (*FASTA, *FASTQ)  # whose files, or folders, are classes
 
 
 def file_kind(path: Path) -> str | None:
@@ -250,4 +252,5 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".arff": arff_table,
     **dict.fromkeys(SOUNDS, wav_table),
     ".txt": _txt,
+    **dict.fromkeys(SEQUENCES, read_sequences),
 }

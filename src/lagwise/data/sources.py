@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lagwise.data.fasta import FASTA, FASTQ, read_records
 from lagwise.data.folders import SPLITS, by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
     check_size,
@@ -25,7 +26,7 @@ from lagwise.data.reading import (
 )
 from lagwise.files import expanded, one_line
 
-SUFFIXES = (".txt", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".jsonl", ".parquet", *FASTA, *FASTQ)
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _HELD_OUT = 0.05  # share of valid and of test when the data name no splits
 _STDLIB_SKIPPED = {
@@ -77,9 +78,9 @@ def open_source(name: str) -> Source:
     """Find data by name.
 
     ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
-    each also .xz, .gz or .bz2): split by position or by document. A folder of such files: split by the words in their
-    names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
-    ``text`` column.
+    FASTA or FASTQ, each also .xz, .gz or .bz2): split by position or by document. A folder of such files: split by the
+    words in their names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set
+    with a ``text`` column.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
@@ -130,7 +131,7 @@ def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file: the whole text, or the ``text`` field of every record.
+    """The documents of one file: the whole text, or the ``text`` field or the sequence of every record.
 
     ValueError names the file, and the position where it stops being valid.
     """
@@ -145,6 +146,8 @@ def read_documents(path: Path) -> Iterator[str]:
                     raise ValueError(not_utf8_mark(path, encoding))
                 if line.strip():
                     yield _record(line, path, number)
+    elif kind in FASTA + FASTQ:
+        yield from (sequence for _, sequence in read_records(read_whole(path), path))
     else:
         yield decoded(read_whole(path), path)
 

@@ -32,10 +32,11 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
-from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
+from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labels import KINDS
+from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
 from lagwise.tables import known, whole_number
 from lagwise.tasks.base import Table, Task, require_none
@@ -81,6 +82,8 @@ class SequenceClassification(Task):
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
             the longer one first: for models that process them separately (``model.pooling``).
+        reverse_complement: read every second training sequence of DNA, at random, as its reverse complement, the other
+            strand; needs a tokenizer of letters, such as ``dna``.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy and
@@ -107,6 +110,7 @@ class SequenceClassification(Task):
         label_smoothing: float = 0.0,
         separate: bool = False,
         packing: bool = False,
+        reverse_complement: bool = False,
     ):
         super().__init__(data)
         if not data.source:
@@ -122,6 +126,9 @@ class SequenceClassification(Task):
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
         self.label_smoothing, self.separate, self.packing = label_smoothing, separate, packing
+        if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
+            raise ValueError("task.reverse_complement is for sequences in one column of text")
+        self.reverse_complement = reverse_complement
         self.stride = whole_number("task.stride", stride)
         self.features, self.lines, self.rate = features, lines, rate
         if stride > 1 and (inputs == "tokens" or packing):
@@ -200,6 +207,9 @@ class SequenceClassification(Task):
             if own.get_vocab() != self.tokenizer.get_vocab():
                 reading: dict[str, Any] = {**self._reading, "tokenizer": str(run)}
                 self.rows, self.tokenizer = prepare_labelled(self._source, **reading, progress=progress), own
+        if self.reverse_complement:
+            assert self.tokenizer is not None
+            complements(self.tokenizer)  # an error before any work
         self.label_names = self.rows.label_names
         check_metric(self.metric, self.rows.kind, self.label_names)
         if self.label_names is not None and self.class_weights == "balanced":
@@ -288,7 +298,8 @@ class SequenceClassification(Task):
         return -(-len(self.rows.splits["train"]) // batch_size)
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
+        examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
+        return BothStrands(examples, complements(self.tokenizer), seed) if self.reverse_complement else examples
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])
