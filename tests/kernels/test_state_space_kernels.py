@@ -30,6 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
         for start in ("lin", "inv", "legs")
         for rule in ("zoh", "bilinear")
     ),
+    *({"name": "cema", "dimension": n} for n in (1, 5)),
     *({"name": "dss", "modes": 4, "normalization": how, "span": 30} for how in ("exp", "softmax")),
     {"name": "s4", "modes": 4, "span": 64},
     {"name": "s4", "modes": 32, "span": 1024},

@@ -131,7 +131,7 @@ def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) 
         assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-4
 
 
-_KERNELS = ("s4d", "dss", "s4")
+_KERNELS = {"cema": "dimension", "s4d": "modes", "dss": "modes", "s4": "modes"}  # and their option of a size
 _MIXERS = ("lru", "s5", "linear_attention", "short_conv", "gss", "hyena", "flash", "relative_attention")
 
 
@@ -142,7 +142,7 @@ _MIXERS = ("lru", "s5", "linear_attention", "short_conv", "gss", "hyena", "flash
 def test_the_family_is_exported_to_onnx(name: str, what: str, tmp_path: Path) -> None:
     mixer: dict[str, Any] = {"name": name}
     if name in _KERNELS:
-        mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, "modes": 4}}
+        mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, _KERNELS[name]: 4}}
     elif name == "hyena":
         mixer["kernel"] = {"name": "hyena", "span": 100}
     block = {"name": "prenorm", "token_mixer": mixer}
