@@ -120,7 +120,9 @@ def test_a_forward_is_exported_for_any_length(saved_model: Path, format: str) ->
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["step", "forward"])
-@pytest.mark.parametrize("kind", ["tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted"])
+@pytest.mark.parametrize(
+    "kind", ["tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "converted"]
+)
 def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) -> None:
     recipe = load_recipe("tnn-lm" if kind == "converted" else kind)
     config = LagwiseConfig(**{**recipe.model, "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258})

@@ -21,6 +21,7 @@ from lagwise.mixers.s5 import S5Mixer
 from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.synthesizer import SynthesizerMixer
 from lagwise.mixers.tcn import TCNMixer
+from lagwise.mixers.timestep_norm import TimestepNorm
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.outside import add_installed, add_part
 
@@ -98,6 +99,7 @@ __all__ = [
     "ShortConvMixer",
     "SynthesizerMixer",
     "TCNMixer",
+    "TimestepNorm",
     "ToeplitzMixer",
     "register_mixer",
 ]

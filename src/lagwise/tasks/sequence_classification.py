@@ -299,7 +299,10 @@ class SequenceClassification(Task):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
-        return BothStrands(examples, complements(self.tokenizer), seed) if self.reverse_complement else examples
+        if not self.reverse_complement:
+            return examples
+        assert self.tokenizer is not None
+        return BothStrands(examples, complements(self.tokenizer), seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])

@@ -22,11 +22,13 @@ from lagwise.ops.recurrence.modal import (
 )
 from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
+from lagwise.ops.recurrence.timestep_norm import Moments, timestep_norm
 from lagwise.ops.recurrence.transfer import largest_difference
 
 __all__ = [
     "LEAST_RADIUS",
     "Modes",
+    "Moments",
     "Reduction",
     "block_scan",
     "diagonal_graph_scan",
@@ -46,4 +48,5 @@ __all__ = [
     "modal_taps",
     "modal_taps_of",
     "reduce_taps",
+    "timestep_norm",
 ]
