@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
+from lagwise.data.carried import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Table, usable_lengths
@@ -43,6 +44,10 @@ class LanguageModelling(RunningText):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
+
+    def carried_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        end, count = self.text.tokenizer.eos_token_id, steps * batch_size
+        return CarriedPieces(self.text.splits["train"], end, self.data.length, batch_size, count, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.data.evaluate_length or self.data.length, tokens)

@@ -26,6 +26,7 @@ from lagwise.tables import shown
 from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
+from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.first_answer import (
     FILE,
@@ -153,7 +154,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         if kind == "only":
             return _finish_with_first(task, out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, task, arguments, progress)
-        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
+        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average, trainer.carried)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, task, out, progress)
@@ -222,6 +223,11 @@ def check_recipe(recipe: Recipe) -> Task:
     _check_batch(recipe)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
+    if recipe.training.carry_states:
+        if type(task).carried_examples is Task.carried_examples:
+            task.carried_examples(0, 1, 0)  # raises
+        if recipe.data.lengths or recipe.training.gradient_checkpointing:
+            raise ValueError("training.carry_states goes with neither data.lengths nor training.gradient_checkpointing")
     if kind != "none":
         require_linear(task)
     if kind != "only":
@@ -349,7 +355,9 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=task.training_examples(options.steps, options.batch_size, options.seed),
+        train_dataset=(task.carried_examples if options.carry_states else task.training_examples)(
+            options.steps, options.batch_size, options.seed
+        ),
         eval_dataset=task.validation_examples(options.evaluate_tokens),
         optimizers=(make_optimizer(model, options), None),
         callbacks=[average, best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
@@ -357,6 +365,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         task=task,
         best=best,
         average=average,
+        carried=CarriedStates(model, arguments.process_index) if options.carry_states else None,
         keep_checkpoints=options.keep_checkpoints,
     )
 

@@ -22,6 +22,7 @@ from lagwise.progress import progress_bar
 from lagwise.tasks import Task
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
+from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
 
@@ -31,11 +32,18 @@ class LagwiseTrainer(Trainer):
     metrics."""
 
     def __init__(
-        self, *args: Any, task: Task, best: BestModel, average: AveragedWeights, keep_checkpoints: int, **kwargs: Any
+        self,
+        *args: Any,
+        task: Task,
+        best: BestModel,
+        average: AveragedWeights,
+        keep_checkpoints: int,
+        carried: CarriedStates | None = None,
+        **kwargs: Any,
     ):
         kwargs |= {"data_collator": task.collate, "compute_metrics": self._metrics, "compute_loss_func": task.loss}
         super().__init__(*args, **kwargs)
-        self.task, self.best, self.average = task, best, average
+        self.task, self.best, self.average, self.carried = task, best, average, carried
         self.label_names = list(task.label_arguments) or self.label_names
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
@@ -54,7 +62,16 @@ class LagwiseTrainer(Trainer):
         loss_only = not return_outputs or type(self.task).reduce is Task.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
-        return super().compute_loss(model, inputs, return_outputs, **kwargs)
+        if self.carried is None or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, **kwargs)
+        given = {name: value for name, value in inputs.items() if name not in ("row", "begins")}
+        if given["attention_mask"].all():
+            del given["attention_mask"]
+        row = int(inputs["row"][0])
+        given["past_key_values"] = cache = self.carried.before(row, inputs["begins"])
+        result = super().compute_loss(model, given, return_outputs, **kwargs)
+        self.carried.after(row, cache)
+        return result
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, self.task.collate_evaluation
@@ -150,6 +167,8 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
+            if self.carried is not None:
+                self.carried.save(run / PARTIAL / name)
             if self.args.should_save:
                 self.average.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type
