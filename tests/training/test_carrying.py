@@ -27,7 +27,7 @@ def text_of(sizes: list[int]) -> np.ndarray:
 
 def test_pieces_of_a_row_are_its_documents_in_order() -> None:
     tokens = text_of([70, 5, 31, 200, 64, 1, 33])
-    pieces = CarriedPieces(tokens, END, 16, 3, 400, seed=2)
+    pieces = CarriedPieces(tokens, END, 16, 3, 400, seed=2, most=1000)
     wanted = {tuple(map(int, part)) for part in np.split(tokens, np.flatnonzero(tokens == END))[1:]}
     seen: set[tuple[int, ...]] = set()
     for row in range(3):
@@ -47,12 +47,12 @@ def test_pieces_of_a_row_are_its_documents_in_order() -> None:
     assert len(whole) >= 5
     assert all(any(text[: len(part)] == part for text in seen) for part in whole)
     with pytest.raises(ValueError, match="not more than 30 rows of 16"):
-        CarriedPieces(tokens, END, 16, 30, 1, seed=0)
+        CarriedPieces(tokens, END, 16, 30, 1, seed=0, most=1000)
 
 
-def one_text(rows: int) -> CarriedPieces:
+def one_text(rows: int, most: int = 1000) -> CarriedPieces:
     """A text without ends, of which every row has a part."""
-    return CarriedPieces(text_of([999])[:-1], END, 16, rows, 10_000, seed=1)
+    return CarriedPieces(text_of([999])[:-1], END, 16, rows, 10_000, seed=1, most=most)
 
 
 def test_a_single_text_is_cut_into_a_part_for_every_row() -> None:
@@ -62,6 +62,8 @@ def test_a_single_text_is_cut_into_a_part_for_every_row() -> None:
     assert len(first) == 4
     assert pieces[16 * 4 + 1]["begins"]  # a row begins again
     assert not pieces[15 * 4 + 1]["begins"]
+    pieces = one_text(4, most=3)
+    assert [bool(pieces[4 * step]["begins"]) for step in range(9)] == 3 * [True, False, False]
 
 
 @pytest.mark.parametrize("recipe", ["mega-lm", "megalodon-lm", "fd-tnn-lm", "tcnca-lm", "ski-tnn-lm", "best-lm"])
@@ -120,7 +122,7 @@ def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> 
     """With two micro-batches in a step, and checkpoints in the middle of documents."""
     model = load_recipe(recipe).model
     tiny_recipe.model = {**model, "hidden_size": 32, "num_hidden_layers": 1}
-    tiny_recipe.training.carry_states, tiny_recipe.training.accumulate = True, 2
+    tiny_recipe.training.carry_states, tiny_recipe.training.accumulate = 4, 2
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
     half = train(tiny_recipe, tmp_path / "half", progress=False)
     for file in ("model.safetensors", "config.json"):
@@ -152,13 +154,13 @@ def test_what_does_not_go_with_it_is_named(
 ) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(tiny_recipe.to_yaml())
-    recipe = load_recipe(str(path), ["training.carry_states=true", *overrides])
+    recipe = load_recipe(str(path), ["training.carry_states=4", *overrides])
     with pytest.raises(ValueError, match=message):
         train(recipe, tmp_path / "run", progress=False)
 
 
 def test_other_tasks_have_no_states_to_carry(recall_recipe: Recipe, tmp_path: Path) -> None:
-    recall_recipe.training.carry_states = True
+    recall_recipe.training.carry_states = 4
     with pytest.raises(ValueError, match="is for the task language_modelling"):
         train(recall_recipe, tmp_path / "run", progress=False)
     assert make_task(recall_recipe)

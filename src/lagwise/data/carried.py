@@ -16,7 +16,8 @@ class CarriedPieces(Dataset):
     """``count`` training examples, of which example ``i + rows`` continues the text of example i, in row ``i % rows``.
 
     Documents are those between ends of text, with the end before and the end after. In a random order, they are
-    dealt to the rows; documents longer than a row's share are cut into parts that begin anew. A piece has ``length``
+    dealt to the rows; documents longer than ``most`` pieces, or than a row's share, are cut into parts that begin anew.
+    A piece has ``length``
     tokens, the last of a part perhaps fewer, with padding after them. A row that has ended begins again.
 
     An example has input_ids, attention_mask and labels ``(length,)``; ``begins``, whether it is the first piece of a
@@ -24,8 +25,8 @@ class CarriedPieces(Dataset):
     see the same examples. ValueError if the text does not fill one piece for each row.
     """
 
-    def __init__(self, tokens: np.ndarray, end: int, length: int, rows: int, count: int, seed: int):
-        share = -(-len(tokens) // rows)
+    def __init__(self, tokens: np.ndarray, end: int, length: int, rows: int, count: int, seed: int, *, most: int):
+        share = min(-(-len(tokens) // rows), most * length)
         self.tokens, self.end, self.length, self.rows, self.count = tokens, end, length, rows, count
         ends = np.flatnonzero(tokens == end)
         bounds = np.unique(np.concatenate([[0], ends, [len(tokens)]]))
@@ -37,7 +38,7 @@ class CarriedPieces(Dataset):
         for number, size in enumerate((parts[:, 1] - parts[:, 0]).tolist()):  # to the row that has the fewest tokens
             load, dealt[number] = loads[0]
             heapq.heapreplace(loads, (load + size, int(dealt[number])))
-        if share <= length or not loads[0][0]:
+        if len(tokens) <= rows * length or not loads[0][0]:
             raise ValueError(
                 f"the training text has {len(tokens)} tokens, not more than {rows} rows of {length}; give more text or "
                 "a smaller data.length or training.batch_size"

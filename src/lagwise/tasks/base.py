@@ -155,8 +155,9 @@ class Task:
         arguments and i, so that a resumed run and any number of processes see the same."""
         raise NotImplementedError
 
-    def carried_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        """Training examples of which each continues the row of the step before (`CarriedPieces`). ValueError for a task
+    def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
+        """Training examples of which each continues the row of the step before for so many pieces
+        (`CarriedPieces`). ValueError for a task
         without running text."""
         raise ValueError("training.carry_states is for the task language_modelling, whose texts are longer than a step")
 

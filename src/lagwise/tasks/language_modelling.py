@@ -45,9 +45,9 @@ class LanguageModelling(RunningText):
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
-    def carried_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
         end, count = self.text.tokenizer.eos_token_id, steps * batch_size
-        return CarriedPieces(self.text.splits["train"], end, self.data.length, batch_size, count, seed)
+        return CarriedPieces(self.text.splits["train"], end, self.data.length, batch_size, count, seed, most=pieces)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.data.evaluate_length or self.data.length, tokens)

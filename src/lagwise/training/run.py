@@ -55,7 +55,7 @@ from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_proce
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.recipe import MOST_STEPS, Recipe
+from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -223,9 +223,9 @@ def check_recipe(recipe: Recipe) -> Task:
     _check_batch(recipe)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
-    if recipe.training.carry_states:
+    if recipe.training.carry_states > 1:
         if type(task).carried_examples is Task.carried_examples:
-            task.carried_examples(0, 1, 0)  # raises
+            task.carried_examples(0, 1, 0, 0)  # raises
         if recipe.data.lengths or recipe.training.gradient_checkpointing:
             raise ValueError("training.carry_states goes with neither data.lengths nor training.gradient_checkpointing")
     if kind != "none":
@@ -355,9 +355,7 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
     return LagwiseTrainer(
         model=model,
         args=arguments,
-        train_dataset=(task.carried_examples if options.carry_states else task.training_examples)(
-            options.steps, options.batch_size, options.seed
-        ),
+        train_dataset=_training_examples(task, options),
         eval_dataset=task.validation_examples(options.evaluate_tokens),
         optimizers=(make_optimizer(model, options), None),
         callbacks=[average, best, Progress(task, tokens_per_step, show=progress and arguments.process_index == 0)],
@@ -365,9 +363,16 @@ def _trainer(recipe: Recipe, task: Task, arguments: TrainingArguments, progress:
         task=task,
         best=best,
         average=average,
-        carried=CarriedStates(model, arguments.process_index) if options.carry_states else None,
+        carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
         keep_checkpoints=options.keep_checkpoints,
     )
+
+
+def _training_examples(task: Task, options: TrainingOptions) -> Any:
+    size = (options.steps, options.batch_size, options.seed)
+    if options.carry_states > 1:
+        return task.carried_examples(*size, options.carry_states)
+    return task.training_examples(*size)
 
 
 def _tensorboard(out: Path) -> list[str]:
