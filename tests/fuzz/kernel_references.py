@@ -122,7 +122,7 @@ def ema_smooth(kernel: Any, lags: Tensor) -> Tensor:
 def cema(kernel: Any, lags: Tensor) -> Tensor:
     """By repeated multiplication, as the recurrence of Megalodon's eq. 2 computes it."""
     p, n = kernel.alpha.sigmoid(), kernel.alpha.shape[2]
-    turn = kernel.theta.sigmoid()[..., None] * 2 * math.pi / n * torch.arange(1, n + 1)
+    turn = kernel.theta.sigmoid() * 2 * math.pi / n * torch.arange(1, n + 1)
     q = torch.polar(1 - p * kernel.delta.sigmoid(), turn)
     gamma = torch.view_as_complex(kernel.gamma) / math.sqrt(n)
     powers = [p + 0j]

@@ -122,7 +122,7 @@ def test_cema_equals_its_recurrence() -> None:
     with torch.no_grad():
         kernel.gamma.normal_()
     x = torch.randn(2, 30, 3, dtype=torch.float64)
-    p, turn = kernel.alpha[0].sigmoid(), kernel.theta[0].sigmoid() * 2 * torch.pi / 4
+    p, turn = kernel.alpha[0].sigmoid(), kernel.theta[0, :, 0].sigmoid() * 2 * torch.pi / 4
     q = torch.polar(1 - p * kernel.delta[0].sigmoid(), torch.arange(1, 5) * turn[:, None])
     h, outputs = torch.zeros(2, 3, 4, dtype=torch.complex128), []
     for token in x.unbind(1):

@@ -37,7 +37,7 @@ class CEMAKernel(DiagonalKernel):
         super().__init__(channels, causal)
         shape = (1 if causal else 2, channels, whole_number("dimension", dimension))
         self.alpha, self.delta = (nn.Parameter(torch.empty(shape)) for _ in range(2))
-        self.theta = nn.Parameter(torch.empty(shape[:2]))
+        self.theta = nn.Parameter(torch.empty(*shape[:2], 1))
         self.gamma = nn.Parameter(torch.empty(*shape, 2))
         self.omega = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
@@ -68,7 +68,7 @@ class CEMAKernel(DiagonalKernel):
         with torch.autocast(self.alpha.device.type, enabled=False):
             alpha, delta, theta = (p.double().sigmoid() for p in (self.alpha, self.delta, self.theta))
             rate = (-torch.log1p(-alpha * delta)).log()
-            angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta[..., None])
+            angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta)
             weight = self.gamma.to(dtype) * (n**-0.5 * alpha[..., None]).to(dtype)
         omega = self.omega.to(dtype)
         return [(rate[i], angle[i], weight[i], omega * (i == 0)) for i in range(len(rate))]
