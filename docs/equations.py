@@ -31,6 +31,7 @@ PAPERS = {
     "MEGA": "Ma et al. 2023, *Mega: Moving Average Equipped Gated Attention*",
     "TCNCA": "Terzić et al. 2023, *TCNCA: Temporal Convolution Network with Chunked Attention for Scalable Sequence "
     "Processing*",
+    "Megalodon": "Ma et al. 2024, *Megalodon: Efficient LLM Pretraining and Inference with Unlimited Context Length*",
 }
 CELL = 62  # characters, as rendered: rows then fit a line
 _HEAD = """# Where the papers are implemented

@@ -111,4 +111,11 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "app. H": "setting of the run times",
         "app. I": "generation of EMA kernels",
     },
+    "Megalodon": {
+        "eq. 2": "complex damped EMA",
+        "§3.1": "complex damped EMA",
+        "§3.2": "timestep normalization",
+        "§3.3": "normalized attention",
+        "§3.4": "two-hop residual",
+    },
 }

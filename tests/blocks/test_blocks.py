@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from poison import check_poisoned_padding
 from torch import Tensor, nn
 
-from lagwise.blocks import BLOCKS, GLU, MLP, ChainBlock, MegaBlock, PreNormBlock, QueryKey
-from lagwise.mixers import GTU, AttentionMixer, EMAMixer, TCNMixer
+from lagwise.blocks import BLOCKS, GLU, MLP, ChainBlock, MegaBlock, MegalodonBlock, PreNormBlock, QueryKey
+from lagwise.mixers import GTU, AttentionMixer, EMAMixer, TCNMixer, TimestepNorm
 from lagwise.ops import toeplitz_reference
 from lagwise.tables import build
 
@@ -102,6 +102,14 @@ EVERY_BLOCK: dict[str, dict[str, Any]] = {
     "TCNCA": {"name": "mega", "memory": TCN, "query_size": 4, "chunk": 7, "value_size": 5, "norm": "rms"},
     "MEGA with its other norm": {"name": "mega", "query_size": 4, "chunk": 7, "norm": "scale", "activation": "gelu"},
     "MEGA with a TNO": {"name": "mega", "memory": {"name": "toeplitz", "kernel": KERNEL}, "query_size": 4, "chunk": 7},
+    "Megalodon": {"name": "megalodon", "query_size": 4, "chunk": 7, "heads": 2, "groups": 3},
+    "Megalodon with SwiGLU": {
+        "name": "megalodon",
+        "query_size": 4,
+        "value_size": 5,
+        "chunk": 7,
+        "channel_mixer": {"name": "glu", "bias": False},
+    },
     "TCNCA-simple": {
         "name": "chain",
         "blocks": [
@@ -145,6 +153,47 @@ def test_mega_equals_its_formula() -> None:
     h = F.silu(h + affine(block.out, weights @ v * r))
     expected = x + u.sigmoid() * (h - x)
     expected = expected + block.channels.mixer(block.channels.norm(expected))
+    torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.covers("Megalodon §3.3 and 3.4")
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_megalodon_equals_its_formula(swiglu: bool) -> None:
+    """With moments of all tokens so far, a convolution with the kernel's taps, and attention over all pairs of a
+    chunk."""
+    mixer = {"name": "glu" if swiglu else "mlp", "bias": False, **({} if swiglu else {"activation": "silu"})}
+    options = {"query_size": 4, "value_size": 10, "heads": 2, "groups": 3, "chunk": 7, "position": "none"}
+    block: Any = make({"name": "megalodon", **options, "channel_mixer": mixer})
+    assert isinstance(block, MegalodonBlock)
+    with torch.no_grad():
+        for module in block.modules():  # norms begin with a weight of 1 and a bias of 0
+            if isinstance(module, TimestepNorm | nn.LayerNorm | nn.RMSNorm):
+                for parameter in module.parameters():
+                    parameter.normal_()
+    x = torch.randn(2, 25, 6, dtype=torch.float64)
+    norms = []
+    for t in range(25):
+        so_far = x[:, : t + 1].unflatten(2, (3, 2)).transpose(1, 2).flatten(2)
+        mean, variance = so_far.mean(2, keepdim=True), so_far.var(2, correction=0, keepdim=True)
+        norms.append(((x[:, t].unflatten(1, (3, 2)) - mean) / (variance + 1e-5).sqrt()).flatten(1))
+    normed = torch.stack(norms, 1) * block.timestep_norm.weight + block.timestep_norm.bias
+    memory = toeplitz_reference(normed, block.memory.kernel.taps(25))
+    memory = memory / (memory.square().mean(2, keepdim=True) + 1e-5).sqrt() * block.memory_norm.weight
+    z = affine(block.shared, memory).unflatten(2, (2, 2))
+    z = (z / (z.square().mean(3, keepdim=True) + 1e-5).sqrt()).flatten(2)
+    gamma, beta = block.query_key.scale / 2**0.5, block.query_key.shift
+    q, k = ((z * gamma[n] + beta[n]).unflatten(2, (2, 2)).transpose(1, 2) for n in range(2))
+    v = F.silu(affine(block.value, normed)).unflatten(2, (2, 5)).transpose(1, 2)
+    place = torch.arange(25)
+    allowed = (place[:, None] // 7 == place // 7) & (place[:, None] >= place)
+    attended = (q @ k.transpose(2, 3)).masked_fill(~allowed, float("-inf")).softmax(-1) @ v
+    r = F.silu(affine(block.reset, memory))
+    y = x + affine(block.candidate, memory) + (attended.transpose(1, 2).flatten(2) * r) @ block.out.weight.t()
+    h, layer = block.channels.norm(y), block.channels.mixer
+    if swiglu:
+        expected = x + (F.silu(h @ layer.gate.weight.t()) * (h @ layer.value.weight.t())) @ layer.out.weight.t()
+    else:
+        expected = x + F.silu(h @ layer.up.weight.t()) @ layer.down.weight.t()
     torch.testing.assert_close(block(x), expected, rtol=0, atol=1e-12)
 
 
@@ -264,6 +313,10 @@ def test_blocks_may_be_bidirectional(spec: dict, causal: bool) -> None:
         ({"name": "mega", "memory": {"name": "tcn", "dilation": 2.5}}, "dilation must be a whole number"),
         ({"name": "mega", "memory": {"name": "ema", "truncation": 2.5}}, "truncation must be a whole number"),
         ({"name": "mega", "chunk": True}, "chunk must be a whole number"),
+        ({"name": "megalodon", "heads": 3}, "heads must divide the 128 channels, got 3"),
+        ({"name": "megalodon", "groups": 4}, "groups must divide the 6 channels, got 4"),
+        ({"name": "megalodon", "value_size": 0}, "value_size must be a whole number of at least 1"),
+        ({"norm": "timestep"}, "unknown norm: 'timestep'"),
         ({"name": "chain"}, "list of at least one block"),
         ({"name": "chain", "blocks": [{"name": "prenorm", "norms": "rms"}]}, "option of block 0 of the chain"),
     ],

@@ -237,7 +237,7 @@ class TestErrors:
                 r"a\.jsonl': class 'odd' has 1 different row.*valid, test and train",
             ),
             ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
-            (reviews(), {"text": ["text", "text"]}, "task.text must name one column, two for a pair"),
+            (reviews(), {"text": ["text", "text"]}, "task.text must name one column"),
             (reviews(), {"text": "label"}, "other than the label's, got 'label'"),
             (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),
             (reviews(), {"inputs": "token"}, "unknown task.inputs: 'token'; did you mean 'tokens'"),

@@ -119,6 +119,20 @@ def ema_smooth(kernel: Any, lags: Tensor) -> Tensor:
     return after * (lags > 0) + before * (lags < 0) + (after + before) / 2 * (lags == 0)
 
 
+def cema(kernel: Any, lags: Tensor) -> Tensor:
+    """By repeated multiplication, as the recurrence of Megalodon's eq. 2 computes it."""
+    p, n = kernel.alpha.sigmoid(), kernel.alpha.shape[2]
+    turn = kernel.theta.sigmoid() * 2 * math.pi / n * torch.arange(1, n + 1)
+    q = torch.polar(1 - p * kernel.delta.sigmoid(), turn)
+    gamma = torch.view_as_complex(kernel.gamma) / math.sqrt(n)
+    powers = [p + 0j]
+    for _ in range(int(lags.abs().max())):
+        powers.append(powers[-1] * q)
+    sides = (gamma[..., None] * torch.stack(powers, -1)[..., lags.abs().long()]).sum(2).real
+    values = sides[0] if kernel.causal else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
+    return values + kernel.omega[:, None] * (lags == 0)
+
+
 def modal(kernel: Any, lags: Tensor) -> Tensor:
     distance = lags.abs()
     size = (-kernel.rate.exp()[..., None] * distance).exp()
@@ -256,6 +270,7 @@ KERNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "WarpedKernel": warped,
     "EMAKernel": ema_kernel,
     "ModalKernel": modal,
+    "CEMAKernel": cema,
     "S4DKernel": s4d,
     "DSSKernel": dss,
     "S4Kernel": s4,

@@ -81,6 +81,7 @@ class _Draws:
             "warped": self.warped,
             "ema": self.ema,
             "modal": lambda: {"modes": rng.randint(1, 4)},
+            "cema": lambda: {"dimension": rng.randint(1, 4)},
             "s4d": lambda: {**self.diagonal(), "rule": rng.choice(("zoh", "bilinear"))},
             "dss": lambda: {
                 **self.diagonal(),

@@ -30,6 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
         for start in ("lin", "inv", "legs")
         for rule in ("zoh", "bilinear")
     ),
+    *({"name": "cema", "dimension": n} for n in (1, 5)),
     *({"name": "dss", "modes": 4, "normalization": how, "span": 30} for how in ("exp", "softmax")),
     {"name": "s4", "modes": 4, "span": 64},
     {"name": "s4", "modes": 32, "span": 1024},
@@ -111,6 +112,23 @@ def test_s4d_equals_the_continuous_system_with_zero_order_hold() -> None:
     expected = [2 * (c * (a * step[:, None] * lag).exp() * held).sum(1).real for lag in range(5)]
     expected[0] = expected[0] + kernel.direct
     torch.testing.assert_close(kernel.taps(5), torch.stack(expected, 1), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.covers("Megalodon §3.1 and eq. 2")
+def test_cema_equals_its_recurrence() -> None:
+    """``h_t = q h_{t-1} + p x_t``, ``y_t = Re gamma h_t / sqrt(N) + omega x_t``."""
+    mixer = ToeplitzMixer(3, causal=True, kernel={"name": "cema", "dimension": 4}).double()
+    kernel: Any = mixer.kernel
+    with torch.no_grad():
+        kernel.gamma.normal_()
+    x = torch.randn(2, 30, 3, dtype=torch.float64)
+    p, turn = kernel.alpha[0].sigmoid(), kernel.theta[0, :, 0].sigmoid() * 2 * torch.pi / 4
+    q = torch.polar(1 - p * kernel.delta[0].sigmoid(), torch.arange(1, 5) * turn[:, None])
+    h, outputs = torch.zeros(2, 3, 4, dtype=torch.complex128), []
+    for token in x.unbind(1):
+        h = q * h + p * token[..., None]
+        outputs.append((torch.view_as_complex(kernel.gamma[0]) * h).real.sum(2) / 2 + kernel.omega * token)
+    torch.testing.assert_close(mixer(x), torch.stack(outputs, 1), rtol=0, atol=1e-12)
 
 
 def test_hankel_filters_are_orthogonal_and_decay() -> None:

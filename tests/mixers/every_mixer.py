@@ -41,6 +41,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("toeplitz", {"kernel": {"name": "modal", "modes": 4}}),
     ("toeplitz", {"kernel": {"name": "ema"}, "engine": "ski"}),
     ("toeplitz", {"kernel": {"name": "s4d", "modes": 4}}),
+    ("toeplitz", {"kernel": {"name": "cema", "dimension": 4}}),
     ("toeplitz", {"kernel": {"name": "dss", "modes": 4, "normalization": "softmax"}}),
     ("toeplitz", {"kernel": {"name": "s4", "modes": 4, "span": 100}}),
     ("toeplitz", {"kernel": {"name": "sgconv", "size": 8, "scales": 4}}),

@@ -128,6 +128,7 @@ COMPLEX = [
     ("lru", {}),
     ("s5", {}),
     ("toeplitz", {"kernel": {"name": "s4d", "modes": 4}}),
+    ("toeplitz", {"kernel": {"name": "cema", "dimension": 4}}),
     ("toeplitz", {"kernel": {"name": "s4", "modes": 4, "span": 100}}),
     ("gss", {}),
 ]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from every_mixer import CHANNELS, every_stream, factory, make, noise
+from torch import Tensor
 
 from lagwise import testing
-from lagwise.mixers.state import join_states, select_rows
+from lagwise.mixers.state import detached, join_states, renewed, select_rows
 from lagwise_bench.streams import state_bytes
 
 
@@ -163,3 +164,34 @@ def test_a_step_takes_one_token(name: str, options: dict) -> None:
     assert mixer.step(noise(2, 1)[:, 0], state)[0].shape == (2, CHANNELS)
     with pytest.raises(ValueError, match=rf"takes one token \(batch, {CHANNELS}\), got \(2, 1, {CHANNELS}\)"):
         mixer.step(noise(2, 1), state)
+
+
+@every_stream
+def test_a_state_carried_on_in_training(name: str, options: dict) -> None:
+    """As a constant it gives the outputs of the whole sequence, and gradients for the parameters as they are now: those
+    of finite differences with the same state. A growing state is not carried."""
+    mixer = make(name, options, causal=True)
+    if mixer.grows:
+        return
+    x, before = noise(2, 60), [p.detach().clone() for p in mixer.parameters()]
+    step = 1e-8  # the networks of some kernels have kinks, which a larger step meets
+    whole = mixer(x)
+    state = detached(mixer.prefill(x[:, :40], mixer.init_state(2))[1])
+    weight = noise(2, 20)
+
+    def piece() -> Tensor:
+        return mixer.prefill(x[:, 40:], renewed(state, mixer.init_state(2)))[0]
+
+    torch.testing.assert_close(piece(), whole[:, 40:], rtol=0, atol=1e-9)
+    parameters, directions = list(mixer.parameters()), [torch.randn_like(p) for p in before]
+    if not parameters:
+        return
+    (piece() * weight).sum().backward()
+    slope = sum(float((p.grad * d).sum()) for p, d in zip(parameters, directions, strict=True) if p.grad is not None)
+    found = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            for p, old, d in zip(parameters, before, directions, strict=True):
+                p.copy_(old + sign * step * d)
+            found.append(float((piece() * weight).sum()))
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-4, abs=1e-4)

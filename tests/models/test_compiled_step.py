@@ -14,7 +14,18 @@ from tiny_models import FAMILY, tiny
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "family", "positions", "context")
+KINDS = (
+    "tnn-lm",
+    "fd-tnn-lm",
+    "ski-tnn-lm",
+    "mega-lm",
+    "megalodon-lm",
+    "tcnca-lm",
+    "converted",
+    "family",
+    "positions",
+    "context",
+)
 COMPILED = [kind for kind in KINDS if kind != "positions"]  # whose sinusoids are in float32
 VARIANTS: dict[str, dict[str, Any]] = {
     "family": {"block": FAMILY},

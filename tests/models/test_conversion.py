@@ -157,7 +157,7 @@ def test_encoders_and_defaults_are_converted_too() -> None:
     [
         {"name": "lru"},
         {"name": "s5"},
-        *({"name": "gtu", "kernel": {"name": name}} for name in ("modal", "s4d", "dss", "s4")),
+        *({"name": "gtu", "kernel": {"name": name}} for name in ("modal", "cema", "s4d", "dss", "s4")),
     ],
     ids=lambda mixer: mixer.get("kernel", mixer)["name"],
 )

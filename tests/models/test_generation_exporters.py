@@ -16,7 +16,7 @@ from lagwise.models.fixed_cache import FixedCache
 
 exporters = pytest.importorskip("transformers.exporters")
 
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted", "context")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "converted", "context")
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 257}
 STATIC = GenerationConfig(cache_implementation="static", **GREEDY)
 

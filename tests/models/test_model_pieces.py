@@ -101,7 +101,7 @@ def check(names: list[str]) -> None:
 
 
 def test_models_of_recipes_on_two_processes() -> None:
-    assert run_together(check, ["tnn-lm", "best-lm", "mega-mlm"]) == [0, 0]
+    assert run_together(check, ["tnn-lm", "best-lm", "mega-mlm", "megalodon-lm"]) == [0, 0]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from tiny_models import tiny
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["mega-lm", "tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "tcnca-lm"])
+@pytest.mark.parametrize("recipe", ["mega-lm", "megalodon-lm", "tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "tcnca-lm"])
 def test_the_exported_file_gives_the_models_logits(recipe: str) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

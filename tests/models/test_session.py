@@ -18,7 +18,16 @@ from lagwise.models import (
 from lagwise.training.recipe import load_recipe
 
 VOCABULARY = 30
-RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "transformer-learned-lm", "transformer-alibi-lm")
+RECIPES = (
+    "tnn-lm",
+    "fd-tnn-lm",
+    "ski-tnn-lm",
+    "mega-lm",
+    "megalodon-lm",
+    "tcnca-lm",
+    "transformer-learned-lm",
+    "transformer-alibi-lm",
+)
 GTU: dict[str, Any] = {"name": "gtu", "expansion": 1}
 # The kinds of model that recipes do not have: options of the block's mixer.
 MIXERS: dict[str, dict[str, Any]] = {

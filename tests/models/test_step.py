@@ -30,7 +30,16 @@ def case(name: str) -> LagwiseForCausalLM:
 
 
 _NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
-KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "tnn-lm+converted", "mega-lm+positions")
+KINDS = (
+    "tnn-lm",
+    "fd-tnn-lm",
+    "ski-tnn-lm",
+    "mega-lm",
+    "tcnca-lm",
+    "tnn-lm+converted",
+    "mega-lm+positions",
+    "megalodon-lm",
+)
 KINDS += ("tnn-lm+family", "fd-tnn-lm+context")
 kinds = pytest.mark.parametrize("kind", KINDS)
 

@@ -10,7 +10,7 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.training.recipe import load_recipe
 
 RECIPES = (
-    *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "associative-recall"),
+    *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "associative-recall"),
     *("transformer-alibi-lm", "transformer-learned-lm"),
 )
 # All kinds of language models, those that hide tokens among them.

@@ -120,7 +120,9 @@ def test_a_forward_is_exported_for_any_length(saved_model: Path, format: str) ->
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["step", "forward"])
-@pytest.mark.parametrize("kind", ["tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted"])
+@pytest.mark.parametrize(
+    "kind", ["tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "converted"]
+)
 def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) -> None:
     recipe = load_recipe("tnn-lm" if kind == "converted" else kind)
     config = LagwiseConfig(**{**recipe.model, "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 258})
@@ -131,7 +133,7 @@ def test_every_recipe_is_exported_to_onnx(kind: str, what: str, tmp_path: Path) 
         assert export.EXPORTS[what](model, tmp_path / "model.onnx")["difference"] < 1e-4
 
 
-_KERNELS = ("s4d", "dss", "s4")
+_KERNELS = {"cema": "dimension", "s4d": "modes", "dss": "modes", "s4": "modes"}  # and their option of a size
 _MIXERS = ("lru", "s5", "linear_attention", "short_conv", "gss", "hyena", "flash", "relative_attention")
 
 
@@ -142,7 +144,7 @@ _MIXERS = ("lru", "s5", "linear_attention", "short_conv", "gss", "hyena", "flash
 def test_the_family_is_exported_to_onnx(name: str, what: str, tmp_path: Path) -> None:
     mixer: dict[str, Any] = {"name": name}
     if name in _KERNELS:
-        mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, "modes": 4}}
+        mixer = {"name": "gtu", "expansion": 1, "kernel": {"name": name, _KERNELS[name]: 4}}
     elif name == "hyena":
         mixer["kernel"] = {"name": "hyena", "span": 100}
     block = {"name": "prenorm", "token_mixer": mixer}

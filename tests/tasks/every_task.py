@@ -53,6 +53,10 @@ def _masked(folder: Path) -> list[str]:
     return [*_text(folder), "task.name=masked_language_modelling", "data.lengths=[16, 32]"]
 
 
+def _queries(folder: Path) -> list[str]:
+    return ["task.name=multi_query_recall", "task.pairs=[2, 3]", "data.length=16", "data.vocab_size=12"]
+
+
 def _recall(folder: Path) -> list[str]:
     return ["task.name=associative_recall", "data.length=16", "data.vocab_size=6"]
 
@@ -138,6 +142,9 @@ CASES = {
     ),
     "associative recall": Case(
         "associative_recall", _recall, [{"text": "a 1 b 0 a"}], ("data.source=text.txt", "does not apply to the task")
+    ),
+    "recall of several queries": Case(
+        "multi_query_recall", _queries, [{"text": "k1 1 k2 0 k1"}], ("task.pairs=[9]", "from 1 to 5")
     ),
     "classes of text": Case(
         "sequence_classification", _classes, [{"text": "good", "id": 7}, {"text": ""}], ("task.label=stars", "'stars'")

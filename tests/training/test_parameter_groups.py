@@ -23,6 +23,7 @@ DECAYED: dict[str, set[str]] = {
     "kernel warped": {"values", "filter"},
     "kernel ema": {"beta", "gamma"},
     "kernel modal": {"amplitude"},
+    "kernel cema": {"gamma"},
     "kernel s4d": {"amplitude"},
     "kernel dss": {"amplitude"},
     "kernel s4": {"output"},

@@ -4,8 +4,20 @@ from lagwise.blocks.base import Block
 from lagwise.blocks.chain import LINKS, ChainBlock
 from lagwise.blocks.channel import CHANNEL_MIXERS, GLU, MLP
 from lagwise.blocks.mega import MegaBlock, QueryKey
+from lagwise.blocks.megalodon import MegalodonBlock
 from lagwise.blocks.prenorm import PreNormBlock
 
 BLOCKS: dict[str, type[Block]] = {**LINKS, "chain": ChainBlock}
 
-__all__ = ["BLOCKS", "CHANNEL_MIXERS", "GLU", "MLP", "Block", "ChainBlock", "MegaBlock", "PreNormBlock", "QueryKey"]
+__all__ = [
+    "BLOCKS",
+    "CHANNEL_MIXERS",
+    "GLU",
+    "MLP",
+    "Block",
+    "ChainBlock",
+    "MegaBlock",
+    "MegalodonBlock",
+    "PreNormBlock",
+    "QueryKey",
+]

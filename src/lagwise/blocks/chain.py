@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from lagwise.blocks.base import Block
 from lagwise.blocks.mega import MegaBlock
+from lagwise.blocks.megalodon import MegalodonBlock
 from lagwise.blocks.prenorm import PreNormBlock
 from lagwise.ops import Layout
 from lagwise.tables import build
 
 # The blocks that a chain may contain.
-LINKS: dict[str, type[Block]] = {"prenorm": PreNormBlock, "mega": MegaBlock}
+LINKS: dict[str, type[Block]] = {"prenorm": PreNormBlock, "mega": MegaBlock, "megalodon": MegalodonBlock}
 
 
 class ChainState(NamedTuple):

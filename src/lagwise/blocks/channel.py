@@ -22,14 +22,15 @@ class GLU(nn.Module):
 
     Options:
         expansion: inner width relative to the channels (table 13: 1).
+        bias: whether the layers have biases (Megalodon's SwiGLU has none).
     """
 
-    def __init__(self, channels: int, *, expansion: float = 1):
+    def __init__(self, channels: int, *, expansion: float = 1, bias: bool = True):
         super().__init__()
         width = _width(channels, expansion)
-        self.gate = nn.Linear(channels, width)
-        self.value = nn.Linear(channels, width)
-        self.out = nn.Linear(width, channels)
+        self.gate = nn.Linear(channels, width, bias=bias)
+        self.value = nn.Linear(channels, width, bias=bias)
+        self.out = nn.Linear(width, channels, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         (gate, value), biases = apply_linear(x, self.gate, self.value)
@@ -44,14 +45,15 @@ class MLP(nn.Module):
     Options:
         expansion: inner width relative to the channels.
         activation: ``gelu``, ``silu`` (MEGA's) or ``relu``.
+        bias: whether the layers have biases (Megalodon's have none).
     """
 
-    def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu"):
+    def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu", bias: bool = True):
         super().__init__()
         width = _width(channels, expansion)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
-        self.up = nn.Linear(channels, width)
-        self.down = nn.Linear(width, channels)
+        self.up = nn.Linear(channels, width, bias=bias)
+        self.down = nn.Linear(width, channels, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x)))
@@ -68,7 +70,8 @@ CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}
 
 
 class ChannelLayer(nn.Module):
-    """``x + dropout(mix_channels(norm x))``: the second half of a block, or the identity for ``{"name": "none"}``."""
+    """``x + dropout(mix_channels(norm x))``: the second half of a block, or the identity for ``{"name": "none"}``.
+    residual: what the branch is added to; by default x."""
 
     def __init__(self, channels: int, spec: Spec, norm: str | Mapping[str, Any], dropout: float):
         super().__init__()
@@ -79,5 +82,7 @@ class ChannelLayer(nn.Module):
             self.mixer = build(CHANNEL_MIXERS, spec, channels, what="channel mixer")
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return x if self.norm is None else x + self.dropout(self.mixer(normed(self.norm, x, mask)))
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+        if self.norm is None:
+            return x
+        return (x if residual is None else residual) + self.dropout(self.mixer(normed(self.norm, x, mask)))

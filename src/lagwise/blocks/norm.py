@@ -13,17 +13,19 @@ from lagwise.tables import build
 
 
 class RMSNorm(nn.RMSNorm):
-    """``x / sqrt(mean(x²) + epsilon)`` over the channels, without parameters (TNN's SimpleRMSNorm).
+    """``x / sqrt(mean(x²) + epsilon)`` over the channels (TNN's SimpleRMSNorm), by default without parameters.
 
-    Options: epsilon, inside the root (1e-6). TNN's released code adds 1e-8 outside the root. An epsilon of 1e-16 is
-    equal to that within rounding, except for vectors whose root mean square is itself near 1e-8.
+    Options: epsilon, inside the root (1e-6); affine, whether it has a learned scale. TNN's released code adds 1e-8
+    outside the root. An epsilon of 1e-16 is equal to that within rounding, except for vectors whose root mean square is
+    itself near 1e-8.
     """
 
-    def __init__(self, channels: int, *, epsilon: float = 1e-6):
-        super().__init__(channels, eps=_positive(epsilon), elementwise_affine=False)
+    def __init__(self, channels: int, *, epsilon: float = 1e-6, affine: bool = False):
+        super().__init__(channels, eps=_positive(epsilon), elementwise_affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, cast(float, self.eps))
+        y = rms_norm(x, cast(float, self.eps))
+        return y if self.weight is None else y * self.weight
 
 
 class ScaleNorm(nn.Module):

@@ -59,24 +59,24 @@ class AssociativeRecall:
         return RecallExamples("test", length, self.vocab_size, count, 0)
 
 
-class RecallExamples(Dataset):
-    """``count`` sequences of one split, ``length`` tokens with the answer, as input_ids and labels ``(length,)``.
+class DrawnExamples(Dataset):
+    """``count`` sequences of one split, as input_ids and labels ``(length,)``, drawn in blocks. Abstract: subclasses
+    implement `draw`.
 
-    Example i depends only on (split, length, vocab_size, seed, i), so a resumed run and any number of processes see the
-    same examples. ValueError if the length is odd or below 4, or if there are so few sequences of this length that
-    none is in the split.
+    Example i depends only on (split, length, vocab_size, options, seed, i), so a resumed run and any number of
+    processes see the same examples. ValueError if there are so few sequences of this length that none is in the split.
     """
 
-    def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int, *, loss: str = "last"):
-        if length < 4 or length % 2:
-            raise ValueError(
-                f"a length of {_NAME} must be even and at least 4 (pairs, then the query and its answer), got {length}"
-            )
+    def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int):
         self.split, self.length, self.vocab_size = split, length, vocab_size
-        self.count, self.seed, self.loss = count, seed, loss
+        self.count, self.seed = count, seed
         self.per_block = max(1, _BLOCK // max(length, vocab_size))
         self._block, self._ids, self._labels = -1, np.empty(0), np.empty(0)
         self._load(0)  # now rather than in the first step: the split may be empty
+
+    def draw(self, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences of any split and their labels, each ``(rows, length)``."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return self.count
@@ -91,19 +91,38 @@ class RecallExamples(Dataset):
             return
         seed = (self.seed, SPLITS.index(self.split), self.length, self.vocab_size, block)
         random = np.random.default_rng(seed)
-        kept: list[np.ndarray] = []
+        kept: list[tuple[np.ndarray, np.ndarray]] = []
         tries = have = 0
         while have < self.per_block:
-            ids = draw_sequences(random, self.per_block, self.length, self.vocab_size)
-            kept.append(ids[split_of(ids) == SPLITS.index(self.split)])
-            tries, have = tries + 1, have + len(kept[-1])
+            ids, labels = self.draw(random, self.per_block)
+            chosen = split_of(ids) == SPLITS.index(self.split)
+            kept.append((ids[chosen], labels[chosen]))
+            tries, have = tries + 1, have + len(kept[-1][0])
             if tries == _TRIES and not have:
                 raise ValueError(
                     f"there are so few sequences of length {self.length} over {self.vocab_size} tokens that none is "
                     f"left for the {self.split} split; make data.length or data.vocab_size larger"
                 )
-        self._block, self._ids = block, np.concatenate(kept)[: self.per_block]
-        self._labels = answers(self._ids, self.vocab_size, every=self.loss == "every")
+        ids, labels = (np.concatenate(parts)[: self.per_block] for parts in zip(*kept, strict=True))
+        self._block, self._ids, self._labels = block, ids, labels
+
+
+class RecallExamples(DrawnExamples):
+    """Sequences of associative recall, ``length`` tokens with the answer. ValueError if the length is odd or below
+    4."""
+
+    def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int, *, loss: str = "last"):
+        if length < 4 or length % 2:
+            raise ValueError(
+                f"a length of {_NAME} must be even and at least 4 (pairs, then the query and its answer), got {length}"
+            )
+        self.loss = loss
+        super().__init__(split, length, vocab_size, count, seed)
+
+    def draw(self, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `DrawnExamples.draw`."""
+        ids = draw_sequences(random, rows, self.length, self.vocab_size)
+        return ids, answers(ids, self.vocab_size, every=self.loss == "every")
 
 
 def draw_sequences(random: np.random.Generator, rows: int, length: int, vocab_size: int) -> np.ndarray:

@@ -160,3 +160,20 @@ def by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
     """Rows from the shortest to the longest, and where each was."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
     return cast("Rows", rows.select(order)), order
+
+
+class BothStrands(Dataset):
+    """Examples of DNA, of which a random half is read as the reverse complement. Example i depends only on (examples,
+    seed, i). complements: the id of the complement of every token."""
+
+    def __init__(self, examples: BucketedExamples, complements: np.ndarray, seed: int):
+        self.examples, self.complements, self.seed = examples, torch.from_numpy(complements), seed
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.examples[index]
+        if np.random.default_rng((self.seed, 1, index)).random() < 0.5:
+            return row
+        return {**row, "input_ids": self.complements[row["input_ids"].flip(0)]}

@@ -71,7 +71,7 @@ def read_labelled(
         if in_folders:
             check_names((name for rows in tables.values() for name in rows[label][:]), "files")
         if in_folders and len({name for rows in tables.values() for name in rows[label][:]}) == 1:
-            raise ValueError(_one_folder(tables, label, source.has_headers))
+            raise ValueError(_one_folder(tables, label, source))
         declared = any(_declared(tables, label))
         if kind == "auto" and (declared or in_folders):  # even if the names of the classes are numbers
             reason = "the data declare the classes" if declared else "the folders are the classes"
@@ -144,9 +144,15 @@ def _no_column(name: str, what: str, columns: Sequence[str], where: str, headers
     return f"{where} has no column {name!r}; {hint} (columns: {_shown(columns)}){_first_line(headers)}"
 
 
-def _one_folder(tables: dict[str, Dataset], label: str, headers: bool) -> str:
-    """The message about files that are a row each, all in one folder."""
-    rows = tables["train"]
+def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
+    """The message about files that are a row each, or sequences, all of one class."""
+    rows, headers = tables["train"], source.has_headers
+    if source.has_sequences:
+        return (
+            f"all {len(rows):,} sequences are of the class {rows[label][0]!r}, the name of their file or folder, and "
+            "classification needs two classes; put the sequences of each into a file of its own, or name a modifier of "
+            "their headers, such as [host=swine], with task.label=host"
+        )
     advice = f", or, if the files have a column of labels, name it with task.label=COLUMN (not {label!r})"
     return (
         f"the {len(rows):,} file(s) to train on are a row each, all of the folder {rows[label][0]!r}, and "

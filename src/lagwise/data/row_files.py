@@ -14,6 +14,7 @@ import numpy as np
 
 from lagwise.data.archive_files import arff_table, ts_table
 from lagwise.data.arrays import array_column
+from lagwise.data.fasta import FASTA, FASTQ, read_sequences
 from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
@@ -28,6 +29,7 @@ _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
 RECORDS = (".jsonl", ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
+SEQUENCES = (*FASTA, *FASTQ)  # whose files, or folders, are classes
 
 
 def file_kind(path: Path) -> str | None:
@@ -193,4 +195,5 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".arff": arff_table,
     **dict.fromkeys(SOUNDS, wav_table),
     ".txt": _txt,
+    **dict.fromkeys(SEQUENCES, read_sequences),
 }

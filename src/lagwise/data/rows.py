@@ -21,7 +21,7 @@ from lagwise.data.folders import (
     unread_note,
 )
 from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
-from lagwise.data.row_files import ONE_ROW, READERS, TEXT_TABLES, file_kind, read_columns, read_table
+from lagwise.data.row_files import ONE_ROW, READERS, SEQUENCES, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.sources import hash_files, hub_splits
@@ -73,6 +73,11 @@ class RowSource:
         """Whether the columns are named by the first lines of files."""
         return any(file_kind(path) in TEXT_TABLES for path in chain(*self.files.values()))
 
+    @property
+    def has_sequences(self) -> bool:
+        """Whether the files are FASTA or FASTQ."""
+        return any(file_kind(path) in SEQUENCES for path in chain(*self.files.values()))
+
     def key(self) -> str:
         """Hash of the content and of the splits."""
         digest = hashlib.sha256(b"rows")
@@ -90,12 +95,14 @@ class RowSource:
 
     def _class(self, path: Path) -> str | None:
         """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's
-        name."""
+        name; of a file of sequences, its own name."""
+        if (kind := file_kind(path)) in SEQUENCES:
+            return self.classes.get(path) or path.name[: path.name.lower().rindex(str(kind))]
         return self.classes[path] if any(self.classes.values()) else folder_name(path)
 
     def _folder_column(self, path: Path) -> str | None:
-        """The column that has the name of the file's folder, its class."""
-        return FOLDER_LABEL if file_kind(path) in ONE_ROW else None
+        """The column that has the name of the file's folder, or its own, its class."""
+        return FOLDER_LABEL if file_kind(path) in (*ONE_ROW, *SEQUENCES) else None
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
@@ -140,9 +147,9 @@ class RowSource:
         import pyarrow as pa
 
         table = read_table(path, columns)
-        if file_kind(path) not in ONE_ROW or FOLDER_LABEL not in table.column_names:
+        if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
             return table
-        own = pa.array([self._class(path)], pa.string())
+        own = pa.array([self._class(path)] * table.num_rows, pa.string())
         return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
 
 
@@ -161,13 +168,14 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: str) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff or a sound, each also compressed). A folder of such files:
-    in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
+    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, FASTA, FASTQ or a sound, each also compressed). A folder of
+    such files: in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
     ``hub:NAME:CONFIG``: a Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is
     a column, its first axis the rows. A sound (.wav, .flac, .mp3, .ogg) is a row, whose label is the name of a folder:
     sounds are in a folder for each class, and these may be in a folder for each split (`class_folders`). So are .txt
     files, in the column ``text``, in a folder without other rows; texts beside the class folders and in IMDb's folder
-    of reviews without a label, unsup, are left out. Files of other kinds are counted in the notes.
+    of reviews without a label, unsup, are left out. Of FASTA and FASTQ see `read_sequences`: a row for each record,
+    whose label is the name of its class folder, or else of its file. Files of other kinds are counted in the notes.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from lagwise.data.fasta import FASTA, FASTQ, sequence_records
 from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -30,7 +31,7 @@ from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, cut_text, deal, split_sha
 from lagwise.files import expanded
 from lagwise.tables import shown
 
-SUFFIXES = (".txt", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".jsonl", ".parquet", *FASTA, *FASTQ)
 _STDLIB_SKIPPED = {
     "site-packages",
     "dist-packages",
@@ -80,8 +81,8 @@ def open_source(name: str) -> Source:
     """Find data by name.
 
     ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
-    each also compressed): split by position or by document. A folder of such files: split by the words in their
-    names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
+    FASTA or FASTQ, each also compressed): split by position or by document. A folder of such files: split by the words
+    in their names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
     ``text`` column.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
@@ -134,7 +135,7 @@ def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file: the whole text, or the ``text`` field of every record.
+    """The documents of one file: the whole text, or the ``text`` field or the sequence of every record.
 
     ValueError names the file, and the position where it stops being valid.
     """
@@ -148,6 +149,8 @@ def read_documents(path: Path) -> Iterator[str]:
                 if "text" not in record:
                     raise ValueError(f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})")
                 yield _text(record["text"], where)
+    elif kind in FASTA + FASTQ:
+        yield from (sequence for _, sequence in sequence_records(read_whole(path), path))
     else:
         yield decoded(read_whole(path), path)
 

@@ -1,6 +1,7 @@
 """Lag kernels: parametrisations of k(lag), one per file."""
 
 from lagwise.kernels.base import LagKernel
+from lagwise.kernels.cema import CEMAKernel
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.dss import DSSKernel
 from lagwise.kernels.ema import EMAKernel
@@ -23,6 +24,7 @@ _OWN: dict[str, type[LagKernel]] = {
     "frequency": FrequencyKernel,
     "warped": WarpedKernel,
     "ema": EMAKernel,
+    "cema": CEMAKernel,
     "modal": ModalKernel,
     "s4d": S4DKernel,
     "dss": DSSKernel,
@@ -53,6 +55,7 @@ def register_kernel(name: str, kernel: type[LagKernel]) -> None:
 
 __all__ = [
     "KERNELS",
+    "CEMAKernel",
     "DSSKernel",
     "DiagonalKernel",
     "EMAKernel",

@@ -35,7 +35,7 @@ class DiagonalKernel(LagKernel):
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        if symbolic(length):
+        if symbolic(length) or torch.compiler.is_exporting():
             sides = [modal_taps_of(*side, length) for side in self.real_sides()]
         else:
             sides = [modal_taps(modes, length) for modes in self.sides()]

@@ -10,6 +10,7 @@ from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
+from lagwise.mixers.timestep_norm import TimestepNorm
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.outside import Parts
 
@@ -81,6 +82,7 @@ __all__ = [
     "GridMixer",
     "Mixer",
     "TCNMixer",
+    "TimestepNorm",
     "ToeplitzMixer",
     "register_mixer",
 ]

@@ -44,6 +44,21 @@ def select_rows(state: Any, rows: Tensor) -> Any:
     return _changed(state, lambda t: t.index_select(0, rows.to(t.device)))
 
 
+def detached(state: Any) -> Any:
+    """The same state as a constant, without gradients."""
+    return _changed(state, lambda t: t.detach())
+
+
+def renewed(state: Any, like: Any) -> Any:
+    """The same state with what a new one, ``like``, knows of the parameters, which may have changed: taps, and
+    contributions to later tokens that were computed with them."""
+    if isinstance(state, OnlineState):
+        return OnlineState.of(like.taps, state.window.tokens, state.seen - state.behind)
+    if isinstance(state, tuple):
+        return _like(state, [renewed(*pair) for pair in zip(state, like, strict=True)])
+    return state
+
+
 def join_states(states: Sequence[Any]) -> Any:
     """The rows of at least one state of the same mixer as one batch, in order. The old states stay valid.
 

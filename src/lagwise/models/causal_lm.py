@@ -135,7 +135,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if not self.model.has_state:  # every token is computed with all tokens before it
             generation_config.use_cache = model_kwargs["use_cache"] = False
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            cache = model_kwargs["past_key_values"] = StreamingCache(self.config.num_hidden_layers)
+            cache = model_kwargs["past_key_values"] = self.model.new_cache()
             if getattr(generation_config, "is_assistant", False):  # its drafts may be rejected
                 cache.activate_past_recording()
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from lagwise.mixers.state import select_rows
-from lagwise.models.cache import RowCache, StreamingCache
+from lagwise.models.cache import RowCache
 from lagwise.models.inputs import surplus_argument
 from lagwise.models.step import StreamingStep
 
@@ -46,7 +46,7 @@ class FixedCache(RowCache):
         if torch.compiler.is_exporting():
             return self._traced(model, step, inputs)
         if self.state is None:
-            cache = StreamingCache(len(model.model.layers))
+            cache = model.model.new_cache()
             given = {**inputs, "past_key_values": cache, "use_cache": True, "return_dict": True}
             logits = type(model).forward(model, **given).logits  # exporters record calls of the model's own forward
             cache.require_no_right_padding()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, TemperatureLogitsWarper, TopPLogitsWarper
 
-from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_prompt_length
 from lagwise.tables import whole_number
@@ -123,7 +122,7 @@ def sampled(
     ends, config = set(), model.generation_config
     if config is not None and config.eos_token_id is not None:
         ends.update([config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id)
-    cache, logits, ids = StreamingCache(model.config.num_hidden_layers), None, ids.to(model.device)
+    cache, logits, ids = model.model.new_cache(), None, ids.to(model.device)
     for chunk in ids.split(PREFILL, dim=1):
         logits = model.next_logits(chunk, cache)
     for number in range(count):

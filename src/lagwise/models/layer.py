@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lagwise.blocks import BLOCKS
+from lagwise.blocks import BLOCKS, Block
+from lagwise.mixers import Mixer
 from lagwise.models.cache import StateLayer
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.offload import OffloadProbe, offloaded_weights
@@ -30,25 +31,32 @@ class LagwiseLayer(GradientCheckpointingLayer):
         layout: Layout | None = None,
         cached: StateLayer | None = None,
     ) -> Tensor:
-        if not torch.compiler.is_compiling() and self.offloaded:
-            with offloaded_weights(self.block):
-                return self._run(x, layout, cached)
-        return self._run(x, layout, cached)
+        y = run_streamed(self.block, x, layout or Layout(), cached, self.offloaded)
+        return _some_rows(x, y, self.drop) if cached is None and self.training and self.drop else y
 
-    def _run(self, x: Tensor, layout: Layout | None, cached: StateLayer | None) -> Tensor:
-        layout = layout or Layout()
-        if cached is None:
-            y = self.block(x, layout=layout)
-            return _some_rows(x, y, self.drop) if self.training and self.drop else y
-        mask = layout.mask
-        state = self.block.init_state(x.shape[0]) if cached.state is None else cached.state
-        if x.shape[1] == 1 and mask is None:
-            y, state = self.block.step(x[:, 0], state)
-            y = y[:, None]
-        else:
-            y, state = self.block.prefill(x, state, mask=mask)
-        cached.advance(state, x.shape[1])
-        return y
+
+def run_streamed(
+    part: Block | Mixer, x: Tensor, layout: Layout, cached: StateLayer | None, offloaded: OffloadProbe
+) -> Tensor:
+    """The output of a block or mixer for whole sequences, or for the next tokens of those in the cache."""
+    if not torch.compiler.is_compiling() and offloaded:
+        with offloaded_weights(part):
+            return _run(part, x, layout, cached)
+    return _run(part, x, layout, cached)
+
+
+def _run(part: Block | Mixer, x: Tensor, layout: Layout, cached: StateLayer | None) -> Tensor:
+    if cached is None:
+        return part(x, layout=layout)
+    mask = layout.mask
+    state = part.init_state(x.shape[0]) if cached.state is None else cached.state
+    if x.shape[1] == 1 and mask is None:
+        y, state = part.step(x[:, 0], state)
+        y = y[:, None]
+    else:
+        y, state = part.prefill(x, state, mask=mask)
+    cached.advance(state, x.shape[1])
+    return y
 
 
 def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:

@@ -14,10 +14,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import QueryKey
-from lagwise.blocks.norm import ScaleNorm, make_norm, normed
+from lagwise.blocks.norm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
-from lagwise.mixers import ChunkedAttention, Mixer
-from lagwise.models.cache import StreamingCache
+from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
+from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
@@ -28,8 +28,9 @@ from lagwise.models.inputs import (
     document_numbers,
     token_positions,
 )
-from lagwise.models.layer import LagwiseLayer
+from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
+from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
@@ -41,6 +42,7 @@ from lagwise.tables import build, known
 IGNORED = ("cache_position", "num_items_in_batch", "logits_to_keep")
 IGNORED += ("max_length_q", "max_length_k")  # implied by cu_seq_lens
 IGNORED += ("tokenizer", "assistant_tokenizer")  # `generate` passes on the arguments of its stopping criteria
+_FINAL_NORMS: dict[str, type[nn.Module]] = {**NORMS, "timestep": TimestepNorm}
 _numbers = itertools.count()
 
 
@@ -120,10 +122,11 @@ class LagwisePreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=self.config.initializer_range)
             if not isinstance(module, nn.Embedding) and module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.BatchNorm1d):
+        elif isinstance(module, nn.LayerNorm | nn.BatchNorm1d | nn.RMSNorm):
             if module.weight is not None:
                 init.ones_(module.weight)
-                init.zeros_(module.bias)
+                if not isinstance(module, nn.RMSNorm):
+                    init.zeros_(module.bias)
             if isinstance(module, nn.BatchNorm1d):
                 buffers = dict(module.named_buffers())
                 init.ones_(buffers.pop("running_var"))
@@ -182,7 +185,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.layers = nn.ModuleList(
             LagwiseLayer(config, config.stochastic_depth * (i + 1) / count) for i in range(count)
         )
-        self.norm = make_norm(config.norm, config.hidden_size)
+        norm = {"name": config.norm} if isinstance(config.norm, str) else config.norm
+        self.norm: nn.Module = build(_FINAL_NORMS, norm, config.hidden_size, what="norm", causal=config.causal)
+        self._norm_offloaded = OffloadProbe(self.norm)
         self.gradient_checkpointing = False
         self._sequence_group: Any = None
         self._number = _Number()
@@ -201,6 +206,16 @@ class LagwiseModel(LagwisePreTrainedModel):
     def number(self) -> int:
         """Identifies the model of a cache."""
         return self._number.value
+
+    @property
+    def streamed(self) -> list[Any]:
+        """The parts that have a state, in order: the blocks, and the final norm if it is one over time."""
+        layers: list[Any] = list(self.layers)
+        return [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
+
+    def new_cache(self) -> StreamingCache:
+        """A cache before the first token."""
+        return StreamingCache(len(self.streamed))
 
     @can_return_tuple
     def forward(
@@ -282,7 +297,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             return None
         if use_cache is None:  # packed rows are complete texts: nothing follows them
             use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
-        return StreamingCache(len(self.layers)) if use_cache and self.config.causal else None
+        return self.new_cache() if use_cache and self.config.causal else None
 
     def _begin(self, cache: StreamingCache, batch: int, mask: Tensor | None, seq_idx: Tensor | None) -> None:
         """Check a cache, and prepare it for the layers."""
@@ -305,7 +320,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             if every:
                 states.append(h)
             h = layer(h, layout, None if cache is None else cache.layers[i])
-        states.append(normed(self.norm, h, layout.mask))
+        if isinstance(self.norm, Mixer):
+            cached: Any = None if cache is None else cache.layers[-1]
+            states.append(run_streamed(self.norm, h, layout, cached, self._norm_offloaded))
+        else:
+            states.append(normed(self.norm, h, layout.mask))
         if kept is None:
             return states
         apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]
@@ -381,9 +400,12 @@ class LagwiseModel(LagwisePreTrainedModel):
     def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
         if seq_idx is not None:
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
-        if not isinstance(cache, StreamingCache) or len(cache.layers) != len(self.layers):
+        states, blocks = len(self.streamed), len(self.layers)
+        if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
+            cache.layers += [StateLayer() for _ in range(states - blocks)]  # made for the blocks alone
+        if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
             got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
-            raise ValueError(f"past_key_values must be a StreamingCache of {len(self.layers)} layers, got {got}")
+            raise ValueError(f"past_key_values must be a StreamingCache of {states} layers, got {got}")
         cache.require_continues(batch, self.number)
         cache.rows, cache.model = batch, self.number
 

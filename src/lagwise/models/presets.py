@@ -25,6 +25,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fd-tnn": _tnn({"name": "frequency", "layers": 3, "hidden": 32}),
     "ski-tnn": _tnn({"name": "warped", "filter_size": 32}, engine="ski"),
     "mega": {"norm": "layer", "block": {"name": "mega", "memory": {"name": "ema", "dimension": 16}, **_MEGA}},
+    "megalodon": {
+        "norm": {"name": "timestep", "groups": 4},
+        "block": {
+            "name": "megalodon",
+            "memory": {"name": "toeplitz", "kernel": {"name": "cema", "dimension": 16}},
+            "query_size": 32,
+            "value_size": 192,
+            "chunk": 128,
+            "groups": 4,
+            "channel_mixer": {"name": "mlp", "expansion": 1, "activation": "silu", "bias": False},
+        },
+    },
     "tcnca": {"norm": "layer", "block": {"name": "mega", "memory": _TCN, **_MEGA}},
     "tcn-mlp": {
         "norm": "layer",

@@ -93,7 +93,7 @@ class StreamingSession:
         no tokens left, then `join`. ValueError as for `add`."""
         self._require_evaluation()
         ids = self._checked(input_ids).to(self.model.device)
-        return Prompt(ids, StreamingCache(len(self.model.model.layers)))
+        return Prompt(ids, self.model.model.new_cache())
 
     @torch.inference_mode()
     def advance(self, prompt: Prompt) -> None:

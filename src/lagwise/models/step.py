@@ -66,7 +66,7 @@ class StreamingStep(nn.Module):
         return dict(named_tensors(self._states(batch_size)))
 
     def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        cache = StreamingCache(len(self.model.model.layers))
+        cache = self.model.model.new_cache()
         self._fill(cache, rebuilt(self._tree, iter(state.values())))
         several = tokens.dim() == 2
         ids = tokens if several else tokens[:, None]
@@ -95,8 +95,7 @@ class StreamingStep(nn.Module):
 
     def _eager_states(self, batch_size: int) -> tuple[Any, ...]:
         """The states of all layers before the first token, and of the attributes about tokens."""
-        layers: Any = self.model.model.layers
-        states = [layer.block.init_state(batch_size) for layer in layers]
+        states = [part.init_state(batch_size) for part in self.model.model.streamed]
         if "real" in self.token_attributes:
             states.append((torch.zeros(batch_size, dtype=torch.long, device=self.model.device),))
         if "recent" in self.token_attributes:

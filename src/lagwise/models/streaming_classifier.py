@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.models.cache import StreamingCache
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.offload import require_loaded
@@ -74,7 +73,7 @@ class StreamingClassifier:
         weight = self.model.classifier.weight
         linear: Any = self.model
         self._state: Any = linear.features.start(1) if self.is_linear else None
-        self._cache = None if self.is_linear else StreamingCache(len(self.model.model.layers))
+        self._cache = None if self.is_linear else self.model.model.new_cache()
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
         self._steps = 0

@@ -13,7 +13,7 @@ import torch
 
 from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import is_unused, saved_whole, write_whole
-from lagwise.models import LagwiseForCausalLM, StreamingCache, recurrent_form
+from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
@@ -129,7 +129,7 @@ def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int, to
     the other."""
     streams = {}
     for name, model in models.items():
-        cache = StreamingCache(model.config.num_hidden_layers)
+        cache = model.model.new_cache()
         prompt = torch.randint(model.config.vocab_size, (1, context), device=model.device)
         token = model(prompt, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
         streams[name] = (model, cache, token)

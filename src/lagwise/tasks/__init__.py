@@ -6,6 +6,7 @@ from lagwise.tasks.forecasting import Forecasting
 from lagwise.tasks.image_classification import ImageClassification
 from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
+from lagwise.tasks.multi_query_recall import MultiQueryRecallTask
 from lagwise.tasks.sequence_classification import SequenceClassification
 from lagwise.tasks.sequence_labelling import SequenceLabelling
 
@@ -13,6 +14,7 @@ TASKS: dict[str, type[Task]] = {
     "language_modelling": LanguageModelling,
     "masked_language_modelling": MaskedLanguageModelling,
     "associative_recall": AssociativeRecallTask,
+    "multi_query_recall": MultiQueryRecallTask,
     "sequence_classification": SequenceClassification,
     "image_classification": ImageClassification,
     "sequence_labelling": SequenceLabelling,
@@ -27,6 +29,7 @@ __all__ = [
     "LanguageModelling",
     "MaskedLanguageModelling",
     "Metric",
+    "MultiQueryRecallTask",
     "SequenceClassification",
     "SequenceLabelling",
     "Table",

@@ -60,6 +60,8 @@ class Task:
 
     #: whether several processes may share its sequences: its losses and figures are then sums over tokens
     splits: ClassVar[bool] = False
+    #: whether training may carry a model's states from step to step: its texts are longer than a step
+    carries: ClassVar[bool] = False
 
     def __init__(self, data: DataOptions):
         self.data = data
@@ -208,6 +210,11 @@ class TaskData:
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         """``steps * batch_size`` examples in the order in which they are used; example i depends only on the data, the
         arguments and i, so that a resumed run and any number of processes see the same."""
+        raise NotImplementedError
+
+    def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
+        """`training_examples` of which each continues the row of the step before, for so many pieces (`CarriedPieces`);
+        of a task that `carries`."""
         raise NotImplementedError
 
     def validation_examples(self, tokens: int) -> Dataset:

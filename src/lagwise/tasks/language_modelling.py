@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
+from lagwise.data.carried import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Metric, Table, usable_lengths
@@ -28,6 +29,10 @@ class PlainText(TextData):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
+
+    def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
+        tokens, end, length = self.text.splits["train"], self.text.tokenizer.eos_token_id, self.task.data.length
+        return CarriedPieces(tokens, end, length, batch_size, steps * batch_size, seed, most=pieces)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
@@ -76,6 +81,7 @@ class LanguageModelling(RunningText):
     head = "LagwiseForCausalLM"
     next_command = "lagwise generate {run} --prompt ..."
     opened = PlainText
+    carries = True
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])

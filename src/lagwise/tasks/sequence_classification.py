@@ -31,10 +31,11 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
-from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
+from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS
 from lagwise.data.labels import KINDS
+from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
 from lagwise.schema import Count, Share
 from lagwise.tables import known
@@ -79,6 +80,8 @@ class SequenceClassification(Labelled):
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
             the longer one first: for models that process them separately (``model.pooling``).
+        reverse_complement: read every second training sequence of DNA, at random, as its reverse complement, the other
+            strand; needs a tokenizer of letters, such as ``dna``.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy and
@@ -107,6 +110,7 @@ class SequenceClassification(Labelled):
         label_smoothing: Share = 0.0,
         separate: bool = False,
         packing: bool = False,
+        reverse_complement: bool = False,
     ):
         super().__init__(data, label_smoothing)
         require_none(
@@ -118,6 +122,9 @@ class SequenceClassification(Labelled):
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
         self.text, self.label = text, label
         self.separate, self.packing = separate, packing
+        if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
+            raise ValueError("task.reverse_complement is for sequences in one column of text")
+        self.reverse_complement = reverse_complement
         self.stride = stride
         self.features, self.lines, self.rate = features, lines, rate
         if stride > 1 and (inputs == "tokens" or packing):
@@ -166,6 +173,9 @@ class SequenceClassification(Labelled):
             if own.get_vocab() != tokenizer.get_vocab():
                 reading: dict[str, Any] = {**self.reading, "tokenizer": str(run)}
                 rows, tokenizer = prepare_labelled(self.source, **reading, progress=progress), own
+        if self.reverse_complement:
+            assert tokenizer is not None
+            complements(tokenizer)  # an error before any work
         check_metric(self.metric, rows.kind, rows.label_names)
         if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
@@ -305,7 +315,11 @@ class ClassifiedRows(LabelledRows):
         return with_pairs(tokenizer, separate=self.task.separate) if len(self.task.columns()) == 2 else tokenizer
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
+        examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
+        if not self.task.reverse_complement:
+            return examples
+        assert self.tokenizer is not None
+        return BothStrands(examples, complements(self.tokenizer), seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])

@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import safe_globals
 from lagwise.files import one_line
 from lagwise.models.loading import check_weights
 from lagwise.training.averaging import AveragedWeights
+from lagwise.training.carrying import CarriedStates
 from lagwise.training.sharding import SHARDS, check_saved_shards
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
@@ -39,13 +40,14 @@ def newest_whole_checkpoint(
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     average: AveragedWeights | None = None,
+    carried: CarriedStates | None = None,
 ) -> Path | None:
     """The newest checkpoint that can be resumed; None if the run has none yet.
 
     All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. The
     weights must have the keys and shapes of ``model``, and the optimiser state those of ``optimizer``, where these are
-    given; ``average`` loads its averages. If there are checkpoints, but none can be resumed, a ValueError says what is
-    wrong with each.
+    given; ``average`` loads its averages and ``carried`` its states. If there are checkpoints, but none can be resumed,
+    a ValueError says what is wrong with each.
     """
     complaints = []
     for folder in reversed(checkpoints(run)):
@@ -65,6 +67,8 @@ def newest_whole_checkpoint(
             _check_random_states(folder)
             if average is not None:
                 average.load(folder)
+            if carried is not None:
+                carried.load(folder)
             return folder
         except _DAMAGE as error:
             complaints.append(f"{folder.name}: {one_line(error)}")

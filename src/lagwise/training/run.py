@@ -27,6 +27,7 @@ from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
+from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.first_answer import (
     FILE,
@@ -56,7 +57,7 @@ from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
-from lagwise.training.recipe import MOST_STEPS, Recipe
+from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.trainer import LagwiseTrainer, Progress
@@ -154,7 +155,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         if kind == "only":
             return _finish_with_first(out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
-        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average)
+        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average, trainer.carried)
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             if recipe.training.shard:
                 load_weights(trainer.model_wrapped, checkpoint)
@@ -228,6 +229,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_reports(recipe.training.report_to)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
+    check_carried(task, recipe.training)
     if kind != "none":
         require_linear(task)
     if kind != "only":
@@ -376,7 +378,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * data.tokens_per_example()
-    training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
+    training = _training_examples(data, options)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
@@ -399,8 +401,16 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         sharded=options.shard,
         best=best,
         average=average,
+        carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
         keep_checkpoints=options.keep_checkpoints,
     )
+
+
+def _training_examples(data: TaskData, options: TrainingOptions) -> Any:
+    size = (options.steps, options.batch_size, options.seed)
+    if options.carry_states > 1:
+        return data.carried_examples(*size, options.carry_states)
+    return data.training_examples(*size)
 
 
 def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> Path:

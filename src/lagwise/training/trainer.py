@@ -24,6 +24,7 @@ from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
+from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.pieces import Sharing
@@ -41,6 +42,7 @@ class LagwiseTrainer(Trainer):
         best: BestModel,
         average: AveragedWeights,
         keep_checkpoints: int,
+        carried: CarriedStates | None = None,
         sharing: Sharing | None = None,
         sharded: bool = False,
         **kwargs: Any,
@@ -51,8 +53,8 @@ class LagwiseTrainer(Trainer):
             "compute_loss_func": data.loss,
         }
         super().__init__(*args, **kwargs)
-        self.data, self.best, self.average, self.sharing = data, best, average, sharing
-        self.sharded = sharded
+        self.data, self.best, self.average, self.carried = data, best, average, carried
+        self.sharing, self.sharded = sharing, sharded
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.label_names = list(data.label_arguments) or self.label_names
@@ -81,7 +83,16 @@ class LagwiseTrainer(Trainer):
         loss_only = not return_outputs or type(self.data).reduce is TaskData.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
-        return super().compute_loss(model, inputs, return_outputs, **kwargs)
+        if self.carried is None or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, **kwargs)
+        given = {name: value for name, value in inputs.items() if name not in ("row", "begins")}
+        if given["attention_mask"].all():
+            del given["attention_mask"]
+        row = int(inputs["row"][0])
+        given["past_key_values"] = cache = self.carried.before(row, inputs["begins"])
+        result = super().compute_loss(model, given, return_outputs, **kwargs)
+        self.carried.after(row, cache)
+        return result
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
@@ -216,6 +227,8 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
+            if self.carried is not None:
+                self.carried.save(run / PARTIAL / name)
             if self.args.should_save:
                 self.average.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type

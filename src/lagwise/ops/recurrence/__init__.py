@@ -23,11 +23,13 @@ from lagwise.ops.recurrence.modal import (
 )
 from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
+from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
 from lagwise.ops.recurrence.transfer import largest_difference
 
 __all__ = [
     "LEAST_RADIUS",
     "Modes",
+    "Moments",
     "Reduction",
     "block_scan",
     "diagonal_graph_scan",
@@ -47,5 +49,9 @@ __all__ = [
     "modal_step",
     "modal_taps",
     "modal_taps_of",
+    "moments_so_far",
+    "normalised",
     "reduce_taps",
+    "timestep_norm",
+    "token_moments",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import sys
 from typing import Any
@@ -14,7 +15,7 @@ from every_mixer import CHANNELS, OPTIONS, make
 from processes import run_together
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers import MIXERS, Mixer, TimestepNorm
 from lagwise.ops import Layout
 from lagwise.ops.pieces import Pieces
 
@@ -28,6 +29,7 @@ EVERY: list[Case] = [(name, options, causal) for name, options in OPTIONS for ca
 QUICK: list[Case] = [
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.05, "hidden": 8, "layers": 1}}, True),
     ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.05, "hidden": 8, "layers": 1}}, False),
+    ("toeplitz", {"kernel": {"name": "cema", "dimension": 4}}, False),
     ("gtu", {"kernel": {"name": "warped"}, "engine": "ski"}, True),
     ("hyena", {}, False),
     ("ema", {}, True),
@@ -99,6 +101,22 @@ def check(cases: list[Case], kinds: list[str]) -> None:
             found, where = worst(mixer, *layouts()[kind])
             if not found < 1e-10:
                 wrong.append(f"{name} {options} causal={causal} {kind}: {where} {found:.1e}")
+    finish(wrong)
+
+
+def check_norms() -> None:
+    dist.init_process_group("gloo")
+    wrong = []
+    for groups, causal in itertools.product((1, 2, CHANNELS), (True, False)):
+        norm = TimestepNorm(CHANNELS, causal=causal, groups=groups).double()
+        for kind, layout in layouts().items():
+            if not (found := worst(norm, *layout))[0] < 1e-10:
+                wrong.append(f"{groups} groups causal={causal} {kind}: {found}")
+    finish(wrong)
+
+
+def finish(wrong: list[str]) -> None:
+    """End a process, with what is wrong."""
     if wrong:
         print(*wrong, sep="\n", file=sys.stderr)
     dist.barrier()
@@ -108,6 +126,10 @@ def check(cases: list[Case], kinds: list[str]) -> None:
 
 def test_pieces_equal_the_whole() -> None:
     assert run_together(check, QUICK, ["plain", "both"]) == [0, 0]
+
+
+def test_a_norm_over_time() -> None:
+    assert run_together(check_norms, count=3) == [0] * 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,170 @@
+"""The layer of Megalodon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.blocks.base import Block
+from lagwise.blocks.channel import ChannelLayer
+from lagwise.blocks.mega import QueryKey
+from lagwise.blocks.norm import RMSNorm
+from lagwise.mixers import MIXERS, ChunkedAttention, TimestepNorm
+from lagwise.mixers.base import check_heads
+from lagwise.mixers.chunked_attention import ChunkState
+from lagwise.ops import Layout
+from lagwise.ops.recurrence import Moments
+from lagwise.ops.tokens import rms_norm
+from lagwise.tables import build, whole_number
+
+_MEMORY = {"name": "toeplitz", "kernel": {"name": "cema"}}
+_CHANNELS = {"name": "mlp", "expansion": 2, "activation": "silu", "bias": False}
+
+
+class MegalodonState(NamedTuple):
+    """States of the norm, the memory and the attention."""
+
+    norm: Moments
+    memory: Any
+    attention: ChunkState
+
+
+class MegalodonBlock(Block):
+    """Normalised attention in chunks over a memory, then a channel mixer, in a two-hop residual.
+
+    Formula, with ``x̂ = timestep_norm(x)`` and ``m = rms_norm(memory(x̂))``::
+
+        z = W_z m, divided by its root mean square in each head
+        q, k = (z * γ_q + β_q), (z * γ_k + β_k),  with γ that start at 1 / sqrt(size of a head)
+        v = silu(W_v x̂),  r = silu(W_r m)
+        y = x + W_h m + W_a(r * attention(q, k, v)),  attention = softmax(q k') v in chunks
+        x <- x + mix_channels(layer_norm y)
+
+    Options:
+        memory: spec of a token mixer; by default ``toeplitz`` with the kernel ``cema``.
+        heads: of the attention; must divide query_size and value_size.
+        query_size: width of queries and keys over all heads (Megalodon: a quarter of the channels).
+        value_size: width of values over all heads; by default twice the channels.
+        chunk: window in tokens.
+        evaluation_chunk: window in evaluation mode; by default the same.
+        position: ``rope``, as published, or another of `ChunkedAttention`.
+        groups: of channels in the timestep norm; must divide the channels.
+        channel_mixer: spec of a channel mixer; by default an MLP of twice the width with SiLU and without biases.
+            ``{"name": "glu", "expansion": ..., "bias": false}`` is SwiGLU.
+        epsilon: of all norms.
+        dropout: rate in training for the memory's output, the gated values and both residual branches.
+
+    ValueError for options out of range. Streams as its parts do: in constant memory with this memory.
+
+    Source: Megalodon (Ma et al. 2024), §3.3 and 3.4, as released. Weights of the same names and shapes give
+    the outputs of the released code; there, γ is stored as the difference from its start.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        memory: Mapping[str, Any] | None = None,
+        heads: int = 1,
+        query_size: int = 128,
+        value_size: int | None = None,
+        chunk: int = 128,
+        evaluation_chunk: int | None = None,
+        position: str = "rope",
+        groups: int = 1,
+        channel_mixer: Mapping[str, Any] | None = None,
+        epsilon: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__(channels)
+        value_size = whole_number("value_size", 2 * channels if value_size is None else value_size)
+        for size in (whole_number("query_size", query_size), value_size):
+            check_heads(size, whole_number("heads", heads))
+        self.heads, self.sizes = heads, (query_size // heads, value_size // heads)
+        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon)
+        self.memory = build(MIXERS, _MEMORY if memory is None else memory, channels, what="memory", causal=causal)
+        self.memory_norm = RMSNorm(channels, epsilon=epsilon, affine=True)
+        self.value = nn.Linear(channels, value_size)
+        self.shared = nn.Linear(channels, query_size)
+        self.reset = nn.Linear(channels, value_size)
+        self.candidate = nn.Linear(channels, channels)
+        self.out = nn.Linear(value_size, channels, bias=False)
+        self.query_key = NormalizedQueryKey(query_size, heads, epsilon)
+        self.attention = ChunkedAttention(
+            query_size // heads,
+            heads=heads,
+            causal=causal,
+            chunk=chunk,
+            evaluation_chunk=evaluation_chunk,
+            position=position,
+        )
+        mixer = _CHANNELS if channel_mixer is None else channel_mixer
+        self.channels = ChannelLayer(channels, mixer, {"name": "layer", "epsilon": epsilon}, dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def run(self, x: Tensor, layout: Layout) -> Tensor:
+        h = self.timestep_norm(x, layout=layout)
+        memory = self._memory(self.memory(h, layout=layout))
+        attended = self.attention.over(*self._attended_parts(h, memory), layout)
+        return self._update(x, memory, attended, layout.mask)
+
+    def init_state(self, batch_size: int) -> MegalodonState:
+        attention = self.attention.init_state(batch_size, self.sizes[1], like=self.query_key.scale)
+        norm = self.timestep_norm.init_state(batch_size)
+        return MegalodonState(norm, self.memory.init_state(batch_size), attention)
+
+    def run_next(self, x: Tensor, state: MegalodonState, mask: Tensor | None) -> tuple[Tensor, MegalodonState]:
+        h, norm = self.timestep_norm.prefill(x, state.norm, mask=mask)
+        found, memory_state = self.memory.prefill(h, state.memory, mask=mask)
+        memory = self._memory(found)
+        attended, attention = self.attention.prefill(*self._attended_parts(h, memory), state.attention, mask)
+        return self._update(x, memory, attended, mask), MegalodonState(norm, memory_state, attention)
+
+    def _attended_parts(self, h: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, ``(batch, heads, length, size)``."""
+        query, key = self.query_key(self.shared(memory))
+        return self._by_head(query), self._by_head(key), self._by_head(F.silu(self.value(h)))
+
+    def _memory(self, found: Tensor) -> Tensor:
+        return self.dropout(self.memory_norm(found))
+
+    def _update(self, x: Tensor, memory: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
+        gated = self.dropout(F.silu(self.reset(memory)) * _joined(attended))
+        y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
+        return self.channels(y, mask, residual=x)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class NormalizedQueryKey(QueryKey):
+    """Queries and keys from one shared vector that is normalised in each head: ``z / rms(z) * γ + β``, each with its
+    own γ and β. ``scale`` is γ over its start, 1 / sqrt(size of a head). The query is multiplied by the square root of
+    that size, by which attention divides it.
+
+    Source: Megalodon (Ma et al. 2024), §3.3.
+    """
+
+    def __init__(self, size: int, heads: int, epsilon: float):
+        super().__init__(size)
+        self.heads, self.epsilon = heads, epsilon
+
+    def reset_parameters(self) -> None:
+        """As in Megalodon: γ at its start, and no shift."""
+        nn.init.ones_(self.scale)
+        nn.init.zeros_(self.shift)
+
+    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
+        heads = rms_norm(shared.unflatten(-1, (self.heads, -1)), self.epsilon)
+        root, normed = heads.shape[-1] ** 0.5, heads.flatten(-2)
+        query, key = normed * self.scale[0] + root * self.shift[0], normed * (self.scale[1] / root) + self.shift[1]
+        return query, key
+
+
+def _joined(x: Tensor) -> Tensor:
+    """``(batch, length, heads * size)`` of ``(batch, heads, length, size)``."""
+    return x.transpose(1, 2).flatten(2)

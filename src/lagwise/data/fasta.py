@@ -1,0 +1,87 @@
+"""FASTA and FASTQ: sequences of DNA, RNA or proteins with a header each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lagwise.data.reading import decoded
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FASTA = (".fasta", ".fa", ".fna", ".ffn", ".faa")
+FASTQ = (".fastq", ".fq")
+_MODIFIER = re.compile(r"\[([\w-]+)=([^\]]*)\]")  # as NCBI writes them: [organism=Homo sapiens]
+
+
+def read_sequences(data: bytes, path: Path, columns: Sequence[str] | None, label: str = "label") -> pa.Table:
+    """A row for each record: ``text``, the sequence; ``id``, the first word of its header; ``description``, the rest;
+    ``label``, the file's name without its suffix; and a column for each modifier ``[name=value]`` of the headers.
+
+    Lines of a sequence are joined. Qualities of FASTQ are checked for their length and left out. ValueError names the
+    line that is wrong.
+    """
+    import pyarrow as pa
+
+    own = path.name[: path.name.rindex(_suffix(path))]
+    rows: dict[str, list[str | None]] = {"text": [], "id": [], "description": [], label: []}
+    for number, (header, sequence) in enumerate(sequence_records(data, path)):
+        name, _, description = header.partition(" ")
+        found: dict[str, str | None] = {"text": sequence, "id": name, "description": description.strip(), label: own}
+        found |= {key: value.strip() for key, value in _MODIFIER.findall(header) if key not in ("text", "id")}
+        for key in found.keys() - rows.keys():
+            rows[key] = [None] * number
+        for key, values in rows.items():
+            values.append(found.get(key))
+    return pa.table({k: pa.array(v, pa.string()) for k, v in rows.items() if columns is None or k in columns})
+
+
+def sequence_records(data: bytes, path: Path) -> list[tuple[str, str]]:
+    """The header and the sequence of each record. Errors as in `read_sequences`."""
+    lines = decoded(data, path).removeprefix("\ufeff").splitlines()
+    return _fastq(lines, path) if _suffix(path).lower() in FASTQ else _fasta(lines, path)
+
+
+def _suffix(path: Path) -> str:
+    return next(s for s in path.suffixes[::-1] if s.lower() in FASTA + FASTQ)
+
+
+def _fasta(lines: Sequence[str], path: Path) -> list[tuple[str, str]]:
+    records: list[tuple[str, list[str]]] = []
+    for number, line in enumerate(lines, 1):
+        if line.startswith(">"):
+            records.append((line[1:].strip(), []))
+        elif line.strip() and not line.startswith(";"):  # an old style of comments
+            if not records:
+                raise ValueError(f"{path}, line {number}: a sequence without a header, which begins with '>'")
+            records[-1][1].append("".join(line.split()))
+    return [(header, "".join(parts)) for header, parts in records]
+
+
+def _fastq(lines: Sequence[str], path: Path) -> list[tuple[str, str]]:
+    records, place = [], 0
+    while place < len(lines):
+        if not lines[place].strip():
+            place += 1
+            continue
+        if not lines[place].startswith("@"):
+            raise ValueError(f"{path}, line {place + 1}: a record of FASTQ begins with '@'")
+        header, start, place = lines[place][1:].strip(), place, place + 1
+        parts: list[str] = []
+        while place < len(lines) and not lines[place].startswith("+"):
+            parts.append(lines[place].strip())
+            place += 1
+        sequence, quality, place = "".join(parts), 0, place + 1
+        while place < len(lines) and quality < len(sequence):
+            quality += len(lines[place].strip())
+            place += 1
+        if quality != len(sequence):
+            raise ValueError(
+                f"{path}, line {start + 1}: the record has {len(sequence)} letters and {quality} qualities; the file "
+                "may be cut short"
+            )
+        records.append((header, sequence))
+    return records

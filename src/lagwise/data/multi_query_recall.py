@@ -1,0 +1,94 @@
+"""Multi-query associative recall: keys with their values, then some of the keys again, each to be answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lagwise.data.associative_recall import DrawnExamples
+from lagwise.data.packing import IGNORED
+from lagwise.data.tokenizers import word_tokenizer
+
+_NAME = "multi-query recall"
+
+
+class MultiQueryRecall:
+    """Sequences ``key value key value ... filling query filling ...`` (MQAR; Arora et al. 2023, "Zoology").
+
+    Of ``vocab_size`` tokens the first half are keys, without the first, and the others values. A sequence begins with
+    ``n`` pairs of different keys and different values. After them every key comes once more, at even places whose
+    distance from the pairs follows a power law: place g of s has the weight ``(g + 1)**(power - 1)``. What follows it
+    is not its value: the value is only the label. All other places are filled with random tokens.
+
+    pairs: the numbers n; training draws one for each sequence among those that fit the length. power: 0.01 is Zoology's
+    and puts most queries near the pairs, 1 spreads them evenly. A hash of each sequence assigns it to train, valid or
+    test. ValueError for numbers that do not fit the vocabulary, or a length.
+    """
+
+    def __init__(self, vocab_size: int, *, pairs: Sequence[int] = (4, 8, 16), power: float = 0.01):
+        if vocab_size < 4 or vocab_size % 2:
+            raise ValueError(f"data.vocab_size of {_NAME} must be even and at least 4, got {vocab_size}")
+        half = vocab_size // 2
+        if not pairs or min(pairs) < 1 or max(pairs) >= half or len(set(pairs)) < len(pairs):
+            raise ValueError(
+                f"task.pairs must be different numbers from 1 to {half - 1} (half of data.vocab_size less 1), got "
+                f"{list(pairs)}"
+            )
+        if not power > 0:
+            raise ValueError(f"task.power must be greater than 0, got {power}")
+        self.vocab_size, self.pairs, self.power = vocab_size, tuple(sorted(pairs)), power
+        self.tokenizer = word_tokenizer([*(f"k{i}" for i in range(half)), *map(str, range(half))])
+
+    @property
+    def key(self) -> str:
+        return f"multi-query-recall-{self.vocab_size}-{self.power}-{'-'.join(map(str, self.pairs))}"
+
+    def fitting(self, length: int) -> tuple[int, ...]:
+        """The numbers of pairs that fit a length, with as many queries and answers. ValueError if none does."""
+        found = tuple(n for n in self.pairs if 4 * n <= length)
+        if not found or length % 2:
+            raise ValueError(
+                f"a length of {_NAME} must be even and at least {4 * self.pairs[0]}, 4 tokens for each of task.pairs, "
+                f"got {length}"
+            )
+        return found
+
+    def training_examples(self, length: int, count: int, seed: int) -> QueryExamples:
+        """``count`` sequences of the train split."""
+        return QueryExamples("train", length, count, seed, self, self.fitting(length))
+
+    def validation_examples(self, length: int, tokens: int) -> QueryExamples:
+        """As many sequences of the valid split as the tokens allow, and at least one."""
+        return QueryExamples("valid", length, max(1, tokens // length), 0, self, self.fitting(length))
+
+    def test_examples(self, length: int, count: int, pairs: int) -> QueryExamples:
+        """``count`` sequences of the test split with this number of pairs."""
+        return QueryExamples("test", length, count, 0, self, (pairs,))
+
+
+class QueryExamples(DrawnExamples):
+    """Sequences of multi-query recall. Labels are -100 but one place after each query, where the model's loss looks
+    for what follows it."""
+
+    def __init__(
+        self, split: str, length: int, count: int, seed: int, source: MultiQueryRecall, pairs: tuple[int, ...]
+    ):
+        self.power, self.pairs = source.power, pairs
+        super().__init__(split, length, source.vocab_size, count, seed)
+
+    def draw(self, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `DrawnExamples.draw`."""
+        half, most = self.vocab_size // 2, max(self.pairs)
+        keys = 1 + random.random((rows, half - 1)).argsort(1)[:, :most]
+        values = half + random.random((rows, half)).argsort(1)[:, :most]
+        ids = random.integers(0, self.vocab_size, (rows, self.length))
+        labels = np.full((rows, self.length), IGNORED)
+        for row, n in enumerate(random.choice(self.pairs, rows)):
+            places = (self.length - 2 * n) // 2
+            # The n largest of these are a draw without replacement by the weights (Gumbel's trick).
+            score = (self.power - 1) * np.log1p(np.arange(places)) + random.gumbel(size=places)
+            query = 2 * n + 2 * score.argsort()[::-1][:n]
+            ids[row, : 2 * n : 2], ids[row, 1 : 2 * n : 2] = keys[row, :n], values[row, :n]
+            ids[row, query], labels[row, query + 1] = keys[row, :n], values[row, :n]
+        return ids, labels

@@ -1,0 +1,177 @@
+"""States that training carries from one piece of a text to the next: truncated back-propagation through time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lagwise.files import one_line
+from lagwise.mixers import Mixer
+from lagwise.mixers.state import (
+    detached,
+    eager_state,
+    fixed_start,
+    fixed_state,
+    join_states,
+    named_tensors,
+    rebuilt,
+    renewed,
+    select_rows,
+)
+from lagwise.models import StreamingCache
+from lagwise.tasks import Task
+from lagwise.training.recipe import TrainingOptions
+
+# What the states of whole texts in one process do not go with, by the option's name.
+_APART: dict[str, Callable[[Task, TrainingOptions], bool]] = {
+    "data.lengths": lambda task, options: bool(task.data.lengths),
+    "training.gradient_checkpointing": lambda task, options: options.gradient_checkpointing,
+    "training.sequence_parallel": lambda task, options: options.sequence_parallel > 1,
+    "training.shard": lambda task, options: options.shard,
+}
+_FILE = "carried-{}.safetensors"
+_TOKENS = ("recent", "real")  # attributes of a cache about the tokens of each row, zero before the first
+
+
+class Carried(NamedTuple):
+    """The states of all parts of a model for some rows, and attributes of their cache; None for those it lacks."""
+
+    states: tuple[Any, ...]
+    recent: Tensor | None
+    real: Tensor | None
+
+
+class CarriedStates:
+    """The states of a language model after the latest piece of each row, without their gradients.
+
+    A row whose piece begins a document begins with no state. Gradients reach back to the start of a piece: states are
+    constants, except where they are tokens or taps that the parameters still apply to.
+
+    Args:
+        model: The language model.
+        process: Number of this process, whose rows these are.
+
+    Raises:
+        ValueError: For a model whose state grows with the text, that takes texts up to a length only, or that skips
+            blocks for some rows.
+
+    Source: Ruiz and Gu 2025, "Understanding and Improving Length Generalization in Recurrent Models", §3; for windows,
+    Transformer-XL (Dai et al. 2019).
+    """
+
+    def __init__(self, model: Any, process: int):
+        self.model, self.process = model, process
+        self.held: dict[int, Carried] = {}  # by the number of the first row of a micro-batch
+        for part in model.modules():
+            if isinstance(part, Mixer) and (part.grows or not part.streams):
+                raise ValueError(
+                    f"training.carry_states needs states of constant size, and {type(part).__name__} has none: its "
+                    "state grows with the text, or there is none"
+                )
+        if model.model.length_limit is not None:
+            raise ValueError(
+                f"training.carry_states carries texts of any length on, and this model takes at most "
+                f"{model.model.length_limit} tokens"
+            )
+        if model.config.stochastic_depth:
+            raise ValueError("training.carry_states does not go with model.stochastic_depth, which skips blocks")
+
+    def before(self, row: int, begins: Tensor) -> StreamingCache:
+        """The cache for the next pieces of the rows from this one on. begins: which of them begin a document, ``(n,)``
+        of booleans."""
+        cache, held = self.model.model.new_cache(), self.held.get(row)
+        if held is None or bool(begins.all()):
+            return cache
+        rows, some = len(begins), bool(begins.any())
+        order = torch.arange(rows, device=begins.device) + rows * begins
+        for layer, state, part in zip(cache.layers, held.states, self.model.model.streamed, strict=True):
+            start = part.init_state(rows)
+            if some:
+                state = select_rows(join_states([state, start]), order)
+            layer.state = renewed(state, start)
+        for name in _TOKENS:
+            value = getattr(held, name)
+            if value is not None:
+                kept = ~begins.to(value.device)
+                setattr(cache, name, value * (kept[:, None] if value.dim() == 2 else kept))
+        return cache
+
+    def after(self, row: int, cache: Any) -> None:
+        """Keep the states that the model has left in a cache."""
+        states = tuple(detached(layer.state) for layer in cache.layers)
+        self.held[row] = Carried(states, *(getattr(cache, name) for name in _TOKENS))
+
+    @torch.no_grad()
+    def save(self, folder: Path) -> None:
+        """Write the states to a checkpoint, and go on from them in the form that is read again, which may round
+        otherwise."""
+        tensors = {}
+        with self._training():
+            for row, held in self.held.items():
+                like = self._start(next(t.shape[0] for _, t in named_tensors(held.states[0]) if isinstance(t, Tensor)))
+                fixed = tuple(fixed_state(*pair)[0] for pair in zip(held.states, like, strict=True))
+                self.held[row] = held._replace(states=self._eager(fixed))
+                tokens = {name: value for name in _TOKENS if (value := getattr(held, name)) is not None}
+                found = {**dict(named_tensors(fixed)), **tokens}
+                tensors |= {f"{row}:{name}": tensor.contiguous() for name, tensor in found.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / _FILE.format(self.process))
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Read the states of a checkpoint. ValueError if they are not those of this model."""
+        path = folder / _FILE.format(self.process)
+        try:
+            found = load_file(path, device=str(self.model.device))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{str(path)!r} cannot be read ({one_line(error)})") from error
+        by_row: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in found.items():
+            row, _, rest = name.partition(":")
+            by_row.setdefault(int(row), {})[rest] = tensor
+        self.held = {}
+        with self._training():
+            for row, tensors in by_row.items():
+                like = self._start(len(next(iter(tensors.values()))))
+                wanted = dict(named_tensors(like))
+                own = {name: tensors.get(name) for name in wanted}
+                if any(t is None or t.shape != wanted[name].shape for name, t in own.items()):
+                    raise ValueError(f"{str(path)!r} has states of another model")
+                states = self._eager(rebuilt(like, iter(own.values())))  # type: ignore[bad-argument-type]
+                self.held[row] = Carried(states, *(tensors.get(name) for name in _TOKENS))
+
+    def _start(self, rows: int) -> tuple[Any, ...]:
+        """States of fixed shapes before the first token."""
+        return tuple(fixed_start(part.init_state(rows)) for part in self.model.model.streamed)
+
+    def _eager(self, fixed: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts = self.model.model.streamed
+        return tuple(eager_state(state, part.init_state(1), iter(())) for state, part in zip(fixed, parts, strict=True))
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """The model in training mode, whose windows may differ from those of evaluation."""
+        mode = self.model.training
+        self.model.train()
+        try:
+            yield
+        finally:
+            self.model.train(mode)
+
+
+def check_carried(task: Task, options: TrainingOptions) -> None:
+    """ValueError if training is to carry states of a task, or with options, that cannot."""
+    if options.carry_states <= 1:
+        return
+    if not task.carries:
+        raise ValueError("training.carry_states is for the task language_modelling, whose texts are longer than a step")
+    for name, is_set in _APART.items():
+        if is_set(task, options):
+            raise ValueError(f"training.carry_states, here {options.carry_states}, does not go with {name}")
