@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.operators import in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_outer
@@ -80,7 +81,7 @@ def _phases(x: Tensor, dilation: int) -> Tensor:
 def _image(x: Tensor, dilation: int) -> Tensor:
     """A signal as an image ``(batch, rows, dilation, channels)`` whose columns are its phases, zero beyond its end."""
     rows = -(-x.shape[1] // dilation)
-    if rows * dilation != x.shape[1]:
+    if in_graph() or rows * dilation != x.shape[1]:  # a graph would be compiled anew where nothing is missing
         x = F.pad(x, (0, 0, 0, rows * dilation - x.shape[1]))
     return x.unflatten(1, (rows, dilation))
 
