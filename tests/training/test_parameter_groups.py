@@ -55,6 +55,7 @@ DECAYED: dict[str, set[str]] = {
     "mixer afno2d": {"first", "second"},
     "block prenorm": {"weight"},
     "block mega": {"weight", "beta", "gamma"},
+    "block megalodon": {"weight", "gamma"},
     "block chain": {"weight"},
 }
 UNDECAYED = ("delta", "alpha", "scale", "shift", "rotary_pair", "rate", "angle")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,55 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_SEQUENCES = 1000
 
 
-class AssociativeRecallTask(Task):
-    """Sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
-
-    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused.
-
-    Options:
-        loss: whether training counts ``every`` value whose key has occurred before it, or only the ``last``.
-    """
-
-    headline = headline_of("accuracy")
-    head = "LagwiseForCausalLM"
-
-    def __init__(self, data: DataOptions, *, loss: str = "every"):
-        super().__init__(data)
-        require_none("associative_recall, which generates its data", **{"data.source": data.source})
-        self.generator = AssociativeRecall(data.vocab_size, loss=loss)
-
-    def identity(self) -> str:
-        return self.generator.key
-
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedRecall:
-        require_none("associative_recall, which generates its data", **{"--data": source})
-        return GeneratedRecall(self, self.generator.tokenizer)
-
-    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
-        return [Table(f"Accuracy, trained at {evaluation['trained_at']}", ("length", "accuracy", "sequences"), rows)]
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
-
-    @torch.inference_mode()
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
-        """The answer to each text ``key value ... key``."""
-        found = []
-        for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):
-            try:
-                ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
-            except Exception as error:  # tokenizers' exception type: a word that is neither key nor value
-                raise ValueError(f"{row['text']!r:.80} has a word that is not a key or value of this task") from error
-            answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
-            found.append({"answer": tokenizer.decode([answer])})
-        return found
-
-
 class GeneratedRecall(TaskData):
     """Generated sequences."""
 
@@ -81,7 +32,7 @@ class GeneratedRecall(TaskData):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         raise ValueError(
-            "training.epochs does not apply to associative_recall, whose data are generated without end; "
+            f"training.epochs does not apply to {self.task.name}, whose data are generated without end; "
             "give training.steps"
         )
 
@@ -115,3 +66,55 @@ class GeneratedRecall(TaskData):
             recall(model, self.task.generator, n, c, progress=progress) for n, c in zip(lengths, counts, strict=True)
         )
         return [score.accuracy for score in scores]
+
+
+class AssociativeRecallTask(Task):
+    """Sequences of keys and values, a key again, and the value that followed it (TCNCA table 3 and app. G).
+
+    Data: generated, of ``data.vocab_size`` tokens and ``data.length``; a source is refused.
+
+    Options:
+        loss: whether training counts ``every`` value whose key has occurred before it, or only the ``last``.
+    """
+
+    headline = headline_of("accuracy")
+    head = "LagwiseForCausalLM"
+    #: its name in the table of tasks, and the class of its data
+    name: ClassVar[str] = "associative_recall"
+    opened: type[GeneratedRecall] = GeneratedRecall
+
+    def __init__(self, data: DataOptions, *, loss: str = "every"):
+        super().__init__(data)
+        require_none(f"{self.name}, which generates its data", **{"data.source": data.source})
+        self.generator = AssociativeRecall(data.vocab_size, loss=loss)
+
+    def identity(self) -> str:
+        return self.generator.key
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedRecall:
+        require_none(f"{self.name}, which generates its data", **{"--data": source})
+        return self.opened(self, self.generator.tokenizer)
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
+        return [Table(f"Accuracy, trained at {evaluation['trained_at']}", ("length", "accuracy", "sequences"), rows)]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
+
+    @torch.inference_mode()
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
+        """The answer to each text ``key value ... key``."""
+        found = []
+        for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):
+            try:
+                ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+            except Exception as error:  # tokenizers' exception type: a word that is neither key nor value
+                raise ValueError(f"{row['text']!r:.80} has a word that is not a key or value of this task") from error
+            answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
+            found.append({"answer": tokenizer.decode([answer])})
+        return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,35 +15,9 @@ from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.progress import progress_bar
 from lagwise.tasks.associative_recall import DEFAULT_SEQUENCES, AssociativeRecallTask, GeneratedRecall
-from lagwise.tasks.base import Table, require_none, usable_lengths
+from lagwise.tasks.base import Table, usable_lengths
 
 _TOKENS_A_BATCH = 16384
-
-
-class MultiQueryRecallTask(AssociativeRecallTask):
-    """Pairs of keys and values, and every key again, at a distance by a power law (MQAR; Arora et al. 2023, "Zoology").
-
-    Data: generated, of ``data.vocab_size`` tokens (Zoology: 8192) and ``data.length``; a source is refused.
-
-    Options:
-        pairs: numbers of pairs in a sequence; training draws among those that fit its length, 4 tokens a pair.
-        power: exponent of the distances of queries; 1 for all distances alike.
-    """
-
-    generator: Any
-
-    def __init__(self, data: DataOptions, *, pairs: Sequence[int] = (4, 8, 16), power: float = 0.01):
-        super().__init__(data)
-        self.generator = MultiQueryRecall(data.vocab_size, pairs=pairs, power=power)
-
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedQueries:
-        require_none("multi_query_recall, which generates its data", **{"--data": source})
-        return GeneratedQueries(self, self.generator.tokenizer)
-
-    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        rows = [(s["length"], s["pairs"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
-        title = f"Accuracy of queries, trained at {evaluation['trained_at']}"
-        return [Table(title, ("length", "pairs", "accuracy", "sequences"), rows)]
 
 
 class GeneratedQueries(GeneratedRecall):
@@ -100,3 +73,27 @@ class GeneratedQueries(GeneratedRecall):
                 right += int((logits.argmax(-1) == labels[labels != IGNORED]).sum())
                 bar.update(len(ids))
         return right / (count * pairs)
+
+
+class MultiQueryRecallTask(AssociativeRecallTask):
+    """Pairs of keys and values, and every key again, at a distance by a power law (MQAR; Arora et al. 2023, "Zoology").
+
+    Data: generated, of ``data.vocab_size`` tokens (Zoology: 8192) and ``data.length``; a source is refused.
+
+    Options:
+        pairs: numbers of pairs in a sequence; training draws among those that fit its length, 4 tokens a pair.
+        power: exponent of the distances of queries; 1 for all distances alike.
+    """
+
+    name = "multi_query_recall"
+    opened = GeneratedQueries
+    generator: Any
+
+    def __init__(self, data: DataOptions, *, pairs: Sequence[int] = (4, 8, 16), power: float = 0.01):
+        super().__init__(data)
+        self.generator = MultiQueryRecall(data.vocab_size, pairs=pairs, power=power)
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        rows = [(s["length"], s["pairs"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
+        title = f"Accuracy of queries, trained at {evaluation['trained_at']}"
+        return [Table(title, ("length", "pairs", "accuracy", "sequences"), rows)]
