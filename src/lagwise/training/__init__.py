@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
+    from lagwise.training.classifier import LagClassifier
     from lagwise.training.first_answer import simple_answers
     from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from lagwise.training.run import check_recipe, resume, train, train_or_resume
 
 __all__ = [
+    "LagClassifier",
     "Recipe",
     "check_recipe",
     "data_unchanged",
@@ -32,6 +34,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     __all__,
     {
+        "LagClassifier": "lagwise.training.classifier",
         "Recipe": "lagwise.training.recipe",
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
