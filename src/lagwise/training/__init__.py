@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_recipe, resume, train, train_or_resume
+    from lagwise.training.run import check_recipe, check_unused, resume, train, train_or_resume
 
 __all__ = [
     "LagClassifier",
     "Recipe",
     "check_recipe",
+    "check_unused",
     "data_unchanged",
     "kept_model",
     "load_recipe",
@@ -39,6 +40,7 @@ __getattr__, __dir__ = lazy(
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
         "check_recipe": "lagwise.training.run",
+        "check_unused": "lagwise.training.run",
         "kept_model": "lagwise.training.folder",
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",
