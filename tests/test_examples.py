@@ -1,4 +1,4 @@
-"""The examples for exported steps generate the model's text."""
+"""The examples for exported steps generate the model's text, and those of the gallery draw their pictures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import sys
 import urllib.parse
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from browser import needs_chromium, opened, served
+from test_docs import script
 
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text
@@ -47,6 +49,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(run: Path) -> str:
     return generate_text(*load_language_model(run), PROMPT, max_new_tokens=TOKENS, temperature=0)
+
+
+gallery = script("gallery")
+
+
+@pytest.mark.parametrize("example", gallery.scripts(), ids=lambda path: path.stem)
+def test_an_example_draws_its_picture(example: Path, tmp_path: Path) -> None:
+    drawn = plt.imread(gallery.draw(example, tmp_path))
+    committed = plt.imread(EXAMPLES.parent / "docs" / "figures" / f"{example.stem}.png")
+    assert drawn.shape == committed.shape
+    assert drawn[..., :3].std() > 0.05  # not blank
+
+
+def test_the_gallery_shows_every_example() -> None:
+    assert gallery.PAGE.read_text() == gallery.page(), "run `make docs`"
+    assert len(gallery.scripts()) >= 3
+    for path in EXAMPLES.glob("*.py"):
+        assert path.name in gallery.page()
 
 
 @needs_onnx

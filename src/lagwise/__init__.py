@@ -28,9 +28,11 @@ if TYPE_CHECKING:
         StreamingCache,
     )
     from lagwise.ops import toeplitz_product
+    from lagwise.training import LagClassifier
 
 _HOMES = dict.fromkeys([*CLASSES, "StreamingCache"], "lagwise.models")
-_HOMES |= {"LagForecaster": "lagwise.forecasting", "toeplitz_product": "lagwise.ops"}
+_HOMES |= {"LagClassifier": "lagwise.training", "LagForecaster": "lagwise.forecasting"}
+_HOMES |= {"toeplitz_product": "lagwise.ops"}
 __all__ = sorted([*_HOMES, "__version__"])
 __getattr__, __dir__ = lazy(__name__, __all__, _HOMES)
 

@@ -18,6 +18,7 @@ from lagwise.models import (
     StreamingClassifier,
     load_model,
 )
+from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.convolutions import KERNELS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
@@ -105,6 +106,27 @@ def test_a_first_answer_of_series_streams_probabilities() -> None:
         whole = model(input_values=rows[0][None, :n]).logits[0].softmax(-1)
         torch.testing.assert_close(found[n - 1], whole)
     assert stream.samples == 50
+
+
+def test_columns_are_standardised_and_compared_with_quantiles() -> None:
+    rows = series(3)
+    made = Columns(3, levels=4, mean=[0.5, 0.0, 0.0], std=[2.0, 1.0, 1.0])
+    made.prepare(torch.cat(rows))
+    z = (rows[0] - torch.tensor([0.5, 0.0, 0.0])) / torch.tensor([2.0, 1.0, 1.0])
+    shares = (z[:, :, None] > made.biases).float()
+    torch.testing.assert_close(made(rows[0][None])[0], torch.cat([z.mean(0), shares.mean(0).flatten()]))
+    whole = (torch.cat(rows)[:, :1] - 0.5) / 2
+    assert [(whole > bias).float().mean() for bias in made.biases[0]] == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.02)
+    x, mask = torch.full((2, 70, 3), 7.0), torch.zeros(2, 70, dtype=torch.bool)
+    x[0, :50], mask[0, :50], x[1, 9:], mask[1, 9:] = rows[0], True, rows[1], True
+    torch.testing.assert_close(made(x, mask), torch.cat([made(row[None]) for row in rows[:2]]))
+    first, state = made.step(rows[1][None, :20], made.start(1))
+    rest, _ = made.step(rows[1][None, 20:], state)
+    for n in (1, 20, 21, 61):
+        torch.testing.assert_close(torch.cat([first, rest], 1)[0, n - 1], made(rows[1][None, :n])[0])
+    made.drop_levels()
+    assert made(rows[0][None]).shape == (1, made.size) == (1, 3)
+    assert Columns.plan(3000) == {"levels": 0}
 
 
 def byte_rows(texts: list[str], tokenizer: object = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from lagwise.analysis.report import plot_run
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, export_run, predict_run
 from lagwise.tasks import TASKS, Metric
-from lagwise.training import load_recipe, make_task, read_metrics, resume, train
+from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.closed_form import fit_linear
 from lagwise.training.first_answer import FILE, is_better, read_first_answer
 
@@ -167,6 +167,16 @@ def test_rare_classes_are_trained_in_every_fold() -> None:
     assert torch.from_numpy(fit.weights).isfinite().all()
 
 
+@pytest.mark.parametrize("held_out", [0, 10, 400])
+def test_weights_of_classes_apply_to_texts_too(held_out: int) -> None:
+    random = np.random.default_rng(0)
+    labels = (np.arange(900) % 10 == 0).astype(int)
+    x = csr_matrix((random.random((900, 6)) < 0.3) * 1.0 + labels[:, None] * (random.random((900, 6)) < 0.2))
+    parts = x[held_out:], labels[held_out:], (x[:held_out], labels[:held_out])
+    biases = [fit_linear(*parts, weights).biases for weights in (None, np.array([1.0, 9.0]))]
+    assert biases[1][1] - biases[1][0] > biases[0][1] - biases[0][0] + 1
+
+
 @pytest.mark.parametrize(
     ("name", "format"),
     [
@@ -182,3 +192,20 @@ def test_first_answers_are_exported(name: str, format: str, tmp_path: Path) -> N
     assert found["difference"] < 1e-4
     assert Path(found["out"]).is_file()
     assert json.loads((Path(found["out"]).parent / "export.json").read_text())["labels"][0] in ("0", "no")
+
+
+def test_the_first_answer_of_a_run_loads_as_a_classifier(tmp_path: Path) -> None:
+    for name, rows in {
+        "classes of text": ["good film", "very bad"],
+        "classes of series": [np.zeros((2, 30)), np.ones((2, 12))],
+    }.items():
+        own = recipe(name, tmp_path / name, "training.first_answer=only")
+        run = train(own, tmp_path / f"{name} run", progress=False)
+        classifier = LagClassifier.from_pretrained(run)
+        assert set(classifier.predict(rows)) <= set(classifier.classes_)
+        if classifier.kind_ == "texts":
+            expected = predict_run(run, [{"text": text} for text in rows], progress=False)
+            assert list(classifier.predict(rows)) == [row["predicted"] for row in expected]
+    own = recipe("classes of text", tmp_path / "trained", "training.first_answer=none", "training.steps=1")
+    with pytest.raises(ValueError, match="no first answer with classes but a LagwiseForSequenceClassification"):
+        LagClassifier.from_pretrained(train(own, tmp_path / "deep", progress=False))

@@ -72,6 +72,14 @@ def train(
             min=1, metavar="PROCESSES", help="Print the memory that each of so many processes would need, and stop."
         ),
     ] = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="A new folder for the splits of the data, as files like those of the data, which `--data` reads.",
+            show_default="not written",
+        ),
+    ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
 
@@ -95,6 +103,10 @@ def train(
 
         lagwise train --resume runs/long
 
+    `--split` also writes train, valid and test, to train other models on the same rows:
+
+        lagwise train --recipe classify --data reviews.csv --split reviews-split
+
     The same command for every start, where a scheduler may stop and restart it:
 
         lagwise train --data my.txt --out runs/long --resume auto
@@ -114,7 +126,7 @@ def train(
     automatic = resume == Path("auto")
     if resume is not None and not automatic:
         done = (resume / "config.json").is_file()
-        if overrides or data or out or recipe:
+        if overrides or data or out or recipe or split:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
         with _resumable(resume):
             folder = training.resume(resume)
@@ -129,6 +141,11 @@ def train(
             return
         folder = out or Path("runs") / Path(recipe).stem
         done = automatic and (folder / "config.json").is_file()
+        begun = automatic and (folder / "recipe.yaml").is_file()
+        if split is not None and is_first() and not begun:
+            training.check_unused(folder)
+            training.check_recipe(settings).write_split(split)
+            typer.echo(f"The split: {plain(str(split))}")
         with _resumable(folder):
             (training.train_or_resume if automatic else train_recipe)(settings, folder)
     if is_first():

@@ -117,7 +117,7 @@ class RowEncoder:
 
         assert self.tokenizer is not None
         end: Any = self.tokenizer.eos_token_id
-        encoded = [self._ids([text or "" for text in column]) for column in texts]
+        encoded = [self.ids([text or "" for text in column]) for column in texts]
         if len(encoded) > 2:
             between = np.asarray([end if self.tokenizer.sep_token_id is None else self.tokenizer.sep_token_id])
             joined = [
@@ -149,7 +149,8 @@ class RowEncoder:
         columns.append(pa.array([len(row) for row in ids], pa.int32()))
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
-    def _ids(self, texts: list[str]) -> list[np.ndarray]:
+    def ids(self, texts: list[str]) -> list[np.ndarray]:
+        """The token ids of each text, all of them."""
         if self.is_bytes:
             return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
         assert self.tokenizer is not None

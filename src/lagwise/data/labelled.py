@@ -118,7 +118,7 @@ def prepare_labelled(
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
     source = open_rows(source) if isinstance(source, str) else source
-    columns = _columns(text, label, kind, inputs, length, separate)
+    columns = input_columns(text, label, kind, inputs, length, separate)
     content = content_key(source, tokenizer, vocab_size)
     key = _key(content, columns, label, kind, inputs, length, separate)
 
@@ -159,7 +159,7 @@ def labelled_key(
 ) -> str:
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
     encoded. ValueError for options that are invalid for any data."""
-    columns = _columns(text, label, kind, inputs, length, separate)
+    columns = input_columns(text, label, kind, inputs, length, separate)
     source = open_rows(source) if isinstance(source, str) else source
     return _key(content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length, separate)
 
@@ -170,7 +170,7 @@ def _key(content: str, columns: Sequence[str], *options: Any) -> str:
     return key_of([_FORMAT, content, columns, *others, *["separate"] * separate])  # other keys stay as they were
 
 
-def _columns(
+def input_columns(
     text: str | Sequence[str], label: str, kind: str, inputs: str, length: int, separate: bool
 ) -> tuple[str, ...]:
     """The columns of the inputs. ValueError for options that are invalid for any data."""

@@ -123,7 +123,7 @@ def _write(
                     moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    splits, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="picture")
+    splits, _, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="picture")
     for split, rows in splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:

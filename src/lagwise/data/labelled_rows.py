@@ -13,7 +13,7 @@ from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import is_number
 from lagwise.data.rows import RowSource, rows_to_evaluate
-from lagwise.data.splits import shared_rows, split_rows
+from lagwise.data.splits import chosen_rows, shared_rows, split_places
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -25,8 +25,9 @@ _SAMPLE = 100  # rows that distinguish a column of text from one of numbers
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """splits: the columns of the inputs, and LABEL. features: number of features per position of a series, None for
-    text. The others as in `LabelledData`."""
+    """splits: the columns of the inputs, and LABEL. places: where their rows are in the data: a split that these name,
+    and the numbers of its rows. features: number of features per position of a series, None for text. The others as in
+    `LabelledData`."""
 
     name: str
     columns: tuple[str, ...]
@@ -37,6 +38,7 @@ class LabelledRows:
     features: int | None
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
+    places: dict[str, tuple[str, list[int]]]
 
 
 def read_labelled(
@@ -79,21 +81,21 @@ def read_labelled(
         else:
             labels = _labels(tables, label, kind, where)
         features = _check_inputs(tables, columns, values, where)
-        splits, counts, notes = split_labelled(tables, columns, labels)
+        splits, places, counts, notes = split_labelled(tables, columns, labels)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     return LabelledRows(
-        source.name, columns, splits, labels.kind, labels.reason, labels.names, features, counts, tuple(notes)
+        source.name, columns, splits, labels.kind, labels.reason, labels.names, features, counts, tuple(notes), places
     )
 
 
 def split_labelled(
     tables: Mapping[str, Dataset], columns: Sequence[str], labels: Labels, *, label: str = LABEL, what: str = "row"
-) -> tuple[dict[str, Dataset], dict[str, dict[str, int]], list[str]]:
+) -> tuple[dict[str, Dataset], dict[str, tuple[str, list[int]]], dict[str, dict[str, int]], list[str]]:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
-    numbers; the number of rows of each class in each split, nothing for numbers; and notes, in which ``what`` names a
-    row."""
-    kept, notes, names = {}, [], labels.names
+    numbers; where they are in the tables; the number of rows of each class in each split, nothing for numbers; and
+    notes, in which ``what`` names a row."""
+    kept, numbers, notes, names = {}, {}, [], labels.names
     for split, rows in tables.items():
         values = labels.values[split]
         places = [i for i, value in enumerate(values) if value is not None]
@@ -105,7 +107,10 @@ def split_labelled(
             rows = rows.select(places)
         inputs: Any = rows.select_columns(list(columns))
         kept[split] = inputs.add_column(label, [values[i] for i in places])
-    splits = split_rows(kept, label, classes=names is not None, names=names)
+        numbers[split] = places
+    chosen = split_places(kept, label, classes=names is not None, names=names)
+    splits = chosen_rows(kept, chosen)
+    places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
     if made := [split for split in splits if split not in kept]:
         notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
     notes += [*shared_rows(splits, kept, label), *alike_note(names)]
@@ -114,7 +119,7 @@ def split_labelled(
     for split, found in counts.items():
         if absent := [name for name, count in found.items() if not count]:
             notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
-    return splits, counts, notes
+    return splits, places, counts, notes
 
 
 def rows_to_score(

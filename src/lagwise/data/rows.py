@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -92,6 +92,12 @@ class RowSource:
         """Whether every label in this column is the name of a folder."""
         paths = list(chain(*self.files.values()))
         return bool(paths) and all(self._folder_column(path) == label for path in paths)
+
+    def files_of(self, split: str) -> Iterator[tuple[Path, int, str | None]]:
+        """The files of a named split, the number of rows of each, and the folder that is their class, if one is."""
+        for path in self.files[split]:
+            folder = None if self._folder_column(path) is None else self._class(path)
+            yield path, self._table(path).num_rows, folder
 
     def _class(self, path: Path) -> str | None:
         """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's

@@ -18,6 +18,7 @@ ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _MOST_NAMED = 10  # classes in a message
 Item = TypeVar("Item")
+Places = tuple[str, Sequence[int] | None]  # a split that the data name, and the numbers of rows in it; None for all
 
 
 def split_shares(held_out: float) -> dict[str, tuple[float, float]]:
@@ -78,7 +79,25 @@ def split_rows(
     names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> dict[str, Dataset]:
-    """Rows in the three splits: named splits are kept, missing ones are taken from train.
+    """Rows in the three splits, as `split_places` says."""
+    return chosen_rows(rows, split_places(rows, label, classes=classes, names=names, seed=seed))
+
+
+def chosen_rows(rows: dict[str, Dataset], places: Mapping[str, Places]) -> dict[str, Dataset]:
+    """The rows at some places, by split."""
+    whole: dict[str, Any] = rows
+    return {split: whole[of] if own is None else whole[of].select(own) for split, (of, own) in places.items()}
+
+
+def split_places(
+    rows: dict[str, Dataset],
+    label: str | None = None,
+    *,
+    classes: bool = True,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+) -> dict[str, Places]:
+    """Where the rows of the three splits are: named splits are kept, missing ones are taken from train.
 
     Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
     is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
@@ -90,7 +109,7 @@ def split_rows(
     train = rows["train"]
     missing = [split for split in ("test", "valid") if split not in rows]
     if not missing:
-        return {split: rows[split] for split in SPLITS}
+        return {split: (split, None) for split in SPLITS}
     hashes = list(_hashes(train, seed, skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
     stratified = label is not None and classes
@@ -115,9 +134,7 @@ def split_rows(
     dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
     for i, content in enumerate(hashes):
         dealt[places.get(content, "train")].append(i)
-    made: dict[str, Any] = {split: train.select(dealt[split]) for split in ("train", *missing)}
-    whole = {**rows, **made}
-    return {split: whole[split] for split in SPLITS}
+    return {split: ("train", dealt[split]) if split in ("train", *missing) else (split, None) for split in SPLITS}
 
 
 def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lagwise.data import TokenData, content_key, load_tokenizer, open_source, prepare
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
+from lagwise.data.split_files import write_text_split
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 from lagwise.tasks.base import Task, TaskData
@@ -55,6 +56,9 @@ class RunningText(Task):
         if run is not None and self.prepared(text.tokenizer).get_vocab() != load_tokenizer(str(run)).get_vocab():
             text = prepare(self.source, str(run), progress=progress)
         return self.opened(self, text)
+
+    def write_split(self, folder: Path) -> None:
+        write_text_split(open_source(self.source), folder)
 
     @property
     def source(self) -> str:

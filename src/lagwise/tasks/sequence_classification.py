@@ -33,10 +33,12 @@ from lagwise.data import (
 )
 from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale
-from lagwise.data.labelled import INPUTS
+from lagwise.data.labelled import INPUTS, input_columns
+from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
+from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.schema import Count, Share
 from lagwise.tables import known
 from lagwise.tasks.base import Metric, require_none
@@ -160,6 +162,18 @@ class SequenceClassification(Labelled):
         if self.inputs == "values":
             return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
+
+    def write_split(self, folder: Path) -> None:
+        if self.data.format is not None:
+            raise ValueError(
+                f"the files of data.format={self.data.format} name their splits, which are not written again"
+            )
+        check_split_folder(folder)
+        source, values = self.source, self.inputs == "values"
+        columns = input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)
+        write_row_split(
+            source, read_labelled(source, columns, self.label, kind=self.kind, values=values).places, folder
+        )
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
         run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name

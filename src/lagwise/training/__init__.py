@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
+    from lagwise.training.classifier import LagClassifier
     from lagwise.training.first_answer import simple_answers
     from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.plan import memory_plan
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_recipe, resume, train, train_or_resume
+    from lagwise.training.run import check_recipe, check_unused, resume, train, train_or_resume
 
 __all__ = [
+    "LagClassifier",
     "Recipe",
     "check_recipe",
+    "check_unused",
     "data_unchanged",
     "kept_model",
     "load_recipe",
@@ -34,10 +37,12 @@ __getattr__, __dir__ = lazy(
     __name__,
     __all__,
     {
+        "LagClassifier": "lagwise.training.classifier",
         "Recipe": "lagwise.training.recipe",
         "load_recipe": "lagwise.training.recipe",
         "recipe_names": "lagwise.training.recipe",
         "check_recipe": "lagwise.training.run",
+        "check_unused": "lagwise.training.run",
         "kept_model": "lagwise.training.folder",
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",

@@ -10,6 +10,7 @@ import numpy as np
 _RIDGE = np.logspace(-3, 5, 17)  # penalties of scaled features
 _SPARSE_RIDGE = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _LOGISTIC = (1.0, 4.0, 16.0, 64.0)  # inverse penalties of rows of length 1
+_LOGISTIC_COLUMNS = (0.003, 0.03, 0.3, 3.0, 30.0)  # of scaled features
 _EXACT = 2500  # rows or features for which every row is left out in turn
 _ENOUGH = 300  # held-out rows to choose by
 _FOLDS = 5
@@ -27,7 +28,9 @@ class Fit(NamedTuple):
     loss: float
 
 
-def fit_linear(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None) -> Fit:
+def fit_linear(
+    x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, *, columns: bool = False
+) -> Fit:
     """Fit labels y ``(rows,)`` to features x ``(rows, features)``: logits of classes, if y are whole numbers, or
     numbers. The penalty is chosen by the training rows, and by the held-out ones where there are enough; then all rows
     are fitted with it.
@@ -35,18 +38,26 @@ def fit_linear(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights:
     Dense features are divided by their deviations. Their map is a ridge regression, of classes to 1 and -1, whose
     penalty is the best for rows left out one by one (generalised cross-validation), or, of many rows with many
     features, for the held-out rows; its values are scaled to likely logits of these. Sparse features have logistic
-    regression or a ridge regression, by held-out rows, or by five folds where these are few.
+    regression or a ridge regression, by held-out rows, or by five folds where these are few; and so have classes of
+    the few features of ``columns``, by which a ridge regression cannot tell a class between two others.
 
     Args:
         x: An array, or a sparse matrix of scipy.
         y: Ids of classes, all of which occur, or floating-point numbers.
-        held_out: Features and labels of other rows.
+        held_out: Features and labels of other rows; there may be none, if there are at most 2,500 rows.
         weights: Of classes, or None.
+        columns: Whether features are the columns of a table.
     """
     from scipy.sparse import issparse
 
-    fit = _sparse if issparse(x) else _dense
-    return fit(x, y, held_out, None if y.dtype.kind == "f" else weights)
+    numbers = y.dtype.kind == "f"
+    if columns and not numbers:
+        scale = _deviations(x)
+        fit = _likeliest(x / scale, y, (held_out[0] / scale, held_out[1]), weights, _LOGISTIC_COLUMNS)
+        return fit._replace(weights=fit.weights / scale)
+    if issparse(x):
+        return _likeliest(x, y, held_out, None if numbers else weights, _LOGISTIC)
+    return _dense(x, y, held_out, None if numbers else weights)
 
 
 def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray], weights: np.ndarray | None) -> Fit:
@@ -54,8 +65,7 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
 
     ridge_cv: Any = linear_model.RidgeCV
     ridge: Any = linear_model.Ridge
-    scale = x.std(0, dtype=np.float64)
-    scale[scale == 0] = 1
+    scale = _deviations(x)
     x, other = x / scale, held_out[0] / scale
     shift, unit = 0.0, 1.0
     if y.dtype.kind == "f":
@@ -69,7 +79,7 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
         alpha = float(fitted.alpha_)
         best = int(np.flatnonzero(fitted.alpha_ == _RIDGE)[0])
         outside, left_out = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best], targets
-        predicted = fitted.predict(other).reshape(true.shape)
+        predicted = (other @ np.atleast_2d(fitted.coef_).T + fitted.intercept_).reshape(true.shape)
     else:
         tried = [ridge(alpha, solver="cholesky").fit(x, targets, own) for alpha in _RIDGE[6::2]]
         found = [each.predict(other).reshape(true.shape) for each in tried]
@@ -83,6 +93,12 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
     coefficients, biases = np.atleast_2d(final.coef_) / scale, np.atleast_1d(final.intercept_)
     loss = float(np.square(outside - left_out).mean())
     return Fit(coefficients * unit, biases * unit + shift, f"alpha={alpha:.3g}", predicted * unit + shift, loss)
+
+
+def _deviations(x: np.ndarray) -> np.ndarray:
+    """Of each column; 1 of a constant one."""
+    scale = x.std(0, dtype=np.float64)
+    return np.where(scale == 0, 1, scale)
 
 
 def _signs(y: np.ndarray, classes: int) -> np.ndarray:
@@ -100,13 +116,16 @@ def _likely_scale(values: np.ndarray, classes: np.ndarray) -> float:
     return float(np.exp(minimize_scalar(loss, bounds=(-3, 4), method="bounded").x))
 
 
-def _sparse(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None) -> Fit:
-    from scipy.sparse import vstack
+def _likeliest(
+    x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, inverse: Sequence[float]
+) -> Fit:
+    """Logistic regression, with one of the ``inverse`` penalties, or a ridge regression of numbers."""
+    from scipy.sparse import issparse, vstack
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.metrics import log_loss
 
     def logistic(penalty: float) -> Any:
-        return LogisticRegression(C=penalty, max_iter=300)
+        return LogisticRegression(C=penalty, max_iter=1000)
 
     def loss(model: Any, x: Any, y: np.ndarray) -> float:
         if y.dtype.kind == "f":
@@ -114,10 +133,12 @@ def _sparse(x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np
         return float(log_loss(y, model.predict_proba(x), labels=model.classes_))
 
     numbers = y.dtype.kind == "f"
-    make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, _LOGISTIC, "C")
-    model, penalty, least = _best(make, penalties, loss, x, y, held_out, weights)
-    labels = np.concatenate([y, held_out[1]])
-    final = make(penalty).fit(vstack([x, held_out[0]]).tocsr(), labels, None if weights is None else weights[labels])
+    make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, inverse, "C")
+    own = None if weights is None else weights[y]
+    model, penalty, least = _best(make, penalties, loss, x, y, held_out, own)
+    labels, both = np.concatenate([y, held_out[1]]), [x, held_out[0]]
+    rows = vstack(both).tocsr() if issparse(x) else np.concatenate(both)
+    final = make(penalty).fit(rows, labels, None if weights is None else weights[labels])
     of_train, of_all = _logits(model), _logits(final)
     return Fit(*of_all, f"{name}={penalty:g}", held_out[0] @ of_train[0].T + of_train[1], least)
 
@@ -140,7 +161,7 @@ def _best(
     weights: np.ndarray | None,
 ) -> tuple[Any, float, float]:
     """The model with the penalty of the smallest loss on held-out rows, or, if these are few, over folds; fitted to all
-    rows x and y; the penalty and the loss."""
+    rows x and y; the penalty and the loss. weights: of rows."""
     if len(held_out[1]) >= _ENOUGH:
         tried = [make(penalty).fit(x, y, sample_weight=weights) for penalty in penalties]
         losses = [loss(model, *held_out) for model in tried]

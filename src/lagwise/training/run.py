@@ -82,7 +82,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         ValueError: If the recipe, the data and this machine do not fit together.
     """
     out, asked = Path(out), _plain(recipe)
-    _check_unused(out)
+    check_unused(out)
     recipe = with_start(_rooted(recipe))
     data = _opened(check_recipe(recipe), progress)
     recipe, named = _resolved(recipe, data), recipe
@@ -95,7 +95,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     with _sole_trainer(out, arguments):
         first = None
         if state.is_main_process:
-            _check_unused(out)  # another process may have trained there in the meantime
+            check_unused(out)  # another process may have trained there in the meantime
             if kind != "none":
                 first = fit_first_answer(data, recipe.training.seed)
             model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
@@ -202,7 +202,8 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(recipe)))
 
 
-def _check_unused(out: Path) -> None:
+def check_unused(out: Path) -> None:
+    """FileExistsError if a run's folder is in use."""
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
         if (out / "config.json").is_file():

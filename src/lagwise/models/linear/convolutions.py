@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.models.linear.scaling import standardised
 from lagwise.ops.bilinear import traced
 from lagwise.tables import whole_number
 
@@ -177,12 +178,7 @@ class Convolutions(nn.Module):
         return found.unflatten(0, place.shape), later
 
     def _scaled(self, x: Tensor) -> Tensor:
-        z = x.to(torch.promote_types(x.dtype, torch.float32))
-        if self.mean is not None:
-            z = z - z.new_tensor(self.mean)
-        if self.std is not None:
-            z = z / z.new_tensor(self.std)
-        return z.to(self.biases.dtype)
+        return standardised(x, self.mean, self.std).to(self.biases.dtype)
 
     def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
         """``(batch, kernels, length)``: the convolutions with a dilation of samples after the first ``past``, before

@@ -1,0 +1,141 @@
+"""Splits written as files, in the form of the data that they are of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lagwise.data.reading import decoded, inner_suffix, read_whole
+from lagwise.data.row_files import TEXT_TABLES, file_kind, load_arrays, read_table
+from lagwise.data.rows import RowSource
+from lagwise.data.sources import SUFFIXES, Source, read_documents
+from lagwise.data.splits import SPLITS, cut_text
+from lagwise.data.text_tables import parse_text_table
+from lagwise.files import is_unused, saved_whole
+
+_COMMENTS = {".ts": "#", ".arff": "%"}
+
+
+def check_split_folder(folder: Path) -> None:
+    """FileExistsError if a folder for a split has files."""
+    if not is_unused(folder):
+        raise FileExistsError(f"{str(folder)!r} is not empty; choose another folder for the files of the split")
+
+
+def write_text_split(source: Source, folder: Path) -> None:
+    """Write the documents of running text into ``folder``: a file for each split, or, where the data are several files,
+    for each file of a split, numbered as they are read. `open_source` finds the same splits there."""
+    check_split_folder(folder)
+    with saved_whole(folder, "the split") as partial:
+        for split in SPLITS:
+            parts = [(".jsonl", list(source.documents(split)))] if source.dataset is not None else _texts(source, split)
+            parts = [(suffix, documents) for suffix, documents in parts if documents]
+            for name, (suffix, documents) in zip(_names(split, len(parts)), parts, strict=True):
+                (partial / f"{name}{suffix}").write_bytes(_written(suffix, documents))
+
+
+def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[int]]], folder: Path) -> None:
+    """Write the rows of each split into ``folder``, all their columns: tables as files of the same kind, named by the
+    split, and files that are a row each into the folder of their class in that of the split. `open_rows` and
+    `open_series` find the same splits there.
+
+    places: of each split, a split that the data name, and the numbers of its rows.
+    """
+    check_split_folder(folder)
+    with saved_whole(folder, "the split") as partial:
+        for split, (of, numbers) in places.items():
+            if source.dataset is not None:
+                source.dataset[of].select(numbers).to_parquet(partial / f"{split}.parquet")
+                continue
+            parts, wanted, start = [], np.sort(np.asarray(numbers)), 0
+            for path, count, label in source.files_of(of):
+                own = wanted[(wanted >= start) & (wanted < start + count)] - start
+                start += count
+                if not len(own):
+                    continue
+                if label is None:
+                    parts.append((path, None if len(own) == count else own))  # a recording is one row of many lines
+                else:
+                    _copy(path, partial / split / label)
+            for name, (path, own) in zip(_names(split, len(parts)), parts, strict=True):
+                kind = file_kind(path)
+                assert kind is not None
+                (partial / f"{name}{kind}").write_bytes(read_whole(path) if own is None else _rows(path, kind, own))
+
+
+def _names(split: str, count: int) -> list[str]:
+    digits = len(str(count))
+    return [split] if count == 1 else [f"{split}-{i:0{digits}}" for i in range(1, count + 1)]
+
+
+def _texts(source: Source, split: str) -> Iterator[tuple[str, list[str]]]:
+    """The suffix and the documents of each file of a split."""
+    for path in source.files[split]:
+        documents = list(read_documents(path))
+        kept = cut_text(documents, source.ranges[split]) if source.ranges else documents
+        yield suffix if (suffix := inner_suffix(path)) in SUFFIXES else ".txt", kept
+
+
+def _written(suffix: str, documents: list[str]) -> bytes:
+    """A file of documents."""
+    if suffix == ".jsonl":
+        return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()
+    if suffix == ".parquet":
+        import pyarrow as pa
+
+        return _parquet(pa.table({"text": pa.array(documents, pa.string())}))
+    return "".join(documents).encode()
+
+
+def _copy(path: Path, folder: Path) -> None:
+    """Copy a file into a folder, under another name where its own is taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target, number = folder / path.name, 1
+    while target.exists():
+        target, number = folder / f"{number}-{path.name}", number + 1
+    shutil.copyfile(path, target)
+
+
+def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
+    """A file with some rows of another."""
+    data = read_whole(path)
+    if kind in TEXT_TABLES:
+        table, text = parse_text_table(data, path), io.StringIO()
+        writer = csv.writer(text, delimiter=table.separator, lineterminator="\n")
+        writer.writerow(table.names)
+        writer.writerows([cells[i] for cells in table.columns.values()] for i in numbers)
+        return text.getvalue().encode()
+    if kind == ".parquet":
+        return _parquet(read_table(path).take(numbers))
+    if kind == ".npz":
+        archive = io.BytesIO()
+        arrays: Any = {name: array[numbers] for name, array in load_arrays(data, path).items()}
+        np.savez(archive, **arrays)
+        return archive.getvalue()
+    text = decoded(data, path).removeprefix("\ufeff")
+    lines = text.split("\n") if kind == ".jsonl" else text.splitlines()
+    head = [] if kind == ".jsonl" else lines[: 1 + next(i for i, line in enumerate(lines) if _begins(line))]
+    rows = [
+        line for line in lines[len(head) :] if line.strip() and not line.strip().startswith(_COMMENTS.get(kind, "\n"))
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in (*head, *(rows[i] for i in numbers))).encode()
+
+
+def _begins(line: str) -> bool:
+    """Whether the rows of an archive's file begin after a line."""
+    return line.strip().lower() == "@data"
+
+
+def _parquet(table: Any) -> bytes:
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer)
+    return buffer.getvalue()

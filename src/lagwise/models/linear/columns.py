@@ -1,0 +1,102 @@
+"""Features of the rows of a table: its columns, and which thresholds each exceeds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.models.linear.scaling import standardised
+from lagwise.tables import whole_number
+
+_LEVELS = 15  # thresholds of each column, where they help
+_MOST = 2000  # thresholds of all columns
+
+
+class ColumnsState(NamedTuple):
+    """The sums of the features of a stream's samples ``(batch, size)``, and the number of its samples ``(batch,)``."""
+
+    total: Tensor
+    seen: Tensor
+
+
+class Columns(nn.Module):
+    """The standardised columns of a table, and which thresholds each exceeds, so that a linear map of them is a smooth
+    line and a step function of each column, without products of columns.
+
+    Formula: ``mean_t z_{t,c}`` and ``mean_t [z_{t,c} > b_{c,j}]``, where z is a standardised column c of the samples t
+    of a row. A row of a table is a series of one sample.
+
+    Shapes: x ``(batch, length, channels)``; mask ``(batch, length)``, true at samples, or None; result
+    ``(batch, size)``: the columns first. Padding has no effect.
+
+    Args:
+        channels: Columns.
+        levels: Thresholds of each column; 0 for none.
+        mean: Of each column, by which it is standardised.
+        std: Likewise.
+
+    Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the training rows.
+    """
+
+    def __init__(
+        self, channels: int, *, levels: int = 0, mean: list[float] | None = None, std: list[float] | None = None
+    ):
+        super().__init__()
+        self.channels, self.levels = whole_number("channels", channels), whole_number("levels", levels, least=0)
+        self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
+        self.size = channels * (1 + levels)
+        self.register_buffer("biases", torch.zeros(channels, levels))
+
+    @staticmethod
+    def plan(channels: int) -> dict[str, Any]:
+        """Thresholds of a table with so many columns, fewer of each where there are many."""
+        return {"levels": min(_LEVELS, _MOST // channels)}
+
+    @torch.no_grad()
+    def prepare(self, x: Tensor) -> None:
+        """Take thresholds from training rows ``(rows, channels)``: quantiles of each column."""
+        ordered = self._scaled(x).sort(0).values
+        shares = torch.arange(1, self.levels + 1, dtype=torch.float64) / (self.levels + 1)
+        self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
+
+    def without_levels(self) -> int:
+        """Number of the features that are not levels, which are last."""
+        return self.channels
+
+    def drop_levels(self) -> None:
+        """Leave the levels out."""
+        self.levels, self.size = 0, self.channels
+        self.biases = self.biases[:, :0].clone()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        found = self._each(x)
+        if mask is None:
+            return found.mean(1)
+        return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+    @staticmethod
+    def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
+        """Logits ``(..., labels)`` of features."""
+        return classifier(found)
+
+    def start(self, batch: int) -> ColumnsState:
+        """The state before a stream's first sample."""
+        total = self.biases.new_zeros(batch, self.size, dtype=torch.float64)
+        return ColumnsState(total, torch.zeros(batch, dtype=torch.long, device=total.device))
+
+    def step(self, x: Tensor, state: ColumnsState) -> tuple[Tensor, ColumnsState]:
+        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
+        after them."""
+        totals = state.total[:, None] + self._each(x).double().cumsum(1)
+        seen = state.seen[:, None] + torch.arange(1, x.shape[1] + 1, device=x.device)
+        return (totals / seen[..., None]).to(self.biases.dtype), ColumnsState(totals[:, -1], seen[:, -1])
+
+    def _each(self, x: Tensor) -> Tensor:
+        """The features of each sample, ``(batch, length, size)``."""
+        z = self._scaled(x)
+        return torch.cat([z, (z[..., None] > self.biases).flatten(-2).to(z.dtype)], -1)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return standardised(x, self.mean, self.std).to(self.biases.dtype)

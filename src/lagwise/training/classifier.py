@@ -1,0 +1,302 @@
+"""The first answer as a classifier of scikit-learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,  # type: ignore[missing-module-attribute]
+)
+
+from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer, spellings
+from lagwise.data.batches import like_lengths
+from lagwise.data.encoding import feature_scale
+from lagwise.files import expanded, read_json, saved_whole
+from lagwise.models import LagwiseLinearForSequenceClassification
+from lagwise.models.loading import load_model, quiet, save_tokenizer
+from lagwise.tables import shown
+from lagwise.tasks.classes import class_fields, class_names
+from lagwise.training.linear_fits import LinearRows, fit_linear_model
+
+_FILE = "classifier.json"
+_FEATURES = {"table": "columns", "series": "convolutions", "texts": "ngrams"}
+_READS = {"table": "rows of numbers (rows, columns)", "series": "series (n, channels, length)", "texts": "texts"}
+_ENOUGH = 2500  # rows of which some are held out to choose by; of fewer, each is left out in turn, or in folds
+_HELD_OUT = 0.1
+_VALUES_A_BATCH = 1 << 18
+_KINDS = "bifuU"  # of numpy, that classes may have
+
+
+class LagClassifier(ClassifierMixin, BaseEstimator):
+    """Classifies rows of numbers, series or texts by a linear model of fixed features that is fitted in seconds, with
+    scikit-learn's interface: the first answer of ``lagwise train``, without files.
+
+    X is one of
+
+    - a table ``(rows, columns)`` of numbers: an array or a DataFrame. Features are the columns, and where these make
+      the error of left-out rows at least 5 % smaller, up to 15 thresholds of each (`Columns`);
+    - series ``(n, channels, length)``, or a list of arrays ``(channels, length)`` of different lengths. Features are
+      random dilated convolutions (`Convolutions`);
+    - a list, array or column of texts. Features are the n-grams of words and of characters that occur (`Ngrams`).
+
+    Formula: ``softmax(W f(x) + b)`` with the features f. W and b are a ridge regression, or of texts a logistic
+    regression, whose penalty is chosen by rows that are left out (`fit_linear`).
+
+    Parameters:
+        class_weight: weights of the classes, a mapping or ``balanced``; None for 1.
+        random_state: seed of the convolutions and of the held-out rows.
+
+    Attributes:
+        classes_: the classes, sorted.
+        model_: the fitted `LagwiseLinearForSequenceClassification`.
+        penalty_: the chosen penalty, for people.
+        kind_: what is read: ``table``, ``series`` or ``texts``.
+        n_features_in_: number of columns of a table, or channels of series.
+
+    A ValueError names values that are not finite, series of other channels than in `fit`, and rows of another kind.
+
+    Source: the features' own (MiniRocket; TF-IDF with presence); `docs/first-answers.md` has their scores.
+
+    >>> from sklearn.datasets import load_iris
+    >>> x, y = load_iris(return_X_y=True)
+    >>> classifier = LagClassifier().fit(x[::2], y[::2])
+    >>> bool(classifier.score(x[1::2], y[1::2]) > 0.9)
+    True
+    >>> LagClassifier().fit(["so good", "a bore", "good fun", "what a bore"], ["+", "-", "+", "-"]).predict(["good!"])
+    array(['+'], dtype='<U1')
+    """
+
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    penalty_: str | None
+
+    def __init__(self, *, class_weight: Mapping[Any, float] | str | None = None, random_state: Any = 0):
+        self.class_weight = class_weight
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[missing-attribute]
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit the model to rows X and their classes y ``(rows,)``, of which there must be at least two."""
+        kind = _kind(X)
+        rows, y = self._training_rows(X, kind, y)
+        check_classification_targets(y)
+        self.classes_, ids = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs at least 2 classes, but y has 1 class, {self.classes_.tolist()[0]!r}")
+        self.kind_, self.tokenizer_ = kind, load_tokenizer("bytes") if kind == "texts" else None
+        random = check_random_state(self.random_state)
+        held = _held_out(ids, random)
+        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+        train, valid = ([batch for batch, _ in self._batches(rows, np.flatnonzero(held == k), ids)] for k in (0, 1))
+        own = None if self.tokenizer_ is None else spellings(self.tokenizer_)
+        fitted = LinearRows(train, valid, self._fields(rows), own, None if self.class_weight is None else weights)
+        seed = int(random.randint(np.iinfo(np.int32).max))
+        self.model_, fit = fit_linear_model(LagwiseLinearForSequenceClassification, _FEATURES[kind], fitted, seed)
+        self.penalty_ = fit.penalty
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each row ``(rows,)``."""
+        logits = self._logits(X)
+        return self.classes_[logits.argmax(1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities ``(rows, classes)`` in the order of ``classes_``."""
+        return torch.from_numpy(self._logits(X)).softmax(1).numpy()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the classifier in a folder, as safetensors and JSON: a Hugging Face model, for texts with its tokenizer.
+        OSError where it cannot be saved; ValueError for classes that JSON cannot hold."""
+        check_is_fitted(self)
+        classes = self.classes_.tolist()
+        plain = self.classes_.dtype.kind in _KINDS or all(isinstance(each, str) for each in classes)
+        if not plain:
+            raise ValueError(f"classes are saved if they are strings, numbers or booleans, got {shown(classes)}")
+        names = getattr(self, "feature_names_in_", None)
+        about = {
+            "kind": self.kind_,
+            "classes": classes,
+            "dtype": str(self.classes_.dtype),
+            "columns": None if names is None else names.tolist(),
+            "penalty": self.penalty_,
+        }
+        with quiet(), saved_whole(expanded(folder), "the classifier", last="config.json") as partial:
+            self.model_.save_pretrained(partial)
+            if self.tokenizer_ is not None:
+                save_tokenizer(self.tokenizer_, partial, None)
+            (partial / _FILE).write_text(json.dumps(about, indent=1) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> LagClassifier:
+        """Load a classifier that `save_pretrained` saved, or the first answer of a run of labelled texts or series:
+        ``RUN/first``, or RUN where it was kept. Its parameters are those of ``LagClassifier()``.
+
+        ValueError for a folder with another model, or a damaged one.
+        """
+        folder, made = expanded(folder), cls()
+        model, tokenizer = load_model(folder)
+        if not isinstance(model, LagwiseLinearForSequenceClassification) or model.num_labels < 2:
+            raise ValueError(f"{str(folder)!r} holds no first answer with classes but a {type(model).__name__}")
+        if getattr(model.features, "pairs", False):
+            raise ValueError(f"the model in {str(folder)!r} reads pairs of texts; use lagwise predict")
+        kind = "texts" if model.config.input_name == "tokens" else "series"
+        about: dict[str, Any] = {"kind": kind, "classes": list(class_names(model.config)), "dtype": "str"}
+        if (folder / _FILE).is_file():
+            about |= read_json(folder / _FILE)
+        try:
+            made.classes_ = np.array(about["classes"], dtype=about["dtype"])
+            made.kind_, made.penalty_ = about["kind"], about.get("penalty")
+            if len(made.classes_) != model.num_labels or _FEATURES[made.kind_] != model.config.features["name"]:
+                raise ValueError("it does not fit the model")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{_FILE} in {str(folder)!r} is damaged ({error})") from error
+        made.model_, made.tokenizer_ = model, tokenizer
+        if made.kind_ != "texts":
+            made.n_features_in_ = model.config.inputs["features"]
+        if about.get("columns") is not None:
+            made.feature_names_in_ = np.array(about["columns"], dtype=object)
+        return made
+
+    @torch.inference_mode()
+    def _logits(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        rows = self._rows(X)
+        found = np.empty((len(rows), len(self.classes_)))
+        for batch, places in self._batches(rows, np.arange(len(rows))):
+            found[places] = self.model_(**batch).logits.numpy()
+        return found
+
+    def _training_rows(self, X: Any, kind: str, y: Any) -> tuple[Any, np.ndarray]:
+        """Checked rows, an array or a list of arrays or of texts, and checked classes."""
+        if kind == "table":
+            return validate_data(self, X, y, dtype=np.float64)
+        rows: Any = _texts(X) if kind == "texts" else _series(X)
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(rows, y)
+        for name in ("feature_names_in_", "n_features_in_"):  # of an earlier fit
+            if hasattr(self, name):
+                delattr(self, name)
+        if kind == "series":
+            self.n_features_in_ = rows[0].shape[1]
+        return rows, y
+
+    def _rows(self, X: Any) -> Any:
+        """Checked rows to predict. ValueError for rows of another kind than those of `fit`."""
+        kind = _kind(X)
+        if kind != self.kind_:
+            raise ValueError(f"X must be {_READS[self.kind_]}, as in fit, got {_READS[kind]}")
+        if kind == "table":
+            return validate_data(self, X, reset=False, dtype=np.float64)
+        if kind == "texts":
+            return _texts(X)
+        rows = _series(X)
+        if rows[0].shape[1] != self.n_features_in_:
+            raise ValueError(f"X has series of {rows[0].shape[1]} channels, but fit had {self.n_features_in_}")
+        return rows
+
+    def _fields(self, rows: Any) -> dict[str, Any]:
+        """Fields of the model's configuration."""
+        fields = class_fields([str(each) for each in self.classes_.tolist()])
+        fields |= {"problem_type": "single_label_classification"}
+        if self.tokenizer_ is not None:
+            special = {
+                f"{name}_token_id": getattr(self.tokenizer_, f"{name}_token_id") for name in ("bos", "eos", "pad")
+            }
+            return {
+                **fields,
+                "vocab_size": len(self.tokenizer_),
+                **special,
+                "inputs": {"name": "tokens", "pairs": False},
+            }
+        mean, std = feature_scale([rows] if self.kind_ == "table" else rows)
+        return {**fields, "inputs": {"name": "values", "features": self.n_features_in_, "mean": mean, "std": std}}
+
+    def _batches(
+        self, rows: Any, places: np.ndarray, ids: np.ndarray | None = None
+    ) -> Iterator[tuple[dict[str, torch.Tensor], np.ndarray]]:
+        """Rows at some places in batches of similar lengths, as the model reads them, with their classes if given; and
+        where each was."""
+        if self.kind_ == "table":
+            size = max(1, _VALUES_A_BATCH // rows.shape[1])
+            for own in (places[start : start + size] for start in range(0, len(places), size)):
+                labels = {} if ids is None else {"labels": torch.from_numpy(ids[own])}
+                yield {"input_values": torch.from_numpy(rows[own])[:, None], **labels}, own
+            return
+        name, arrays, pad = "input_values", rows, None
+        if self.tokenizer_ is not None:
+            name, arrays, pad = "input_ids", self._encoded(rows), self.tokenizer_.pad_token_id
+        sizes = np.array([each.size for each in arrays], dtype=np.int64)
+        ordered, collate = places[np.argsort(sizes[places], kind="stable")], PaddingCollator(pad)
+        for part in like_lengths(sizes[ordered].tolist(), _VALUES_A_BATCH):
+            own = ordered[part.start : part.stop]
+            yield collate([{name: arrays[i], **({} if ids is None else {"label": int(ids[i])})} for i in own]), own
+
+    def _encoded(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of texts; an empty one is an end of text."""
+        tokenizer: Any = self.tokenizer_
+        encoder = RowEncoder(("text",), 0, tokenizer)
+        end = np.asarray([tokenizer.eos_token_id])
+        return [ids if len(ids) else end for ids in encoder.ids(texts)]
+
+
+def _kind(X: Any) -> str:
+    """What X is. ValueError for a single text."""
+    if isinstance(X, str | bytes):
+        raise ValueError(f"X must be a list of texts, got one, {shown(X)}")
+    axes = getattr(X, "ndim", None)
+    first: Any = next(iter(X), None) if isinstance(X, list | tuple) or axes == 1 else None
+    if isinstance(first, str):
+        return "texts"
+    return "series" if axes == 3 or np.ndim(first) == 2 else "table"
+
+
+def _texts(X: Any) -> list[str]:
+    texts = list(X)
+    for i, each in enumerate(texts):
+        if not isinstance(each, str):
+            raise ValueError(f"X must be texts, but row {i} is {shown(each)}")
+    return texts
+
+
+def _series(X: Any) -> list[np.ndarray]:
+    """Series as arrays ``(length, channels)``."""
+    if not len(X):
+        raise ValueError("there are no series")
+    found = []
+    for i, each in enumerate(X):
+        if np.ndim(each) != 2 or 0 in np.shape(each):
+            raise ValueError(f"each series must be (channels, length), but series {i} has shape {np.shape(each)}")
+        values = check_array(each, dtype=np.float32, ensure_min_features=1, input_name=f"X[{i}]").T
+        if found and values.shape[1] != found[0].shape[1]:
+            raise ValueError(
+                f"all series must have as many channels, but series {i} has {values.shape[1]} and series 0 "
+                f"{found[0].shape[1]}; a series is (channels, length)"
+            )
+        found.append(np.ascontiguousarray(values))
+    return found
+
+
+def _held_out(ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """1 at rows that are held out, a share of each class; none of few rows."""
+    held = np.zeros(len(ids), dtype=np.int64)
+    if len(ids) > _ENOUGH:
+        for each in range(ids.max() + 1):
+            own = random.permutation(np.flatnonzero(ids == each))
+            held[own[: int(_HELD_OUT * len(own))]] = 1
+    return held

@@ -1,0 +1,194 @@
+"""Linear models of fixed features, fitted in closed form to rows of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lagwise.models.linear.columns import Columns
+from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.linear.convolutions import LEVELS, Convolutions
+from lagwise.models.linear.ngrams import Ngrams, Sparse
+from lagwise.models.linear.patches import Patches
+from lagwise.training.closed_form import Fit, fit_linear
+
+Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
+
+_MOST_CHARACTERS = 3_000_000  # of training texts whose n-grams of characters are used too: they take ten times as long
+_MANY_ROWS = 1000  # for which n-grams must occur twice
+_MANY_SERIES = 5000  # for which half of the features do
+_MOST_VALUES = 2 * 10**8  # of dense features, in memory; of more rows a random part is used
+_PICTURES = 2000  # from which patches are drawn
+_GAIN = 0.95  # levels are kept where they make the error so much smaller
+
+
+class LinearRows(NamedTuple):
+    """What a linear model is fitted to: training rows and held-out ones, each in batches; the ``fields`` of its
+    configuration; for texts the bytes of each token id; and weights of the classes, or None."""
+
+    train: Batches
+    valid: Batches
+    fields: Mapping[str, Any]
+    spellings: Sequence[bytes] | None = None
+    weights: np.ndarray | None = None
+
+
+def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: int) -> tuple[Any, Fit]:
+    """A linear model of a class of heads, in evaluation mode, and its fit. features: `FITTED` names them."""
+    with torch.inference_mode():
+        options, prepared, fit = FITTED[features](rows, seed)
+    inputs = {name: value for name, value in rows.fields["inputs"].items() if name != "pairs"}
+    merged: dict[str, Any] = {**rows.fields, "inputs": inputs, "features": {"name": features, **options}}
+    model: Any = linear_class(LagwiseLinearConfig(**merged))
+    model.features.load_state_dict(prepared.state_dict())
+    with torch.no_grad():
+        model.classifier.weight.copy_(torch.from_numpy(fit.weights))
+        model.classifier.bias.copy_(torch.from_numpy(fit.biases))
+    return model.eval(), fit
+
+
+def _texts(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    assert data.spellings is not None
+    own, batches = data.spellings, data.train
+    sizes = np.array([len(each) for each in own])
+    characters = sum(int(sizes[batch["input_ids"].numpy()].sum()) for batch in batches)
+    options, features = Ngrams.fitted(
+        own,
+        [(b["input_ids"], _mask(b), b.get("token_type_ids")) for b in batches],
+        words=2,
+        characters=[2, 3, 4, 5] if characters <= _MOST_CHARACTERS else [],
+        pairs=data.fields["inputs"]["pairs"],
+        least=2 if sum(len(batch["labels"]) for batch in batches) > _MANY_ROWS else 1,
+    )
+
+    def rows(batches: Batches) -> tuple[Any, np.ndarray]:
+        found = [features(b["input_ids"], _mask(b), b.get("token_type_ids")) for b in batches]
+        return _matrix(found, features.size), labels_of(batches)
+
+    train, valid = rows(batches), rows(data.valid)
+    return options, features, fit_linear(*train, valid, data.weights)
+
+
+def _series(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    inputs, batches = data.fields["inputs"], data.train
+    series = [row[: len(row) if real is None else int(real.sum())] for b in batches for row, real in _rows(b)]
+    share = 1.0 if len(series) <= _MANY_SERIES else 0.5
+    options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], share=share), "levels": LEVELS}
+    features = Convolutions(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
+    features.prepare(series, seed)
+
+    def rows(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
+        found = [features(b["input_values"], _mask(b)).numpy() for b in batches]
+        return np.concatenate([_none(features), *found]), labels_of(batches)
+
+    return _with_levels_if_better(
+        options, features, rows(_thinned(batches, features.size, seed)), rows(data.valid), data
+    )
+
+
+def _table(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    inputs = data.fields["inputs"]
+    options = Columns.plan(inputs["features"])
+    features = Columns(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
+    features.prepare(torch.cat([batch["input_values"].flatten(0, 1) for batch in data.train]))
+
+    def rows(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
+        found = [features(b["input_values"], _mask(b)).numpy() for b in batches]
+        return np.concatenate([_none(features), *found]), labels_of(batches)
+
+    return _with_levels_if_better(
+        options, features, rows(_thinned(data.train, features.size, seed)), rows(data.valid), data, columns=True
+    )
+
+
+def _with_levels_if_better(
+    options: dict[str, Any],
+    features: Any,
+    train: tuple[np.ndarray, np.ndarray],
+    valid: tuple[np.ndarray, np.ndarray],
+    data: LinearRows,
+    *,
+    columns: bool = False,
+) -> tuple[dict[str, Any], Any, Fit]:
+    """Features with their levels, which are last, or without, if these do not make the error clearly smaller."""
+    (x, y), (other, true), plain = train, valid, features.without_levels()
+    simple = fit_linear(x[:, :plain], y, (other[:, :plain], true), data.weights, columns=columns)
+    if options["levels"]:
+        fit = fit_linear(x, y, valid, data.weights, columns=columns)
+        if fit.loss < _GAIN * simple.loss:
+            return options, features, fit
+    features.drop_levels()
+    return {**options, "levels": 0}, features, simple
+
+
+def _pictures(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
+    batches = data.train
+    sample = torch.cat([batch["pixel_values"] for batch in batches])
+    sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_PICTURES])]
+    options = Patches.plan(*sample.shape[2:])
+    features = Patches(sample.shape[1], **options)
+    features.prepare(sample, seed)
+
+    def rows(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
+        found = [features(batch["pixel_values"]).numpy() for batch in batches]
+        return np.concatenate([_none(features), *found]), labels_of(batches)
+
+    train, valid = rows(_thinned(batches, features.size, seed)), rows(data.valid)
+    return options, features, fit_linear(*train, valid, data.weights)
+
+
+#: by the name of the features
+FITTED: dict[str, Any] = {"columns": _table, "convolutions": _series, "ngrams": _texts, "patches": _pictures}
+
+
+def labels_of(batches: Batches) -> np.ndarray:
+    """The labels of all rows, in order."""
+    if not batches:
+        return np.zeros(0, dtype=np.int64)
+    return torch.cat([batch["labels"] for batch in batches]).numpy()
+
+
+def _none(features: Any) -> np.ndarray:
+    """Dense features of no rows."""
+    return np.zeros((0, features.size), dtype=np.float32)
+
+
+def _thinned(batches: Batches, size: int, seed: int) -> list[dict[str, Tensor]]:
+    """Batches with a random part of the rows, if these have too many features of a number each."""
+    most, total = _MOST_VALUES // size, sum(len(batch["labels"]) for batch in batches)
+    random, found = np.random.default_rng(seed), []
+    for batch in batches:
+        count = len(batch["labels"])
+        kept = np.sort(random.permutation(count)[: count if total <= most else -(-count * most // total)])
+        found.append({name: values[torch.from_numpy(kept)] for name, values in batch.items()})
+    return found
+
+
+def _rows(batch: Mapping[str, Tensor]) -> Iterable[tuple[Tensor, Tensor | None]]:
+    mask = batch.get("attention_mask")
+    return ((row, None if mask is None else mask[i]) for i, row in enumerate(batch["input_values"]))
+
+
+def _mask(batch: Mapping[str, Tensor]) -> Tensor | None:
+    return batch["attention_mask"].bool() if "attention_mask" in batch else None
+
+
+def _matrix(found: Iterable[Sparse], columns: int) -> Any:
+    """Sparse features of batches as a matrix of scipy."""
+    from scipy.sparse import csr_matrix
+
+    rows, numbers, values, start = [], [], [], 0
+    for each in found:
+        kept = each.values != 0
+        rows.append(kept.nonzero()[:, 0] + start)
+        numbers.append(each.numbers[kept])
+        values.append(each.values[kept])
+        start += len(kept)
+    if not rows:
+        return csr_matrix((0, columns))
+    place = torch.cat(rows).numpy(), torch.cat(numbers).numpy()
+    return csr_matrix((torch.cat(values).double().numpy(), place), shape=(start, columns))
