@@ -117,6 +117,7 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
         "mse": scores.mse,
         "mae": scores.mae,
         "coverage": scores.coverage,
+        "crps": scores.crps,
         "windows": scores.windows,
         "validation_mse": forecaster.validation_error_,
         "parameters": forecaster.n_parameters_,

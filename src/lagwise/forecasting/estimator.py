@@ -13,22 +13,34 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
-from lagwise.forecasting.errors import error_quantiles, forecast_errors, independent_errors, window_errors
-from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
-from lagwise.forecasting.gaps import carry_forward, scales
+from lagwise.forecasting.errors import (
+    CRPS_COVERAGES,
+    error_quantiles,
+    forecast_errors,
+    independent_errors,
+    ranked_probability,
+    sorted_sizes,
+    window_errors,
+)
+from lagwise.forecasting.fitting import Choice, Fit, fit_maps, held_out_stretches, usable_rows
+from lagwise.forecasting.gaps import aligned, carry_forward, fill, first_observed, scales
 from lagwise.forecasting.moments import window_count
 from lagwise.forecasting.unobserved import Stretch
 from lagwise.tables import shown, whole_number
 
+_FEW = 10  # values before the held-out rows: fewer give no scale of a series among others
+
 
 class Scores(NamedTuple):
-    """Mean squared and mean absolute error on the standardised scale, the number of scored windows per series, and the
-    share of values within the intervals (None without intervals)."""
+    """Mean squared and mean absolute error on the standardised scale, the number of scored windows per series, the
+    share of values within the intervals, and the continuous ranked probability score (CRPS), on the standardised scale,
+    as twice the mean quantile loss of the quantiles 0.1, 0.2 ... 0.9 (both None without intervals)."""
 
     mse: float
     mae: float
     windows: int
     coverage: float | None = None
+    crps: float | None = None
 
 
 class LagForecaster(BaseEstimator):
@@ -56,6 +68,7 @@ class LagForecaster(BaseEstimator):
         rank: for ``ridge``; None for any.
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
         logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
+        nonnegative: replace forecasts, and ends of intervals, below 0 by 0. Scores are those of the map alone.
         normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
             only changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
@@ -107,6 +120,7 @@ class LagForecaster(BaseEstimator):
         rank: int | None = None,
         level: str = "mean",
         logs: bool = False,
+        nonnegative: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -122,6 +136,7 @@ class LagForecaster(BaseEstimator):
         self.rank = rank
         self.level = level
         self.logs = logs
+        self.nonnegative = nonnegative
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
@@ -136,24 +151,31 @@ class LagForecaster(BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: None = None) -> Self:
-        """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing."""
+        """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing.
+
+        X may also be a mapping of names to series of different lengths, which end at the same time or are each forecast
+        from their own end. Rows are then counted from the end, and held-out rows as a share of the median length.
+        Forecasts have the columns of `predict` in the order of the mapping.
+        """
         design = make_design(self)
         x = self._validated(X, reset=True)
-        held = held_out_rows(design, self.validation, len(x))
+        first = first_observed(x)
+        held = held_out_rows(design, self.validation, len(x) - int(np.median(first)))
         cut = len(x) - held
         window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
-        later = np.isnan(x[:cut]).all(0)  # series that start in the held-out rows
+        # Series that start in the held-out rows, or shortly before: too few values for a scale.
+        later = first > (max(0, cut - _FEW) if x.shape[1] > 1 else cut - 1)
         self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
-        filled, missing = carry_forward(z), np.isnan(z)
+        filled, missing = fill(z), np.isnan(z)
         self.shared_, fits = self._fits(design, filled, missing, cut)
         self.validation_error_ = _error(fits) if held else None
         self.errors_, self.independent_ = None, None
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets)
-            self.errors_ = np.sort(np.abs(errors), axis=0)
+            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets, first - begin)
+            self.errors_ = sorted_sizes(errors, first > cut)
             self.independent_ = independent_errors(errors, held / design.horizon)
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
@@ -189,7 +211,7 @@ class LagForecaster(BaseEstimator):
             look_back = self.maps_.shape[1]
             if len(x) < look_back:
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
-            recent = carry_forward(self._standardized(x))[-look_back:]
+            recent = fill(self._standardized(x))[-look_back:]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
         return z * self.scale_ + self.mean_
 
@@ -212,6 +234,15 @@ class LagForecaster(BaseEstimator):
         half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)] * self.scale_
         return self._shaped(self._raw(centre - half)), self._shaped(self._raw(centre + half))
 
+    def predict_quantiles(self, quantiles: Sequence[float], horizon: int | None = None, *, X: Any = None) -> np.ndarray:
+        """Quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that leave out
+        equal shares below and above; of 0.5 the forecast itself. ValueError for a quantile out of (0, 1)."""
+        for quantile in quantiles:
+            if not 0 < quantile < 1:
+                raise ValueError(f"quantiles must be in (0, 1), got {quantile!r}")
+        ends = [self.predict_interval(horizon, X=X, coverage=abs(2 * quantile - 1)) for quantile in quantiles]
+        return np.stack([pair[int(quantile > 0.5)] for quantile, pair in zip(quantiles, ends, strict=True)])
+
     def update(self, row: Any) -> Self:
         """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
         and the window moves. Forecasts are exactly those from all rows at once."""
@@ -230,20 +261,23 @@ class LagForecaster(BaseEstimator):
         z = self._standardized(self._validated(X, reset=False))
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
-        filled = carry_forward(z)
-        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage, self.independent_)
-        squares = absolutes = inside = count = 0.0
-        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows)):
+        filled = fill(z)
+        spread = self.errors_ is not None
+        shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
+        halves = [error_quantiles(self.errors_, share, self.independent_) for share in shares]
+        squares = absolutes = inside = losses = count = 0.0
+        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z)):
             sizes = np.abs(errors)
             squares += np.nansum(sizes**2)
             absolutes += np.nansum(sizes)
             count += np.count_nonzero(~np.isnan(sizes))
-            if half is not None:
-                inside += np.count_nonzero(sizes <= half[:, series])
+            if spread:
+                inside += np.count_nonzero(sizes <= halves[0][:, series])
+                losses += np.nansum(ranked_probability(sizes, [half[:, series] for half in halves[1:]]))
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        coverage = None if half is None else float(inside / count)
-        return Scores(float(squares / count), float(absolutes / count), windows, coverage)
+        shares = (float(inside / count), float(losses / count)) if spread else (None, None)
+        return Scores(float(squares / count), float(absolutes / count), windows, *shares)
 
     def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
         """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with ``logs`` of
@@ -251,11 +285,13 @@ class LagForecaster(BaseEstimator):
         check_is_fitted(self)
         x = self._validated(np.asarray(X).reshape(len(X), -1), reset=False)
         look_back, horizon = self.maps_.shape[1:]
-        filled = carry_forward(self._standardized(x))
+        filled = fill(self._standardized(x))
         targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
         made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0) * self.scale_ + self.mean_
-        return made - targets
+        made = np.maximum(made, 0.0) if self.nonnegative and not self.logs else made
+        some = starts[:, None] > first_observed(x)  # otherwise no input is observed
+        return np.where(some[:, None], made - targets, np.nan)
 
     def score(self, X: Any, y: None = None) -> float:
         """Minus the mean squared error of `evaluate`: greater is better."""
@@ -305,7 +341,7 @@ class LagForecaster(BaseEstimator):
             train = [Stretch(x[:cut], gaps[:cut])]
         else:
             train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
-        valid = [Stretch(x[cut - look_back :], gaps[cut - look_back :])] if cut < len(x) else []
+        valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon) if cut < len(x) else []
         return fit_maps(design, train, valid, choices)
 
     def _groups(self, shared: bool) -> list[list[int]]:
@@ -321,6 +357,11 @@ class LagForecaster(BaseEstimator):
         return horizon
 
     def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
+        if isinstance(X, Mapping) and not hasattr(X, "columns"):
+            import pandas as pd
+
+            names, values = aligned(X)
+            X = pd.DataFrame(values, columns=names)
         if np.ndim(X) == 1:
             if reset:
                 self._one_series = True
@@ -339,8 +380,9 @@ class LagForecaster(BaseEstimator):
         return np.log(x)
 
     def _raw(self, x: np.ndarray) -> np.ndarray:
-        """Values of the series, from themselves or their logarithms."""
-        return np.exp(x) if self.logs else x
+        """Forecasts of values, from those of the map: of values or their logarithms."""
+        x = np.exp(x) if self.logs else x
+        return np.maximum(x, 0.0) if self.nonnegative else x
 
     def _name(self, flags: np.ndarray) -> str:
         """The first series whose flag is set, for messages."""

@@ -62,6 +62,18 @@ def usable_rows(x: np.ndarray, missing: np.ndarray, width: int, look_back: int) 
     return found
 
 
+def held_out_stretches(x: np.ndarray, missing: np.ndarray, begin: int, look_back: int, horizon: int) -> list[Stretch]:
+    """The stretches of filled series ``(rows, series)`` whose windows are held out: from the row ``begin`` or, of
+    series that start later, the first row from which the last input of a window is observed."""
+    first = np.where(missing.all(0), 0, (~missing).argmax(0))
+    starts = np.maximum(begin, first + 1 - look_back)
+    return [
+        Stretch(x[start:, starts == start], missing[start:, starts == start])
+        for start in np.unique(starts)
+        if len(x) - start >= look_back + horizon
+    ]
+
+
 def fit_maps(
     design: Design, train: Sequence[Stretch], valid: Sequence[Stretch], choices: Sequence[Choice] | None = None
 ) -> Fit:
@@ -154,7 +166,7 @@ def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
 def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:
     """Moments of the training windows without their level, and their missing targets."""
     if not design.normalize:
-        moments = total(window_moments(each.filled, look_back, design.horizon) for each in train)
+        moments = window_moments([each.filled for each in train], look_back, design.horizon)
         return moments.without_level(design.level), Unobserved(train, look_back, design.horizon)
     moments = total(normalized_moments(each.filled, look_back, design.horizon, design.level) for each in train)
     weights = [normalized_weights(each.filled, look_back, design.horizon, design.level) for each in train]

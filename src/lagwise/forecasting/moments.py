@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 
 LEVELS = ("mean", "last", "none")
 _CHUNK = 4096  # windows to create at a time where they are needed
+_SERIES = 256  # to transform at a time
 
 
 @dataclass(frozen=True)
@@ -69,35 +70,42 @@ def level_weights(level: str, look_back: int) -> np.ndarray:
     return weights
 
 
-def window_moments(x: np.ndarray, look_back: int, horizon: int) -> Moments:
+def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon: int) -> Moments:
     """Moments of all windows of some series together.
 
     Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is ``a(i, j) = sum_t
     x(t + i) x(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) x(m + j) - x(i) x(j)``,
     and the first row is a correlation, by FFT.
 
-    Shapes: x ``(rows, series)`` of finite values, float64. Costs O(series * (rows log rows + look_back * (look_back +
-    horizon))) for any number of windows. ValueError if there is no window.
+    Shapes: x ``(rows, series)`` of finite values, float64, or several such with different numbers of rows and series.
+    Costs O(series * (rows log rows + look_back * (look_back + horizon))) for any number of windows. ValueError if there
+    is no window.
 
     Source: the covariance method of linear prediction (Makhoul 1975).
     """
-    x = np.ascontiguousarray(x, dtype=np.float64)
-    width, m = look_back + horizon, window_count(len(x), look_back, horizon)
-    n_fft = next_fast_len(len(x) + width, real=True)
-    spectrum = (rfft(x[:m], n_fft, axis=0).conj() * rfft(x, n_fft, axis=0)).sum(1)
+    parts = [np.ascontiguousarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
+    width, count = look_back + horizon, 0
+    first, squares, heads, tails = np.zeros(width), np.zeros(horizon), [], []
+    for part in parts:
+        m = window_count(len(part), look_back, horizon)
+        n_fft = next_fast_len(len(part) + width, real=True)
+        for start in range(0, part.shape[1], _SERIES):
+            own = part[:, start : start + _SERIES]
+            spectrum = (rfft(own[:m], n_fft, axis=0).conj() * rfft(own, n_fft, axis=0)).sum(1)
+            first += irfft(spectrum, n_fft)[:width]
+        sums = np.concatenate([np.zeros(1), np.einsum("ts,ts->t", part, part).cumsum()])
+        squares += sums[look_back + m :][:horizon] - sums[look_back : look_back + horizon]
+        heads.append(part[: width - 1])
+        tails.append(part[m : m + width - 1])
+        count += m * part.shape[1]
+    head, tail = (np.concatenate(rows, axis=1) for rows in (heads, tails))
     a = np.empty((look_back, width))
-    a[0] = irfft(spectrum, n_fft)[:width]
-    a[1:, 1:] = x[m : m + look_back - 1] @ x[m : m + width - 1].T - x[: look_back - 1] @ x[: width - 1].T
+    a[0] = first
+    a[1:, 1:] = tail[: look_back - 1] @ tail.T - head[: look_back - 1] @ head.T
     for i in range(1, look_back):
         a[i, i:] += a[i - 1, i - 1 : -1]
     inputs = np.triu(a[:, :look_back])
-    squares = np.concatenate([np.zeros(1), (x**2).sum(1).cumsum()])
-    return Moments(
-        inputs + np.triu(inputs, 1).T,
-        a[:, look_back:],
-        squares[look_back + m :][:horizon] - squares[look_back : look_back + horizon],
-        m * x.shape[1],
-    )
+    return Moments(inputs + np.triu(inputs, 1).T, a[:, look_back:], squares, count)
 
 
 def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:

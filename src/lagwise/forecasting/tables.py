@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.forecasting.grids import Grid
+from lagwise.forecasting.long_tables import find_ids, find_target, find_time, long_notes, place_rows
 from lagwise.forecasting.numbers import missing_codes, to_numbers
 from lagwise.forecasting.times import MONTH_NAME, Times, Writer, is_clock, regular_times
 from lagwise.tables import known, shown
@@ -33,20 +34,46 @@ _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 @dataclass(frozen=True)
 class SeriesTable:
     """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, notes on how it was read,
-    its grid of times, and the function that writes times as the table had them."""
+    its grid of times, and the function that writes times as the table had them. Of a long table also the ids of its
+    series, ``(series, columns of ids)``, and the name of the column to forecast."""
 
     frame: pd.DataFrame
     notes: tuple[str, ...]
     grid: Grid
     write: Writer
+    ids: pd.DataFrame | None = None
+    target: str = ""
 
-    def next_times(self, count: int) -> pd.Index:
-        """The times of the next rows."""
-        return self.grid.following(count)
+    @property
+    def ends(self) -> np.ndarray:
+        """The number of rows up to the end of each series: in a long table, its last value."""
+        rows = len(self.frame)
+        if self.ids is None:
+            return np.full(self.frame.shape[1], rows)
+        return rows - self.frame.notna().to_numpy()[::-1].argmax(0)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The numbers ``(rows, series)``, in which all series end in the last row."""
+        x = self.frame.to_numpy(np.float64)
+        at = np.arange(len(x))[:, None] + self.ends - len(x)
+        return np.where(at >= 0, np.take_along_axis(x, at.clip(0), axis=0), np.nan)
+
+    def next_times(self, count: int, end: int | None = None) -> pd.Index:
+        """The times of the next rows, by default after all rows."""
+        after = self.grid.following(count)
+        return after if end is None else self.frame.index[end:].append(after)[:count]
 
 
-def read_series(path: str | Path, time: str | None = None, columns: Sequence[str] | None = None) -> SeriesTable:
-    """Read a table with a column of times and columns of numbers.
+def read_series(
+    path: str | Path,
+    time: str | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    ids: Sequence[str] | None = None,
+    target: str | None = None,
+) -> SeriesTable:
+    """Read a table with a column of times and columns of numbers, or a long table, with a row for each series and time.
 
     Rows are sorted by time, as `lagwise.forecasting.times.regular_times` reads it. Times that are missing from a
     regular grid become rows of missing values, with a note. So do numbers such as -999, far from all others, that stand
@@ -56,10 +83,15 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
         path: A table as `lagwise.data.open_rows` reads it, or any other text file with a line for each time.
         time: The name of the column of times, dates or evenly spaced numbers; by default the first column.
         columns: The series; by default all other columns.
+        ids: The columns that tell the series of a long table apart; by default found where times repeat: a column with
+            a usual name (id, unique_id, item_id, series_id, series) or of text.
+        target: The column to forecast; by default, in a long table, the only one with numbers or one named y, target or
+            value.
 
     Raises:
-        ValueError: For a table without rows or series, times that cannot be used, and text or infinity in a column of
-            numbers.
+        ValueError: For a table without rows or series, times that cannot be used, text or infinity in a column of
+            numbers, and in a long table a row without an id, a time that occurs twice in a series, and an unclear
+            target.
     """
     path = Path(path)
     frame, usual, titles = _frame(path)
@@ -75,8 +107,15 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     elif names[0] == _UNNAMED:  # the row number
         frame = frame.drop(columns=_UNNAMED)
     names = list(frame.columns)
-    time = names[0] if time in (None, _UNNAMED) else known(time, names, "column of times")
+    time = find_time(frame, ids or ()) if time in (None, _UNNAMED) else known(time, names, "column of times")
     frame, parts, joined = _joined_times(frame, time)
+    rest = [name for name in names if name not in (time, *parts)]
+    found = find_ids(frame, time, rest) if ids is None and columns is None else []
+    if ids or found:
+        ids = [known(name, rest, "column of ids") for name in ids or found]
+        start = _Start(path, time, usual, (*titles, *notes, *joined))
+        return _long(frame, start, ids, target, [name for name in rest if name not in ids], bool(found))
+    columns = [target] if target is not None else columns
     chosen = [known(name, names, "column") for name in columns or () if name not in (time, *parts)]
     if columns is None:
         chosen = [name for name in names if name not in (time, *parts)]
@@ -95,6 +134,50 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     kept = some | times.times.isin(times.grid.times)
     full, more = _regular(values[kept], times._replace(times=times.times[kept]))
     return SeriesTable(full, (*titles, *notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write)
+
+
+class _Start(NamedTuple):
+    """What is known of a table before its series are."""
+
+    path: Path
+    time: str
+    usual: str | None
+    notes: tuple[str, ...]
+
+
+def _long(
+    frame: pd.DataFrame, start: _Start, ids: Sequence[str], target: str | None, rest: Sequence[str], found: bool
+) -> SeriesTable:
+    """The series of a long table."""
+    import pandas as pd
+
+    frame, below = _without_totals(frame, start.time)
+    chosen = target is None
+    target = find_target(frame, rest) if target is None else known(target, rest, "column to forecast")
+    read, codes = _values(frame[[target]], start.usual)
+    numbers = read[target].to_numpy()
+    some = ~np.isnan(numbers)
+    places, notes = place_rows(frame, start.time, ids, some)
+    spread = places.spread(numbers)
+    kept, more = long_notes(places, spread)
+    rows = int(np.flatnonzero(~np.isnan(spread).all(1))[-1]) + 1
+    index, make = places.times.grid.times[:rows], places.times.grid.make
+    full = pd.DataFrame(
+        spread[:rows, kept], index=index, columns=[n for n, k in zip(places.names, kept, strict=True) if k]
+    )
+    said = [f"series are told apart by {' and '.join(map(repr, ids))}"] if found else []
+    said += [f"the column to forecast is {target!r}"] if chosen else []
+    said = ["; ".join(said)] if said else []
+    table = SeriesTable(
+        full, (), Grid(index, make), places.times.write, places.ids[kept].reset_index(drop=True), target
+    )
+    observed = full.notna().to_numpy()
+    inside = int((table.ends - observed.argmax(0) - observed.sum(0)).sum())
+    if inside:
+        more.append(
+            f"{inside:,} values are missing within series; as inputs, the last value before each stands in for it"
+        )
+    return replace(table, notes=(*start.notes, *said, *below, *notes, *codes, *more))
 
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:

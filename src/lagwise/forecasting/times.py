@@ -127,9 +127,9 @@ def is_clock(column: pd.Series) -> bool:
 def _placed(times: Any, some: np.ndarray | None) -> tuple[str, Grid]:
     """A note on times that occur twice, and the grid."""
     if some is None or some.all():
-        return _repeated(times), regular_grid(times.unique())
+        return repeated(times), regular_grid(times.unique())
     try:
-        note, grid = _repeated(times[some]), regular_grid(times[some].unique())
+        note, grid = repeated(times[some]), regular_grid(times[some].unique())
     except ValueError:
         return _placed(times, None)
     if times.max() > grid.times[-1]:
@@ -444,7 +444,7 @@ def _of_calendar(times: pd.Index) -> Any:
     return times.tz_localize(None) if far else times
 
 
-def _repeated(times: Any) -> str:
+def repeated(times: Any) -> str:
     """A note on the hours that occur twice because clocks went back; ValueError for other times that occur twice, and
     for fewer than 3."""
     import pandas as pd
@@ -458,7 +458,7 @@ def _repeated(times: Any) -> str:
             offset = offset if local else ", join year and month, or date and time, if they are in several columns"
             raise ValueError(
                 f"column {times.name!r} has {again.sort_values()[0]} more than once; keep one row for each time"
-                f"{offset}, or give one file for each series"
+                f"{offset}, or name the column that tells series apart with `id`"
             )
         days = sorted({f"{at:%Y-%m-%d}" for at in again})
         return (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.errors import forecast_errors
-from lagwise.forecasting.moments import Moments, total, window_count, window_moments
+from lagwise.forecasting.moments import Moments, window_count, window_moments
 
 _CHUNK = 4096  # missing targets at a time
 _ROUNDING = 1e-9  # of a sum of squares, in units of the terms whose difference it is: 1e6 times that of float64
@@ -38,24 +38,23 @@ class Unobserved:
         self, stretches: Sequence[Stretch], look_back: int, horizon: int, weights: Sequence[np.ndarray] | None = None
     ):
         self.horizon, self._width = horizon, look_back + horizon - 1
-        self._parts = []
+        places, values, used, count = [], [], [], 0
         for i, (filled, missing) in enumerate(stretches):
             windows = window_count(len(filled), look_back, horizon)
-            for series in np.flatnonzero(missing[look_back:].any(0)):
-                places = np.flatnonzero(missing[look_back:, series])
-                own = np.ones(windows) if weights is None else weights[i][:, series]
-                before = np.concatenate([np.zeros(horizon - 1), filled[:, series]])
-                self._parts.append(
-                    (
-                        places,
-                        filled[look_back + places, series],
-                        sliding_window_view(before, self._width),
-                        sliding_window_view(np.pad(own, horizon - 1), horizon),
-                    )
-                )
+            series = np.flatnonzero(missing[look_back:].any(0))
+            size = len(filled) + horizon - 1  # of a series with zeros before it, for windows that would begin earlier
+            rows, columns = np.nonzero(missing[look_back:, series])
+            places.append(count + columns * size + self._width + rows)
+            values.append(np.pad(filled[:, series], ((horizon - 1, 0), (0, 0))).T.ravel())
+            own = np.ones((windows, len(series))) if weights is None else weights[i][:, series]
+            # The weight of a window stands beside its first target.
+            used.append(np.pad(own, ((self._width, horizon - 1), (0, 0))).T.ravel())
+            count += size * len(series)
+        self._places = np.concatenate(places).astype(int)
+        self._values, self._weights = np.concatenate(values), np.concatenate(used)
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return len(self._places) > 0
 
     def squares(self, maps: np.ndarray) -> tuple[float, float]:
         """The sum of the squared errors of the filled targets, and their number (weight), for maps ``(look_back,
@@ -82,11 +81,15 @@ class Unobserved:
         shifted = np.zeros((self._width, self.horizon))
         for h, rows in self._rows(len(maps)):
             shifted[rows, h] = maps[:, h]
-        for places, values, before, weights in self._parts:
-            for start in range(0, len(places), _CHUNK):
-                chunk = slice(start, start + _CHUNK)
-                inputs = before[places[chunk]]
-                yield inputs, weights[places[chunk]][:, ::-1], inputs @ shifted - values[chunk, None]
+        if not self:
+            return
+        before = sliding_window_view(self._values, self._width)
+        weights = sliding_window_view(self._weights, self.horizon)
+        for start in range(0, len(self._places), _CHUNK):
+            places = self._places[start : start + _CHUNK]
+            inputs = before[places - self._width]
+            errors = inputs @ shifted - self._values[places, None]
+            yield inputs, weights[places - self.horizon + 1][:, ::-1], errors
 
     def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
         """The rows of S for column h of a map with this look-back, which end where those of the longest do."""
@@ -134,5 +137,5 @@ class HeldOut(NamedTuple):
 
 def held_out_windows(stretches: Sequence[Stretch], look_back: int, horizon: int) -> HeldOut:
     """All windows of some stretches."""
-    moments = total(window_moments(each.filled, look_back, horizon) for each in stretches)
+    moments = window_moments([each.filled for each in stretches], look_back, horizon)
     return HeldOut(moments, Unobserved(stretches, look_back, horizon), stretches)
