@@ -118,3 +118,43 @@ def test_steps_of_numbers_are_those_of_the_index() -> None:
     adapter = SktimeLagForecaster(look_back=20).fit(y, fh=[2])
     with pytest.raises(ValueError, match="the index is irregular: 201 is not"):
         adapter.update(pd.Series([1.0], index=[201]), update_params=False)
+
+
+def panel() -> pd.DataFrame:
+    """Three instances of different lengths and ends."""
+    parts = {}
+    for i, (begin, rows) in enumerate([(0, 90), (30, 60), (10, 70)]):
+        index = pd.date_range("2024-01-01", periods=rows, freq="D") + pd.Timedelta(days=begin)
+        parts[f"s{i}"] = pd.DataFrame({"y": np.sin((np.arange(rows) + begin) / 3) + i}, index=index)
+    return pd.concat(parts, names=["id", "time"])
+
+
+def test_instances_of_a_panel_are_fitted_together() -> None:
+    y = panel()
+    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(y, fh=[1, 4])
+    rows = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
+    ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
+    made = adapter.predict()
+    np.testing.assert_allclose(made["y"], ours.predict()[[0, 3]].T.ravel())
+    assert adapter.forecaster_.maps_.shape == (1, 20, 4)
+    assert list(made.index) == [
+        *[("s0", pd.Timestamp("2024-03-31")), ("s0", pd.Timestamp("2024-04-03"))],
+        *[("s1", pd.Timestamp("2024-03-31")), ("s1", pd.Timestamp("2024-04-03"))],
+        *[("s2", pd.Timestamp("2024-03-21")), ("s2", pd.Timestamp("2024-03-24"))],
+    ]
+    interval = adapter.predict_interval(coverage=0.8)
+    np.testing.assert_allclose(interval[("y", 0.8, "upper")], ours.predict_interval(coverage=0.8)[1][[0, 3]].T.ravel())
+    with pytest.raises(ValueError, match="instances that were not fitted"):
+        adapter.update(y.loc[["s0"]].rename(index={"s0": "s9"}), update_params=False)
+
+
+def test_the_instances_of_a_panel_stream() -> None:
+    y = panel()
+    times = y.index.get_level_values(1)
+    before = y[times < "2024-03-10"]
+    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(before, fh=[1, 4])
+    adapter.update(y[times >= "2024-03-10"], update_params=False)
+    rows = {key: part["y"].to_numpy() for key, part in before.groupby(level=0)}
+    ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
+    seen = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
+    np.testing.assert_allclose(adapter.predict()["y"], ours.predict(X=seen)[[0, 3]].T.ravel())

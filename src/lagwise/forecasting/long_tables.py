@@ -57,7 +57,9 @@ def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]
     texts = [name for name in candidates if _is_text(frame[name])]
     usual = [name for name in candidates if name.lower() in _IDS]
     for found in ([usual[:1]] if usual else []) + [[name] for name in texts] + [texts]:
-        if found and not frame.duplicated([*found, time]).any() and frame[found].notna().all(axis=None):
+        if not found or not frame.duplicated(found).any() or frame[found].isna().any(axis=None):
+            continue  # an id has several rows
+        if not frame.duplicated([*found, time]).any():
             rest = [name for name in texts if name not in found]
             if rest and frame.groupby(found)[rest].nunique().gt(1).any(axis=None):
                 continue  # another text differs within these series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class SktimeLagForecaster(BaseForecaster):
     unobserved. sktime counts steps of an index of numbers in its units: where its rows are 2 apart, ``fh=[2, 4]`` are
     the next rows.
 
+    The instances of a panel or hierarchy may have different lengths, and are fitted together: one map for all, or one
+    for each, by ``shared``. Each is forecast from its own end.
+
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
     Examples
@@ -44,7 +47,7 @@ class SktimeLagForecaster(BaseForecaster):
 
     _tags: ClassVar[dict[str, Any]] = {
         "authors": ["lagwise"],
-        "y_inner_mtype": "pd.DataFrame",
+        "y_inner_mtype": ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"],
         "capability:multivariate": True,
         "capability:exogenous": False,
         "capability:missing_values": True,
@@ -65,6 +68,7 @@ class SktimeLagForecaster(BaseForecaster):
         rank: int | None = None,
         level: str = "mean",
         logs: bool = False,
+        nonnegative: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -78,6 +82,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.rank = rank
         self.level = level
         self.logs = logs
+        self.nonnegative = nonnegative
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
@@ -87,55 +92,86 @@ class SktimeLagForecaster(BaseForecaster):
         super().__init__()
 
     def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
-        self.grid_ = _grid(y.index)
-        horizon = int(self._steps(fh).max())
-        rows = y.reindex(self.grid_.times).to_numpy()
-        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(rows)
-        self.columns_ = y.columns
-        self.last_ = y.index[-1]
+        self.columns_, self.names_ = y.columns, y.index.names
+        self.parts_ = _parts(y)
+        horizon = max(int(self._steps(fh, part).max()) for part in self.parts_)
+        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(self._rows(y))
+        self.seen_: Any = None  # the rows of several series after the fit, where the window moved over them
         return self
 
+    def _rows(self, y: pd.DataFrame) -> Any:
+        """The series of all instances on their grids, by name where there are several instances."""
+        if y.index.nlevels == 1:
+            return y.reindex(self.parts_[0].grid.times).to_numpy()
+        found = {}
+        for part in self.parts_:
+            rows = y.loc[part.key].reindex(part.grid.times)
+            found |= {f"{part.key} {name}": rows[name].to_numpy() for name in y.columns}
+        return found
+
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
-        made = self.forecaster_.predict()[self._steps(fh) - 1]
-        return pd.DataFrame(made, index=self._index(fh), columns=self.columns_)
+        return self._framed(self.forecaster_.predict(X=self.seen_)[..., None], fh, self.columns_)
 
     def _predict_interval(self, fh: Any, X: Any, coverage: Sequence[float]) -> pd.DataFrame:
-        names = [self._get_varnames(), list(coverage), ["lower", "upper"]]
-        ends = np.array([self.forecaster_.predict_interval(coverage=share) for share in coverage])
-        chosen = ends[:, :, self._steps(fh) - 1]  # (coverage, end, steps, series)
-        return pd.DataFrame(
-            chosen.transpose(2, 3, 0, 1).reshape(len(fh), -1),
-            index=self._index(fh),
-            columns=pd.MultiIndex.from_product(names),
-        )
+        names = pd.MultiIndex.from_product([self._get_varnames(), list(coverage), ["lower", "upper"]])
+        ends = [self.forecaster_.predict_interval(X=self.seen_, coverage=share) for share in coverage]
+        return self._framed(np.stack([end for pair in ends for end in pair], axis=-1), fh, names)
+
+    def _framed(self, made: np.ndarray, fh: Any, columns: pd.Index) -> pd.DataFrame:
+        """Forecasts ``(horizon, series of all instances, kinds)`` at the times of fh after each instance."""
+        made = made.reshape(len(made), len(self.parts_), -1)
+        frames = [
+            pd.DataFrame(made[self._steps(fh, part) - 1, i], index=self._index(fh, part), columns=columns)
+            for i, part in enumerate(self.parts_)
+        ]
+        if self.parts_[0].key is None:
+            return frames[0]
+        return pd.concat(frames, keys=[part.key for part in self.parts_], names=self.names_)
 
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
         if update_params:
             return self._fit(self._y, X, self.fh)
-        new = y[y.index > self.last_]
+        if y.index.nlevels > 1:
+            keys = [part.key for part in self.parts_]
+            self.parts_ = _parts(self._y)
+            if keys != [part.key for part in self.parts_]:
+                raise ValueError("update has instances that were not fitted; fit again, or give update_params=True")
+            self.seen_ = self._rows(self._y)
+            return self
+        (part,) = self.parts_
+        new = y[y.index > part.last]
         if len(new):
-            grid = _following(self.grid_, new.index[-1])
+            grid = _following(part.grid, new.index[-1])
             _check_on_grid(new.index, grid.times)
             for row in new.reindex(grid.times[1:]).to_numpy():
                 self.forecaster_.update(row)
-            self.grid_, self.last_ = grid, new.index[-1]
+            self.parts_ = [_Part(None, grid, new.index[-1])]
         return self
 
-    def _steps(self, fh: Any) -> np.ndarray:
+    def _end(self, part: _Part) -> pd.Index:
+        """The last time of an instance, as sktime has it."""
+        if part.key is None or part.last == self.cutoff[0]:
+            return self.cutoff
+        own = type(self.cutoff)([part.last]) if isinstance(self.cutoff, pd.DatetimeIndex) else pd.Index([part.last])
+        if isinstance(own, pd.DatetimeIndex):
+            own.freq = self.cutoff.freq  # type: ignore[missing-attribute]
+        return own
+
+    def _steps(self, fh: Any, part: _Part) -> np.ndarray:
         """The rows of a horizon after the data, from 1; sktime refuses earlier ones.
 
         sktime counts a relative horizon of numbers in units of the index, whatever the distance of its rows.
         """
-        times = self.grid_.times
+        times = part.grid.times
         if isinstance(times, pd.DatetimeIndex | pd.PeriodIndex):
             if fh.is_relative:
                 return fh.to_numpy().astype(int)
-            wanted = fh.to_absolute_index(self.cutoff)
-            following = _following(self.grid_, wanted.max()).times
+            wanted = fh.to_absolute_index(self._end(part))
+            following = _following(part.grid, wanted.max()).times
             _check_on_grid(wanted, following)
             return following.get_indexer(wanted)
         step = int(times[1] - times[0]) if len(times) > 1 else 1
-        relative = fh.to_relative(self.cutoff).to_numpy().astype(int)
+        relative = fh.to_relative(self._end(part)).to_numpy().astype(int)
         if (relative % step).any():
             raise ValueError(
                 f"rows are {step} apart, so the steps of fh must be multiples of {step}, such as fh=[{step}, {2 * step}"
@@ -143,17 +179,33 @@ class SktimeLagForecaster(BaseForecaster):
             )
         return relative // step
 
-    def _index(self, fh: Any) -> pd.Index:
-        if fh.is_relative and isinstance(self.grid_.times, pd.DatetimeIndex):
-            steps = self._steps(fh)
-            return self.grid_.following(int(steps.max()))[steps - 1]
-        return fh.to_absolute_index(self.cutoff)
+    def _index(self, fh: Any, part: _Part) -> pd.Index:
+        if fh.is_relative and isinstance(part.grid.times, pd.DatetimeIndex):
+            steps = self._steps(fh, part)
+            return part.grid.following(int(steps.max()))[steps - 1]
+        return fh.to_absolute_index(self._end(part))
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Parameters for the short series of sktime's tests."""
         options = {"look_back": 3, "shared": True, "penalty": 0.1}
         return [options, {**options, "model": "toeplitz", "level": "last"}]
+
+
+class _Part(NamedTuple):
+    """An instance of a panel, or a single one without a key: its grid of times and its last time."""
+
+    key: Any
+    grid: Grid
+    last: Any
+
+
+def _parts(y: pd.DataFrame) -> list[_Part]:
+    """The instances of data."""
+    if y.index.nlevels == 1:
+        return [_Part(None, _grid(y.index), y.index[-1])]
+    indices = {key: y.loc[key].index for key in y.index.droplevel(-1).unique()}
+    return [_Part(key, _grid(index), index[-1]) for key, index in indices.items()]
 
 
 def _grid(index: pd.Index) -> Grid:
