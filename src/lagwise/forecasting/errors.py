@@ -26,6 +26,9 @@ def forecast_errors(
     targets: np.ndarray,
     chosen: np.ndarray,
     first: np.ndarray | None = None,
+    *,
+    effects: Sequence[np.ndarray | None] = (None,),
+    columns: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield for each series its index and its errors ``(windows, horizon)``, some thousand of the chosen windows at a
     time.
@@ -36,6 +39,9 @@ def forecast_errors(
         targets: Like filled, NaN where missing; errors there are NaN too.
         chosen: The first rows of windows.
         first: The first observed row of each series, by default 0. Forecasts without an observed input have no error.
+        effects: Of columns ``(columns, look_back + 1, horizon)``, for all series or one for each; the last row is that
+            of the target.
+        columns: ``(rows, series, columns)``.
     """
     look_back, horizon = maps[0].shape
     for series in range(filled.shape[1]):
@@ -44,20 +50,38 @@ def forecast_errors(
         for start in range(0, len(chosen), _CHUNK):
             part = chosen[start : start + _CHUNK]
             errors = inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
+            own = effects[series if len(effects) > 1 else 0]
+            if columns is not None and own is not None:
+                errors += column_part(own, columns[:, series], part)
             if first is not None:
                 errors[part + look_back <= first[series]] = np.nan
             yield series, errors
 
 
+def column_part(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """What columns ``(rows, columns)`` add to forecasts ``(windows, horizon)`` of windows with these first rows, by
+    effects ``(columns, look_back + 1, horizon)``, whose last row is that of the target."""
+    look_back, horizon = effects.shape[1] - 1, effects.shape[2]
+    before = sliding_window_view(columns, look_back, axis=0)[starts]  # (windows, columns, look_back)
+    ahead = sliding_window_view(columns[look_back:], horizon, axis=0)[starts]
+    return np.tensordot(before, effects[:, :-1], 2) + (ahead * effects[:, -1]).sum(1)
+
+
 def window_errors(
-    maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    maps: Sequence[np.ndarray],
+    filled: np.ndarray,
+    targets: np.ndarray,
+    first: np.ndarray | None = None,
+    *,
+    effects: Sequence[np.ndarray | None] = (None,),
+    columns: np.ndarray | None = None,
 ) -> np.ndarray:
     """Errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of series), NaN
-    where not observed; first as in `forecast_errors`."""
+    where not observed; the rest as in `forecast_errors`."""
     look_back, horizon = maps[0].shape
     windows = window_count(len(filled), look_back, horizon)
     chosen = np.unique(np.linspace(0, windows - 1, min(windows, most_windows(horizon, filled.shape[1]))).round())
-    found = forecast_errors(maps, filled, targets, chosen.astype(int), first)
+    found = forecast_errors(maps, filled, targets, chosen.astype(int), first, effects=effects, columns=columns)
     return np.stack([errors for _, errors in found], axis=2)
 
 

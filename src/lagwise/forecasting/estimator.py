@@ -12,9 +12,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
+from lagwise.forecasting.columns import Columns, column_parameters, column_scales, fill_columns
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
 from lagwise.forecasting.errors import (
     CRPS_COVERAGES,
+    column_part,
     error_quantiles,
     forecast_errors,
     independent_errors,
@@ -150,12 +152,15 @@ class LagForecaster(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def fit(self, X: Any, y: None = None) -> Self:
+    def fit(self, X: Any, y: None = None, *, columns: Columns | None = None) -> Self:
         """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing.
 
         X may also be a mapping of names to series of different lengths, which end at the same time or are each forecast
         from their own end. Rows are then counted from the end, and held-out rows as a share of the median length.
         Forecasts have the columns of `predict` in the order of the mapping.
+
+        columns: what is known beside the series (`lagwise.forecasting.Columns`), aligned with the rows of X; of series
+            of different lengths, ends with ends. For the model ``ridge`` without ``rank`` and ``normalize``.
         """
         design = make_design(self)
         x = self._validated(X, reset=True)
@@ -165,58 +170,143 @@ class LagForecaster(BaseEstimator):
         window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
         # Series that start in the held-out rows, or shortly before: too few values for a scale.
         later = first > (max(0, cut - _FEW) if x.shape[1] > 1 else cut - 1)
-        self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
+        every = later | (columns is not None)  # effects of columns are comparable only on the same scale
+        self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = fill(z), np.isnan(z)
-        self.shared_, fits = self._fits(design, filled, missing, cut)
+        beside = self._fit_columns(design, columns, *x.shape)
+        self.shared_, fits = self._fits(design, filled, missing, cut, beside)
         self.validation_error_ = _error(fits) if held else None
         self.errors_, self.independent_ = None, None
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets, first - begin)
+            errors = window_errors(
+                [fit.maps for fit in fits],
+                filled[begin:],
+                targets,
+                first - begin,
+                effects=[fit.effects for fit in fits],
+                columns=None if beside is None else beside[begin:],
+            )
             self.errors_ = sorted_sizes(errors, first > cut)
             self.independent_ = independent_errors(errors, held / design.horizon)
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [
-                self._fit_series(design, filled, missing, columns, len(x), fit.choices)
-                for columns, fit in zip(self._groups(self.shared_), fits, strict=True)
+                self._fit_series(design, filled, missing, series, len(x), beside, fit.choices)
+                for series, fit in zip(self._groups(self.shared_), fits, strict=True)
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
-        self.n_parameters_ = len(fits) * design.parameters
+        self.effects_ = None if beside is None else np.stack([fit.effects for fit in fits])
+        self.n_parameters_ = len(fits) * (design.parameters + column_parameters(self.kinds_, design))
         self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
         return self
 
-    def predict(self, horizon: int | None = None, *, X: Any = None) -> np.ndarray:
+    def predict(self, horizon: int | None = None, *, X: Any = None, columns: Columns | None = None) -> np.ndarray:
         """Forecast the rows after the data.
 
         Args:
             horizon: Number of rows; by default all that were fitted, at most these.
             X: Forecast the rows after X; by default those after the fitted data and every row given to `update` since.
+            columns: With X, its columns, which must have values of future ones in the horizon. Without X, the future
+                values of the horizon; by default those given to `fit`.
 
         Returns:
             ``(horizon, series)``, or ``(horizon,)`` for one series ``(rows,)``.
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
-        return self._shaped(self._raw(self._forecast(steps, X)))
+        return self._shaped(self._raw(self._forecast(steps, X, columns)))
 
-    def _forecast(self, steps: int, X: Any) -> np.ndarray:
+    def _forecast(self, steps: int, X: Any, columns: Columns | None) -> np.ndarray:
         """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms."""
+        beside = None
         if X is None:
             recent = np.stack(self._recent)
+            if self.effects_ is not None:
+                beside = np.concatenate([self._beside, self._horizon_columns(steps, columns)])
         else:
             x = self._validated(X, reset=False)
             look_back = self.maps_.shape[1]
             if len(x) < look_back:
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
             recent = fill(self._standardized(x))[-look_back:]
+            beside = self._given_columns(columns, len(x), ahead=True)
+            beside = None if beside is None else beside[len(x) - look_back :]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
+        if beside is not None:
+            z = z + self._column_part(beside, np.zeros(1, dtype=int), steps)[0]
         return z * self.scale_ + self.mean_
 
+    def _column_part(self, beside: np.ndarray, starts: np.ndarray, steps: int) -> np.ndarray:
+        """What columns ``(rows, series, columns)`` add to the forecasts ``(windows, steps, series)``."""
+        effects = self.effects_[..., :steps]
+        parts = [
+            column_part(effects[i if len(effects) > 1 else 0], beside[:, i], starts) for i in range(beside.shape[1])
+        ]
+        return np.stack(parts, axis=2)
+
+    def _fit_columns(self, design: Design, columns: Columns | None, rows: int, series: int) -> np.ndarray | None:
+        """The standardised columns of the rows; their scales and those of the window and the horizon are kept."""
+        self.kinds_: tuple[str, ...] = ()
+        if columns is None:
+            return None
+        if design.spec["name"] != "ridge" or design.rank is not None or design.normalize or design.windowless:
+            raise ValueError(
+                "columns need the model 'ridge' with a finite penalty, without rank and normalize; got "
+                f"{design.spec['name']!r}"
+            )
+        values, self.kinds_ = columns.laid_out(rows, series, design.horizon)
+        self.column_mean_, self.column_scale_ = column_scales(values[:rows], self.kinds_)
+        beside = self._standard_columns(values)
+        self._beside = beside[rows - design.look_back : rows].copy()
+        self._ahead = beside[rows:].copy()
+        return beside[:rows]
+
+    def _standard_columns(self, values: np.ndarray) -> np.ndarray:
+        return fill_columns((values - self.column_mean_) / self.column_scale_)
+
+    def _horizon_columns(self, steps: int, columns: Columns | None) -> np.ndarray:
+        """The columns of the rows to forecast, of which those of the future count."""
+        ahead = np.broadcast_to(self._beside[-1:], (steps, *self._beside.shape[1:])).copy()
+        future = np.array([kind == "future" for kind in self.kinds_])
+        if future.any():
+            known = self._ahead
+            if columns is not None:
+                values, _ = Columns(future=columns.future).laid_out(1, len(self.scale_), len(columns.future) - 1)
+                known = np.zeros((len(values), *self._beside.shape[1:]))
+                known[..., future] = (values - self.column_mean_[:, future]) / self.column_scale_[:, future]
+            if len(known) < steps or np.isnan(known[:steps]).any():
+                raise ValueError(
+                    f"columns of the future need values for the {steps} rows to forecast, got {len(known)}; give them "
+                    "to `fit` or `predict`"
+                )
+            ahead[..., future] = known[:steps][..., future]
+        return ahead
+
+    def _given_columns(self, columns: Columns | None, rows: int, *, ahead: bool = False) -> np.ndarray | None:
+        """The standardised columns of given rows, and with ``ahead`` those of the horizon below."""
+        if self.effects_ is None or (columns is None and not self.kinds_):
+            return None
+        if columns is None:
+            raise ValueError("the forecaster was fitted with columns; give those of X as well")
+        values, kinds = columns.laid_out(rows, len(self.scale_), self.maps_.shape[2])
+        if kinds != self.kinds_:
+            raise ValueError(f"columns must be those fitted, {self.kinds_}, got {kinds}")
+        end = rows + self.maps_.shape[2] if ahead else rows
+        if len(values) < end and "future" in kinds:
+            raise ValueError("columns of the future need values for the rows of the horizon after X")
+        beside = self._standard_columns(values)[:end]
+        return np.concatenate([beside, np.broadcast_to(beside[-1:], (end - len(beside), *beside.shape[1:]))])
+
     def predict_interval(
-        self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
+        self,
+        horizon: int | None = None,
+        *,
+        X: Any = None,
+        coverage: float | None = None,
+        columns: Columns | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of intervals around `predict`, with its shape.
 
@@ -225,7 +315,7 @@ class LagForecaster(BaseEstimator):
         windows of a changing series are not exchangeable, so coverage is approximate.
         """
         check_is_fitted(self)
-        centre = self._forecast(self._steps(horizon), X)
+        centre = self._forecast(self._steps(horizon), X, columns)
         if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
         coverage = self.coverage if coverage is None else coverage
@@ -234,28 +324,58 @@ class LagForecaster(BaseEstimator):
         half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)] * self.scale_
         return self._shaped(self._raw(centre - half)), self._shaped(self._raw(centre + half))
 
-    def predict_quantiles(self, quantiles: Sequence[float], horizon: int | None = None, *, X: Any = None) -> np.ndarray:
+    def predict_quantiles(
+        self,
+        quantiles: Sequence[float],
+        horizon: int | None = None,
+        *,
+        X: Any = None,
+        columns: Columns | None = None,
+    ) -> np.ndarray:
         """Quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that leave out
         equal shares below and above; of 0.5 the forecast itself. ValueError for a quantile out of (0, 1)."""
         for quantile in quantiles:
             if not 0 < quantile < 1:
                 raise ValueError(f"quantiles must be in (0, 1), got {quantile!r}")
-        ends = [self.predict_interval(horizon, X=X, coverage=abs(2 * quantile - 1)) for quantile in quantiles]
+        shares = [abs(2 * quantile - 1) for quantile in quantiles]
+        ends = [self.predict_interval(horizon, X=X, coverage=share, columns=columns) for share in shares]
         return np.stack([pair[int(quantile > 0.5)] for quantile, pair in zip(quantiles, ends, strict=True)])
 
-    def update(self, row: Any) -> Self:
+    def update(self, row: Any, *, columns: Columns | None = None) -> Self:
         """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
-        and the window moves. Forecasts are exactly those from all rows at once."""
+        and the window moves. Forecasts are exactly those from all rows at once.
+
+        columns: Those of the row, each with one row: past ones, and future ones that were not given before."""
         check_is_fitted(self)
         values = np.asarray(row, dtype=np.float64).reshape(-1)
         if values.shape != (self.n_features_in_,) or np.isinf(values).any():
             raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
         if self.logs:
             values = self._logarithms(values[None])[0]
+        if self.effects_ is not None:
+            self._append_columns(columns)
         self._recent.append(carry_forward(self._standardized(values[None]), self._recent[-1])[0])
         return self
 
-    def evaluate(self, X: Any) -> Scores:
+    def _append_columns(self, columns: Columns | None) -> None:
+        last = self._beside[-1:].copy()
+        for kind in ("future", "past"):
+            places = np.array([each == kind for each in self.kinds_])
+            given = None if columns is None else getattr(columns, kind)
+            if not places.any():
+                continue
+            if given is not None:
+                values, _ = Columns(**{kind: given}).laid_out(1, len(self.scale_), 0)
+                values = (values - self.column_mean_[:, places]) / self.column_scale_[:, places]
+                last[..., places] = np.where(np.isnan(values), last[..., places], values)
+            elif kind == "future" and len(self._ahead):
+                last[..., places] = self._ahead[:1][..., places]
+            else:
+                raise ValueError(f"update needs the values of {kind} columns in the row")
+        self._beside = np.concatenate([self._beside[1:], last])
+        self._ahead = self._ahead[1:]
+
+    def evaluate(self, X: Any, *, columns: Columns | None = None) -> Scores:
         """Errors over every window within X, with stride one: look_back rows and the horizon after them."""
         check_is_fitted(self)
         z = self._standardized(self._validated(X, reset=False))
@@ -266,7 +386,9 @@ class LagForecaster(BaseEstimator):
         shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
         halves = [error_quantiles(self.errors_, share, self.independent_) for share in shares]
         squares = absolutes = inside = losses = count = 0.0
-        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z)):
+        beside = {"columns": self._given_columns(columns, len(z))}
+        beside |= {} if self.effects_ is None else {"effects": self.effects_}
+        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z), **beside):
             sizes = np.abs(errors)
             squares += np.nansum(sizes**2)
             absolutes += np.nansum(sizes)
@@ -279,7 +401,7 @@ class LagForecaster(BaseEstimator):
         shares = (float(inside / count), float(losses / count)) if spread else (None, None)
         return Scores(float(squares / count), float(absolutes / count), windows, *shares)
 
-    def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
+    def errors_at(self, X: Any, starts: np.ndarray, *, columns: Columns | None = None) -> np.ndarray:
         """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with ``logs`` of
         logarithms; NaN where not observed."""
         check_is_fitted(self)
@@ -288,7 +410,10 @@ class LagForecaster(BaseEstimator):
         filled = fill(self._standardized(x))
         targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
-        made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0) * self.scale_ + self.mean_
+        made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
+        if (beside := self._given_columns(columns, len(x))) is not None:
+            made = made + self._column_part(beside, starts - look_back, horizon)
+        made = made * self.scale_ + self.mean_
         made = np.maximum(made, 0.0) if self.nonnegative and not self.logs else made
         some = starts[:, None] > first_observed(x)  # otherwise no input is observed
         return np.where(some[:, None], made - targets, np.nan)
@@ -297,7 +422,9 @@ class LagForecaster(BaseEstimator):
         """Minus the mean squared error of `evaluate`: greater is better."""
         return -self.evaluate(X).mse
 
-    def _fits(self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int) -> tuple[bool, list[Fit]]:
+    def _fits(
+        self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int, beside: np.ndarray | None = None
+    ) -> tuple[bool, list[Fit]]:
         """Whether maps are shared, and the fits for the shared map or for each series."""
         options = [self.shared] if self.shared is not None else [True, False]
         held = len(filled) - cut
@@ -317,7 +444,7 @@ class LagForecaster(BaseEstimator):
         for shared in options:
             try:
                 found[shared] = [
-                    self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)
+                    self._fit_series(design, filled, missing, series, cut, beside) for series in self._groups(shared)
                 ]
             except ValueError:  # one of the series has too few rows for a separate map
                 if shared in options[:1]:
@@ -330,19 +457,21 @@ class LagForecaster(BaseEstimator):
         design: Design,
         filled: np.ndarray,
         missing: np.ndarray,
-        columns: Sequence[int],
+        series: Sequence[int],
         cut: int,
+        beside: np.ndarray | None,
         choices: Sequence[Choice] | None = None,
     ) -> Fit:
         """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
         forecasters of any look-back are compared on the same targets."""
-        x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
+        x, gaps, look_back = filled[:, series], missing[:, series], design.look_back
+        own = None if beside is None else beside[:, series]
         if design.windowless:  # gaps do not matter
             train = [Stretch(x[:cut], gaps[:cut])]
         else:
-            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
-        valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon) if cut < len(x) else []
-        return fit_maps(design, train, valid, choices)
+            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back, None if own is None else own[:cut])
+        valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon, own) if cut < len(x) else []
+        return fit_maps(design, train, valid, choices, self.kinds_)
 
     def _groups(self, shared: bool) -> list[list[int]]:
         series = list(range(self.n_features_in_))
@@ -408,10 +537,27 @@ def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
     padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
     total: Any = sum(padded)  # one map is that of all series
     made.maps_ = total / len(padded)
+    if given := [each for each in forecasters if each.effects_ is not None]:
+        _average_columns(made, given, len(forecasters))
     made.shared_ = all(each.shared_ for each in forecasters)
     made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
     made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
     return made
+
+
+def _average_columns(made: LagForecaster, given: Sequence[LagForecaster], count: int) -> None:
+    """Give a forecaster the sum of the effects of columns of some, which are on the same scale, over ``count``."""
+    longest = max(given, key=lambda each: each.maps_.shape[1])
+    look_back = made.maps_.shape[1]
+    none = (0, 0)
+    total: Any = sum(
+        np.pad(each.effects_, (none, none, (look_back + 1 - each.effects_.shape[2], 0), none)) for each in given
+    )
+    made.effects_, made.kinds_, made.column_mean_ = total / count, longest.kinds_, longest.column_mean_
+    unit = made.scale_ / longest.scale_
+    made.column_scale_ = longest.column_scale_ * unit[:, None]
+    made._beside = np.pad(longest._beside / unit[:, None], ((look_back - len(longest._beside), 0), none, none))
+    made._ahead = longest._ahead / unit[:, None]
 
 
 def _error(fits: Sequence[Fit]) -> float:
