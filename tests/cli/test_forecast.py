@@ -107,6 +107,25 @@ def test_long_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert message in result.output
 
 
+def test_known_future_columns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    rng = np.random.default_rng(0)
+    days = pd.date_range("2024-01-01", periods=207)
+    promo = (rng.random(207) < 0.3).astype(int)
+    sales = np.where(np.arange(207) < 200, 50 + 40 * promo + rng.normal(size=207), np.nan)
+    pd.DataFrame({"date": days, "sales": sales, "promo": promo}).to_csv("promo.csv", index=False)
+    options = ["--data", "promo.csv", "--horizon", "7", "--look-back", "14"]
+    result = runner.invoke(app, ["forecast", *options, "--future", "promo"])
+    assert result.exit_code == 0, result.output
+    assert "200 rows of 1 series" in result.output
+    assert "ridge with columns, look-back 14" in result.output
+    made = pd.read_csv("promo-forecast.csv")
+    assert list(made["date"]) == [str(day.date()) for day in days[200:]]
+    assert np.abs(made["sales"] - 50 - 40 * promo[200:]).max() < 5
+    result = runner.invoke(app, ["forecast", *options[:2], "--horizon", "9", "--future", "promo"])
+    assert "column 'promo' of the future has no value at 2024-07-26" in str(result.exception)
+
+
 def test_bench_writes_a_table_and_results(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = bench.Benchmark("my", (150, 60, 80), (12, 24), 24, (12, 24))
     monkeypatch.setitem(bench.BENCHMARKS, "exchange", made)

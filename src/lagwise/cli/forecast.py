@@ -45,6 +45,24 @@ def forecast(
             callback=not_empty, help="Series to forecast, separated by commas.", show_default="all other columns"
         ),
     ] = None,
+    future: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty,
+            help="Columns known in advance, such as prices and holidays, which the rows to forecast have, too.",
+            show_default="none",
+        ),
+    ] = None,
+    past: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, help="Columns that help and are known up to now.", show_default="none"),
+    ] = None,
+    static: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty, help="Columns with one value for each series of a long table.", show_default="none"
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +110,8 @@ def forecast(
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
 
     lagwise forecast --data sales.csv --id store --time date --target sales --horizon 28 --quantiles .1,.5,.9
+
+    lagwise forecast --data sales.csv --id store --target sales --horizon 28 --future price,holiday --static region
     """
     from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
     from lagwise.forecasting.choosing import BASELINE
@@ -109,7 +129,8 @@ def forecast(
         raise typer.BadParameter(
             "--columns names the series of a table with a column for each; with --id give --target"
         )
-    table = read_series(data, time, _names(columns), ids=_names(id), target=target)
+    beside = {kind: _names(text) or [] for kind, text in (("future", future), ("past", past), ("static", static))}
+    table = read_series(data, time, _names(columns), ids=_names(id), target=target, beside=beside)
     check_names(list(table.frame.columns) if table.ids is None else [table.target], levels)
     first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
@@ -126,6 +147,7 @@ def forecast(
         period=rows,
         coverage=coverage,
         nonnegative=nonnegative,
+        columns=table.columns(horizon),
         progress=True,
     )
     names = list(table.frame.columns)

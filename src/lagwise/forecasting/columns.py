@@ -83,25 +83,112 @@ class Columns:
         return np.concatenate(padded, axis=2), tuple(kinds)
 
 
-def column_scales(values: np.ndarray, kinds: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of each series, or of all series for static columns, and the deviation of all series from it, both
-    ``(series, columns)``, of values ``(rows, series, columns)``."""
-    static = np.array([kind == "static" for kind in kinds])
-    own, every = np.nanmean(values, axis=0), np.nanmean(values, axis=(0, 1))
-    mean = np.where(static, every, own)
-    size = np.sqrt(np.nanmean((values - mean) ** 2, axis=(0, 1)))
-    return mean, np.broadcast_to(np.where(size > 1e-12, size, 1.0), mean.shape)
+@dataclass(frozen=True)
+class FittedColumns:
+    """The columns of a forecaster: their kinds, means and deviations ``(series, columns)``, and the standardised values
+    of the window ``(look_back, series, columns)`` and of the known rows after it."""
+
+    kinds: tuple[str, ...]
+    mean: np.ndarray
+    scale: np.ndarray
+    window: np.ndarray
+    ahead: np.ndarray
+
+    @classmethod
+    def fit(
+        cls, columns: Columns, rows: int, series: int, look_back: int, horizon: int
+    ) -> tuple[FittedColumns, np.ndarray]:
+        """Those of the fitted rows, whose standardised values are returned too.
+
+        The mean is that of a series, or of all series for static columns, and the deviation that of all series from it.
+        """
+        values, kinds = columns.laid_out(rows, series, horizon)
+        known = values[:rows]
+        mean = np.where(_of(kinds, "static"), np.nanmean(known, axis=(0, 1)), np.nanmean(known, axis=0))
+        size = np.sqrt(np.nanmean((known - mean) ** 2, axis=(0, 1)))
+        scale = np.broadcast_to(np.where(size > 1e-12, size, 1.0), mean.shape)
+        standard = _filled((values - mean) / scale)
+        return cls(
+            kinds, mean, scale, standard[max(0, rows - look_back) : rows].copy(), standard[rows:].copy()
+        ), standard[:rows]
+
+    def given(self, columns: Columns | None, rows: int, horizon: int, ahead: int) -> np.ndarray:
+        """The standardised values of given rows, and of some rows ``ahead``."""
+        if columns is None:
+            raise ValueError("the forecaster was fitted with columns; give those of X as well")
+        values, kinds = columns.laid_out(rows, len(self.mean), horizon)
+        if kinds != self.kinds:
+            raise ValueError(f"columns must be those fitted, {self.kinds}, got {kinds}")
+        if len(values) < rows + ahead and "future" in kinds:
+            raise ValueError("columns of the future need values for the rows of the horizon after X")
+        standard = _filled((values - self.mean) / self.scale)[: rows + ahead]
+        return np.concatenate([standard, np.repeat(standard[-1:], rows + ahead - len(standard), axis=0)])
+
+    def ahead_of(self, steps: int, columns: Columns | None) -> np.ndarray:
+        """The values of the window and of the next rows, of which those of the future count, by default the known."""
+        after, future = np.repeat(self.window[-1:], steps, axis=0), _of(self.kinds, "future")
+        if future.any():
+            known = self.ahead[..., future]
+            if columns is not None and columns.future is not None:
+                known = self._standard(Columns(future=columns.future), future, len(columns.future))
+            if len(known) < steps or np.isnan(known[:steps]).any():
+                raise ValueError(
+                    f"columns of the future need values for the {steps} rows to forecast, got {len(known)}; give them "
+                    "to `fit` or `predict`"
+                )
+            after[..., future] = known[:steps]
+        return np.concatenate([self.window, after])
+
+    def append(self, columns: Columns | None) -> FittedColumns:
+        """Those with the next row in the window."""
+        last = self.window[-1:].copy()
+        for kind in ("future", "past"):
+            own, given = _of(self.kinds, kind), None if columns is None else getattr(columns, kind)
+            if not own.any():
+                continue
+            if given is not None:
+                values = self._standard(Columns(**{kind: given}), own, 1)
+                last[..., own] = np.where(np.isnan(values), last[..., own], values)
+            elif kind == "future" and len(self.ahead):
+                last[..., own] = self.ahead[:1][..., own]
+            else:
+                raise ValueError(f"update needs the values of {kind} columns in the row")
+        return replace(self, window=np.concatenate([self.window[1:], last]), ahead=self.ahead[1:])
+
+    def rescaled(self, unit: np.ndarray, look_back: int) -> FittedColumns:
+        """Those whose effects are on another scale ``(series,)`` of the series, for a longer look-back, whose further
+        rows have no effects."""
+        unit = unit[:, None]
+        window = np.pad(self.window / unit, ((look_back - len(self.window), 0), (0, 0), (0, 0)))
+        return replace(self, scale=self.scale * unit, window=window, ahead=self.ahead / unit)
+
+    def _standard(self, columns: Columns, own: np.ndarray, rows: int) -> np.ndarray:
+        values, _ = columns.laid_out(1, len(self.mean), rows - 1)
+        return (values - self.mean[:, own]) / self.scale[:, own]
+
+
+def _of(kinds: Sequence[str], kind: str) -> np.ndarray:
+    return np.array([each == kind for each in kinds])
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """Columns ``(rows, series, columns)`` with the last observed value where one is missing."""
+    return fill(values.reshape(len(values), -1)).reshape(values.shape)
+
+
+def check_columns(design: Any) -> None:
+    """ValueError for a kind of map that cannot have columns."""
+    if design.spec["name"] != "ridge" or design.rank is not None or design.normalize or design.windowless:
+        raise ValueError(
+            "columns need the model 'ridge' with a finite penalty, without rank and normalize; got "
+            f"{design.spec['name']!r}"
+        )
 
 
 def column_parameters(kinds: Sequence[str], design: Any) -> int:
     """The number of parameters of the effects of columns."""
     inputs = [sum(1 if kind == "static" else n for kind in kinds) for n in design.look_backs]
     return sum(inputs) * design.horizon + len(inputs) * sum(kind == "future" for kind in kinds)
-
-
-def fill_columns(values: np.ndarray) -> np.ndarray:
-    """Columns ``(rows, series, columns)`` with the last observed value where one is missing."""
-    return fill(values.reshape(len(values), -1)).reshape(values.shape)
 
 
 def column_path(

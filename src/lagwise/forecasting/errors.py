@@ -67,6 +67,13 @@ def column_part(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) ->
     return np.tensordot(before, effects[:, :-1], 2) + (ahead * effects[:, -1]).sum(1)
 
 
+def column_parts(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """`column_part` of all series ``(windows, horizon, series)``, of columns ``(rows, series, columns)`` and effects
+    for all series or for each."""
+    own = [effects[i if len(effects) > 1 else 0] for i in range(columns.shape[1])]
+    return np.stack([column_part(each, columns[:, i], starts) for i, each in enumerate(own)], axis=2)
+
+
 def window_errors(
     maps: Sequence[np.ndarray],
     filled: np.ndarray,

@@ -12,11 +12,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
-from lagwise.forecasting.columns import Columns, column_parameters, column_scales, fill_columns
+from lagwise.forecasting.columns import Columns, FittedColumns, check_columns, column_parameters
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
 from lagwise.forecasting.errors import (
     CRPS_COVERAGES,
-    column_part,
+    column_parts,
     error_quantiles,
     forecast_errors,
     independent_errors,
@@ -89,6 +89,8 @@ class LagForecaster(BaseEstimator):
         mean_, scale_: of each series (series,).
         penalty_: of each map and look-back.
         validation_error_: mean squared error on the held-out rows.
+        effects_: of columns (1 or series, columns, look_back + 1, horizon); the last row is that of the row forecast.
+            None without columns.
         errors_: absolute errors of at most 500 held-out windows (windows, horizon, series), sorted; None without.
         independent_: how many of these errors count as independent.
         n_parameters_: number of parameters.
@@ -174,7 +176,11 @@ class LagForecaster(BaseEstimator):
         self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = fill(z), np.isnan(z)
-        beside = self._fit_columns(design, columns, *x.shape)
+        self._columns, beside = None, None
+        if columns is not None:
+            check_columns(design)
+            self._columns, beside = FittedColumns.fit(columns, *x.shape, design.look_back, design.horizon)
+        kinds = () if self._columns is None else self._columns.kinds
         self.shared_, fits = self._fits(design, filled, missing, cut, beside)
         self.validation_error_ = _error(fits) if held else None
         self.errors_, self.independent_ = None, None
@@ -199,7 +205,7 @@ class LagForecaster(BaseEstimator):
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
         self.effects_ = None if beside is None else np.stack([fit.effects for fit in fits])
-        self.n_parameters_ = len(fits) * (design.parameters + column_parameters(self.kinds_, design))
+        self.n_parameters_ = len(fits) * (design.parameters + column_parameters(kinds, design))
         self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
         return self
 
@@ -221,84 +227,26 @@ class LagForecaster(BaseEstimator):
 
     def _forecast(self, steps: int, X: Any, columns: Columns | None) -> np.ndarray:
         """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms."""
-        beside = None
+        look_back, beside = self.maps_.shape[1], None
         if X is None:
             recent = np.stack(self._recent)
-            if self.effects_ is not None:
-                beside = np.concatenate([self._beside, self._horizon_columns(steps, columns)])
+            if self._columns is not None:
+                beside = self._columns.ahead_of(steps, columns)
         else:
             x = self._validated(X, reset=False)
-            look_back = self.maps_.shape[1]
             if len(x) < look_back:
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
             recent = fill(self._standardized(x))[-look_back:]
-            beside = self._given_columns(columns, len(x), ahead=True)
+            beside = self._given(columns, len(x), steps)
             beside = None if beside is None else beside[len(x) - look_back :]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
         if beside is not None:
-            z = z + self._column_part(beside, np.zeros(1, dtype=int), steps)[0]
+            z = z + column_parts(self.effects_[..., :steps], beside, np.zeros(1, dtype=int))[0]
         return z * self.scale_ + self.mean_
 
-    def _column_part(self, beside: np.ndarray, starts: np.ndarray, steps: int) -> np.ndarray:
-        """What columns ``(rows, series, columns)`` add to the forecasts ``(windows, steps, series)``."""
-        effects = self.effects_[..., :steps]
-        parts = [
-            column_part(effects[i if len(effects) > 1 else 0], beside[:, i], starts) for i in range(beside.shape[1])
-        ]
-        return np.stack(parts, axis=2)
-
-    def _fit_columns(self, design: Design, columns: Columns | None, rows: int, series: int) -> np.ndarray | None:
-        """The standardised columns of the rows; their scales and those of the window and the horizon are kept."""
-        self.kinds_: tuple[str, ...] = ()
-        if columns is None:
-            return None
-        if design.spec["name"] != "ridge" or design.rank is not None or design.normalize or design.windowless:
-            raise ValueError(
-                "columns need the model 'ridge' with a finite penalty, without rank and normalize; got "
-                f"{design.spec['name']!r}"
-            )
-        values, self.kinds_ = columns.laid_out(rows, series, design.horizon)
-        self.column_mean_, self.column_scale_ = column_scales(values[:rows], self.kinds_)
-        beside = self._standard_columns(values)
-        self._beside = beside[rows - design.look_back : rows].copy()
-        self._ahead = beside[rows:].copy()
-        return beside[:rows]
-
-    def _standard_columns(self, values: np.ndarray) -> np.ndarray:
-        return fill_columns((values - self.column_mean_) / self.column_scale_)
-
-    def _horizon_columns(self, steps: int, columns: Columns | None) -> np.ndarray:
-        """The columns of the rows to forecast, of which those of the future count."""
-        ahead = np.broadcast_to(self._beside[-1:], (steps, *self._beside.shape[1:])).copy()
-        future = np.array([kind == "future" for kind in self.kinds_])
-        if future.any():
-            known = self._ahead
-            if columns is not None:
-                values, _ = Columns(future=columns.future).laid_out(1, len(self.scale_), len(columns.future) - 1)
-                known = np.zeros((len(values), *self._beside.shape[1:]))
-                known[..., future] = (values - self.column_mean_[:, future]) / self.column_scale_[:, future]
-            if len(known) < steps or np.isnan(known[:steps]).any():
-                raise ValueError(
-                    f"columns of the future need values for the {steps} rows to forecast, got {len(known)}; give them "
-                    "to `fit` or `predict`"
-                )
-            ahead[..., future] = known[:steps][..., future]
-        return ahead
-
-    def _given_columns(self, columns: Columns | None, rows: int, *, ahead: bool = False) -> np.ndarray | None:
-        """The standardised columns of given rows, and with ``ahead`` those of the horizon below."""
-        if self.effects_ is None or (columns is None and not self.kinds_):
-            return None
-        if columns is None:
-            raise ValueError("the forecaster was fitted with columns; give those of X as well")
-        values, kinds = columns.laid_out(rows, len(self.scale_), self.maps_.shape[2])
-        if kinds != self.kinds_:
-            raise ValueError(f"columns must be those fitted, {self.kinds_}, got {kinds}")
-        end = rows + self.maps_.shape[2] if ahead else rows
-        if len(values) < end and "future" in kinds:
-            raise ValueError("columns of the future need values for the rows of the horizon after X")
-        beside = self._standard_columns(values)[:end]
-        return np.concatenate([beside, np.broadcast_to(beside[-1:], (end - len(beside), *beside.shape[1:]))])
+    def _given(self, columns: Columns | None, rows: int, ahead: int = 0) -> np.ndarray | None:
+        """The standardised columns of given rows, and of some rows ahead."""
+        return None if self._columns is None else self._columns.given(columns, rows, self.maps_.shape[2], ahead)
 
     def predict_interval(
         self,
@@ -352,28 +300,10 @@ class LagForecaster(BaseEstimator):
             raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
         if self.logs:
             values = self._logarithms(values[None])[0]
-        if self.effects_ is not None:
-            self._append_columns(columns)
+        if self._columns is not None:
+            self._columns = self._columns.append(columns)
         self._recent.append(carry_forward(self._standardized(values[None]), self._recent[-1])[0])
         return self
-
-    def _append_columns(self, columns: Columns | None) -> None:
-        last = self._beside[-1:].copy()
-        for kind in ("future", "past"):
-            places = np.array([each == kind for each in self.kinds_])
-            given = None if columns is None else getattr(columns, kind)
-            if not places.any():
-                continue
-            if given is not None:
-                values, _ = Columns(**{kind: given}).laid_out(1, len(self.scale_), 0)
-                values = (values - self.column_mean_[:, places]) / self.column_scale_[:, places]
-                last[..., places] = np.where(np.isnan(values), last[..., places], values)
-            elif kind == "future" and len(self._ahead):
-                last[..., places] = self._ahead[:1][..., places]
-            else:
-                raise ValueError(f"update needs the values of {kind} columns in the row")
-        self._beside = np.concatenate([self._beside[1:], last])
-        self._ahead = self._ahead[1:]
 
     def evaluate(self, X: Any, *, columns: Columns | None = None) -> Scores:
         """Errors over every window within X, with stride one: look_back rows and the horizon after them."""
@@ -386,7 +316,7 @@ class LagForecaster(BaseEstimator):
         shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
         halves = [error_quantiles(self.errors_, share, self.independent_) for share in shares]
         squares = absolutes = inside = losses = count = 0.0
-        beside = {"columns": self._given_columns(columns, len(z))}
+        beside = {"columns": self._given(columns, len(z))}
         beside |= {} if self.effects_ is None else {"effects": self.effects_}
         for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z), **beside):
             sizes = np.abs(errors)
@@ -411,8 +341,8 @@ class LagForecaster(BaseEstimator):
         targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
         made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
-        if (beside := self._given_columns(columns, len(x))) is not None:
-            made = made + self._column_part(beside, starts - look_back, horizon)
+        if (beside := self._given(columns, len(x))) is not None:
+            made = made + column_parts(self.effects_, beside, starts - look_back)
         made = made * self.scale_ + self.mean_
         made = np.maximum(made, 0.0) if self.nonnegative and not self.logs else made
         some = starts[:, None] > first_observed(x)  # otherwise no input is observed
@@ -471,7 +401,7 @@ class LagForecaster(BaseEstimator):
         else:
             train = usable_rows(x[:cut], gaps[:cut], design.width, look_back, None if own is None else own[:cut])
         valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon, own) if cut < len(x) else []
-        return fit_maps(design, train, valid, choices, self.kinds_)
+        return fit_maps(design, train, valid, choices, () if self._columns is None else self._columns.kinds)
 
     def _groups(self, shared: bool) -> list[list[int]]:
         series = list(range(self.n_features_in_))
@@ -486,7 +416,7 @@ class LagForecaster(BaseEstimator):
         return horizon
 
     def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
-        if isinstance(X, Mapping) and not hasattr(X, "columns"):
+        if isinstance(X, Mapping) and not hasattr(X, "shape"):
             import pandas as pd
 
             names, values = aligned(X)
@@ -553,11 +483,8 @@ def _average_columns(made: LagForecaster, given: Sequence[LagForecaster], count:
     total: Any = sum(
         np.pad(each.effects_, (none, none, (look_back + 1 - each.effects_.shape[2], 0), none)) for each in given
     )
-    made.effects_, made.kinds_, made.column_mean_ = total / count, longest.kinds_, longest.column_mean_
-    unit = made.scale_ / longest.scale_
-    made.column_scale_ = longest.column_scale_ * unit[:, None]
-    made._beside = np.pad(longest._beside / unit[:, None], ((look_back - len(longest._beside), 0), none, none))
-    made._ahead = longest._ahead / unit[:, None]
+    made.effects_ = total / count
+    made._columns = longest._columns.rescaled(made.scale_ / longest.scale_, look_back)
 
 
 def _error(fits: Sequence[Fit]) -> float:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
-_TIMES = ("date", "time", "timestamp", "datetime", "ds", "day", "week", "month", "quarter", "year", "period")
+_TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
 _TARGETS = ("y", "target", "value")
 _LEAST = 3  # values of a series
 _NAMED = 3  # series in a note
@@ -24,7 +24,7 @@ class Places(NamedTuple):
     """Where the rows of a long table belong: the ids ``(series, ids)`` and names of the series, the grid of times, and
     for each row the number of its series and of its time. ``write`` writes times as the table has them."""
 
-    ids: pd.DataFrame
+    ids: pd.DataFrame | None
     names: list[str]
     times: Times
     series: np.ndarray
@@ -41,11 +41,11 @@ class Places(NamedTuple):
 
 
 def find_time(frame: pd.DataFrame, ids: Sequence[str]) -> str:
-    """The column of times: the first that is no id, or if its values repeat the only other one with a usual name."""
+    """The column of times: the first that is no id, or if its values repeat another with the most usual name."""
     others = [str(name) for name in frame.columns if name not in ids]
     first = others[0] if others else str(frame.columns[0])
-    usual = [name for name in others if name.lower() in _TIMES]
-    return usual[0] if len(usual) == 1 and frame[first].duplicated().any() else first
+    usual = [name for wanted in _TIMES for name in others if name.lower() == wanted]
+    return usual[0] if usual and first.lower() not in _TIMES and frame[first].duplicated().any() else first
 
 
 def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]:

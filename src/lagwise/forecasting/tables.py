@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +16,11 @@ from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_tabl
 from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.extras import require
 from lagwise.files import one_line
+from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.long_tables import find_ids, find_target, find_time, long_notes, place_rows
+from lagwise.forecasting.long_tables import Places, find_ids, find_target, find_time, long_notes, place_rows
 from lagwise.forecasting.numbers import missing_codes, to_numbers
+from lagwise.forecasting.table_columns import TableColumns, beside_columns, check_beside
 from lagwise.forecasting.times import MONTH_NAME, Times, Writer, is_clock, regular_times
 from lagwise.tables import known, shown
 
@@ -35,7 +37,7 @@ _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 class SeriesTable:
     """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, notes on how it was read,
     its grid of times, and the function that writes times as the table had them. Of a long table also the ids of its
-    series, ``(series, columns of ids)``, and the name of the column to forecast."""
+    series, ``(series, columns of ids)``, and the name of the column to forecast. Columns beside the series, if any."""
 
     frame: pd.DataFrame
     notes: tuple[str, ...]
@@ -43,6 +45,7 @@ class SeriesTable:
     write: Writer
     ids: pd.DataFrame | None = None
     target: str = ""
+    beside: TableColumns | None = None
 
     @property
     def ends(self) -> np.ndarray:
@@ -59,6 +62,14 @@ class SeriesTable:
         at = np.arange(len(x))[:, None] + self.ends - len(x)
         return np.where(at >= 0, np.take_along_axis(x, at.clip(0), axis=0), np.nan)
 
+    def columns(self, horizon: int) -> Columns | None:
+        """The columns beside `values`, with those of the future for the horizon; ValueError names a value that is not
+        there. None without any."""
+        if self.beside is None:
+            return None
+        names = list(self.frame.columns)
+        return self.beside.aligned(names, self.ends, len(self.frame), horizon, self.next_times)
+
     def next_times(self, count: int, end: int | None = None) -> pd.Index:
         """The times of the next rows, by default after all rows."""
         after = self.grid.following(count)
@@ -72,6 +83,7 @@ def read_series(
     *,
     ids: Sequence[str] | None = None,
     target: str | None = None,
+    beside: Mapping[str, Sequence[str]] | None = None,
 ) -> SeriesTable:
     """Read a table with a column of times and columns of numbers, or a long table, with a row for each series and time.
 
@@ -87,6 +99,8 @@ def read_series(
             a usual name (id, unique_id, item_id, series_id, series) or of text.
         target: The column to forecast; by default, in a long table, the only one with numbers or one named y, target or
             value.
+        beside: Columns that help, by kind: ``future`` ones, whose values are known in advance, in rows without a value
+            to forecast below; ``past`` ones; and in a long table ``static`` ones, with one value for each series.
 
     Raises:
         ValueError: For a table without rows or series, times that cannot be used, text or infinity in a column of
@@ -109,21 +123,25 @@ def read_series(
     names = list(frame.columns)
     time = find_time(frame, ids or ()) if time in (None, _UNNAMED) else known(time, names, "column of times")
     frame, parts, joined = _joined_times(frame, time)
-    rest = [name for name in names if name not in (time, *parts)]
+    beside = {kind: list(some) for kind, some in (beside or {}).items() if some}
+    used = check_beside(beside, names, [time, *parts, *(ids or ()), *(columns or ()), *([target] if target else [])])
+    rest = [name for name in names if name not in (time, *parts, *used)]
     found = find_ids(frame, time, rest) if ids is None and columns is None else []
     if ids or found:
         ids = [known(name, rest, "column of ids") for name in ids or found]
         start = _Start(path, time, usual, (*titles, *notes, *joined))
-        return _long(frame, start, ids, target, [name for name in rest if name not in ids], bool(found))
+        return _long(frame, start, ids, target, [name for name in rest if name not in ids], bool(found), beside)
+    if beside.get("static"):
+        raise ValueError("static columns need a table with a row for each series and time; name its series with `id`")
     columns = [target] if target is not None else columns
     chosen = [known(name, names, "column") for name in columns or () if name not in (time, *parts)]
     if columns is None:
-        chosen = [name for name in names if name not in (time, *parts)]
+        chosen = rest
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
     if len(chosen) == _MONTHS and all(re.fullmatch(MONTH_NAME, name) for name in chosen):
         notes.append("the columns of months are a series each; if they are one, write a row for each month")
-    frame, below = _without_totals(frame[[time, *chosen]], time)
+    frame, below = _without_totals(frame[[time, *chosen, *used]], time)
     try:
         values, codes = _values(frame[chosen], usual)
     except ValueError:
@@ -132,8 +150,17 @@ def read_series(
     some = values.notna().any(axis=1).to_numpy()
     times = regular_times(frame[time], some)
     kept = some | times.times.isin(times.grid.times)
-    full, more = _regular(values[kept], times._replace(times=times.times[kept]))
-    return SeriesTable(full, (*titles, *notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write)
+    grid, extra = times.grid, None
+    if used:
+        grid = Grid(grid.times[grid.times <= times.times[some].max()], grid.make)
+        rows = times.grid.times.get_indexer(times.times, method="nearest")
+        places = Places(None, [""], times, np.zeros(len(rows), dtype=int), np.where(kept, rows, -1))
+        extra = beside_columns(frame, beside, _decimal(frame[used], usual), places.spread)
+        extra = extra.of(np.zeros(len(chosen), dtype=int))
+        kept &= np.asarray(times.times <= grid.times[-1])
+    full, more = _regular(values[kept], times._replace(times=times.times[kept], grid=grid))
+    said = (*titles, *notes, *joined, *below, *times.notes, *codes, *more)
+    return SeriesTable(full, said, grid, times.write, beside=extra)
 
 
 class _Start(NamedTuple):
@@ -146,7 +173,13 @@ class _Start(NamedTuple):
 
 
 def _long(
-    frame: pd.DataFrame, start: _Start, ids: Sequence[str], target: str | None, rest: Sequence[str], found: bool
+    frame: pd.DataFrame,
+    start: _Start,
+    ids: Sequence[str],
+    target: str | None,
+    rest: Sequence[str],
+    found: bool,
+    beside: Mapping[str, Sequence[str]],
 ) -> SeriesTable:
     """The series of a long table."""
     import pandas as pd
@@ -168,9 +201,12 @@ def _long(
     said = [f"series are told apart by {' and '.join(map(repr, ids))}"] if found else []
     said += [f"the column to forecast is {target!r}"] if chosen else []
     said = ["; ".join(said)] if said else []
-    table = SeriesTable(
-        full, (), Grid(index, make), places.times.write, places.ids[kept].reset_index(drop=True), target
-    )
+    assert places.ids is not None
+    keys = places.ids[kept].reset_index(drop=True)
+    table = SeriesTable(full, (), Grid(index, make), places.times.write, keys, target)
+    if beside:
+        decimal = _decimal(frame[[name for some in beside.values() for name in some]], start.usual)
+        table = replace(table, beside=beside_columns(frame, beside, decimal, places.spread).of(kept))
     observed = full.notna().to_numpy()
     inside = int((table.ends - observed.argmax(0) - observed.sum(0)).sum())
     if inside:
@@ -270,10 +306,14 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
     return (frame.iloc[:count], notes) if above.any() else (frame, [])
 
 
+def _decimal(frame: pd.DataFrame, usual: str | None) -> str:
+    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz", "timedelta"])
+    return decimal_separator([column.dropna().astype(str).tolist() for _, column in texts.items()], usual)
+
+
 def _values(frame: pd.DataFrame, usual: str | None) -> tuple[pd.DataFrame, list[str]]:
     """The numbers of a table without codes for missing ones, and notes."""
-    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz", "timedelta"])
-    decimal = decimal_separator([column.dropna().astype(str).tolist() for _, column in texts.items()], usual)
+    decimal = _decimal(frame, usual)
     values, notes = {}, []
     for name in frame.columns:
         values[name], own = missing_codes(name, to_numbers(frame[name], decimal))
