@@ -130,7 +130,7 @@ class FittedColumns:
         if future.any():
             known = self.ahead[..., future]
             if columns is not None and columns.future is not None:
-                known = self._standard(Columns(future=columns.future), future, len(columns.future))
+                known = self._standard(Columns(future=columns.future), future, 0, len(columns.future))
             if len(known) < steps or np.isnan(known[:steps]).any():
                 raise ValueError(
                     f"columns of the future need values for the {steps} rows to forecast, got {len(known)}; give them "
@@ -147,7 +147,7 @@ class FittedColumns:
             if not own.any():
                 continue
             if given is not None:
-                values = self._standard(Columns(**{kind: given}), own, 1)
+                values = self._standard(Columns(**{kind: given}), own, 1, 0)
                 last[..., own] = np.where(np.isnan(values), last[..., own], values)
             elif kind == "future" and len(self.ahead):
                 last[..., own] = self.ahead[:1][..., own]
@@ -162,8 +162,8 @@ class FittedColumns:
         window = np.pad(self.window / unit, ((look_back - len(self.window), 0), (0, 0), (0, 0)))
         return replace(self, scale=self.scale * unit, window=window, ahead=self.ahead / unit)
 
-    def _standard(self, columns: Columns, own: np.ndarray, rows: int) -> np.ndarray:
-        values, _ = columns.laid_out(1, len(self.mean), rows - 1)
+    def _standard(self, columns: Columns, own: np.ndarray, rows: int, ahead: int) -> np.ndarray:
+        values, _ = columns.laid_out(rows, len(self.mean), ahead)
         return (values - self.mean[:, own]) / self.scale[:, own]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ try:
     import pandas as pd
     from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
 
+    from lagwise.forecasting.columns import Columns
     from lagwise.forecasting.estimator import LagForecaster
     from lagwise.forecasting.grids import Grid, regular_grid, steps
 except ModuleNotFoundError as error:
@@ -34,6 +35,9 @@ class SktimeLagForecaster(BaseForecaster):
     The instances of a panel or hierarchy may have different lengths, and are fitted together: one map for all, or one
     for each, by ``shared``. Each is forecast from its own end.
 
+    X has columns that are known in advance, in `fit` and `predict`; at the times of fh alone is enough. They count for
+    the model ``ridge`` without ``rank`` and ``normalize``, and others ignore them.
+
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
     Examples
@@ -48,8 +52,9 @@ class SktimeLagForecaster(BaseForecaster):
     _tags: ClassVar[dict[str, Any]] = {
         "authors": ["lagwise"],
         "y_inner_mtype": ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"],
+        "X_inner_mtype": ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"],
         "capability:multivariate": True,
-        "capability:exogenous": False,
+        "capability:exogenous": True,
         "capability:missing_values": True,
         "capability:insample": False,
         "capability:pred_int": True,
@@ -90,14 +95,49 @@ class SktimeLagForecaster(BaseForecaster):
         self.refit = refit
         self.random_state = random_state
         super().__init__()
+        if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None or normalize:
+            self.set_tags(**{"capability:exogenous": False})
 
     def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
         self.columns_, self.names_ = y.columns, y.index.names
         self.parts_ = _parts(y)
         horizon = max(int(self._steps(fh, part).max()) for part in self.parts_)
-        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(self._rows(y))
+        self.known_ = X
+        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False))
+        columns = None if X is None else Columns(future=self._beside(lambda part: self._at(X, part, part.grid.times)))
+        self.forecaster_.fit(self._rows(y), columns=columns)
         self.seen_: Any = None  # the rows of several series after the fit, where the window moved over them
         return self
+
+    def _at(self, X: Any, part: _Part, times: pd.Index) -> np.ndarray:
+        """The columns of an instance at some times ``(times, columns)``, NaN where X has none."""
+        own = X if X.index.nlevels == 1 else X.loc[part.key]
+        return own.reindex(times).to_numpy(np.float64, copy=True)
+
+    def _beside(self, rows: Callable[[_Part], np.ndarray]) -> np.ndarray:
+        """The columns of all series ``(rows, series, columns)``, from those of each instance, which end together."""
+        parts = [rows(part) for part in self.parts_]
+        longest = max(map(len, parts))
+        padded = [np.pad(each, ((longest - len(each), 0), (0, 0)), constant_values=np.nan) for each in parts]
+        return np.repeat(np.stack(padded, axis=1), len(self.columns_), axis=1)
+
+    def _given(self, fh: Any, X: Any) -> dict[str, Any]:
+        """What forecasts are made from: rows that the window moved over, and columns of the horizon, of which only
+        those at the times of fh count."""
+        if self.known_ is None:
+            return {"X": self.seen_}
+        horizon = self.forecaster_.horizon
+
+        def ahead(part: _Part) -> np.ndarray:
+            times, steps = part.grid.following(horizon), self._steps(fh, part)
+            values = self._at(self.known_ if X is None else X, part, times)
+            values[np.setdiff1d(np.arange(horizon), steps - 1)] = 0.0
+            return values
+
+        if self.seen_ is None:
+            return {"columns": Columns(future=self._beside(ahead))}
+        rows = self._beside(lambda part: np.concatenate([self._at(self.known_, part, part.grid.times), ahead(part)]))
+        return {"X": self.seen_, "columns": Columns(future=rows)}
 
     def _rows(self, y: pd.DataFrame) -> Any:
         """The series of all instances on their grids, by name where there are several instances."""
@@ -110,11 +150,12 @@ class SktimeLagForecaster(BaseForecaster):
         return found
 
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
-        return self._framed(self.forecaster_.predict(X=self.seen_)[..., None], fh, self.columns_)
+        return self._framed(self.forecaster_.predict(**self._given(fh, X))[..., None], fh, self.columns_)
 
     def _predict_interval(self, fh: Any, X: Any, coverage: Sequence[float]) -> pd.DataFrame:
         names = pd.MultiIndex.from_product([self._get_varnames(), list(coverage), ["lower", "upper"]])
-        ends = [self.forecaster_.predict_interval(X=self.seen_, coverage=share) for share in coverage]
+        given = self._given(fh, X)
+        ends = [self.forecaster_.predict_interval(coverage=share, **given) for share in coverage]
         return self._framed(np.stack([end for pair in ends for end in pair], axis=-1), fh, names)
 
     def _framed(self, made: np.ndarray, fh: Any, columns: pd.Index) -> pd.DataFrame:
@@ -129,8 +170,10 @@ class SktimeLagForecaster(BaseForecaster):
         return pd.concat(frames, keys=[part.key for part in self.parts_], names=self.names_)
 
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
+        if self.known_ is not None:
+            self.known_ = self._X
         if update_params:
-            return self._fit(self._y, X, self.fh)
+            return self._fit(self._y, self.known_, self.fh)
         if y.index.nlevels > 1:
             keys = [part.key for part in self.parts_]
             self.parts_ = _parts(self._y)
@@ -143,8 +186,10 @@ class SktimeLagForecaster(BaseForecaster):
         if len(new):
             grid = _following(part.grid, new.index[-1])
             _check_on_grid(new.index, grid.times)
-            for row in new.reindex(grid.times[1:]).to_numpy():
-                self.forecaster_.update(row)
+            beside = None if self.known_ is None else self._at(self.known_, part, grid.times[1:])
+            for i, row in enumerate(new.reindex(grid.times[1:]).to_numpy()):
+                columns = None if beside is None else Columns(future=beside[i : i + 1])
+                self.forecaster_.update(row, columns=columns)
             self.parts_ = [_Part(None, grid, new.index[-1])]
         return self
 
