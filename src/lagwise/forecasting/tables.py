@@ -287,6 +287,10 @@ def _joined_times(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[st
     return frame.assign(**{time: times}), others, [f"times are those of columns {names} together"]
 
 
+def _form(text: object) -> str:
+    return re.sub(r"\d+", "0", str(text).strip())
+
+
 def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str]]:
     """The rows without those at the end that have a word, or nothing, for a time (Total, Source: ...), and notes."""
     import pandas as pd
@@ -294,10 +298,13 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
     if not (pd.api.types.is_object_dtype(frame[time]) or pd.api.types.is_string_dtype(frame[time])):
         return frame, []
     count, notes = len(frame), []
+    form = _form(frame[time].iloc[0])
     while len(frame) - count < _MOST_BELOW and count > 3:
         row = frame.iloc[count - 1]
         text = "" if pd.isna(row[time]) else str(row[time]).strip()
         word = re.match(r"[\W_]*[^\W\d_]{3,}", text)
+        if word and _form(text) == form:  # a time that begins with a word, as those above
+            break
         if not (text == "" or (word and pd.isna(pd.to_datetime(text, errors="coerce")))):
             break
         notes.insert(0, f"the last row, {shown(', '.join(map(str, row.dropna())))}, has no time; it is left out")
