@@ -56,7 +56,7 @@ def dense(
     inputs = LOOK_BACK * 4 + 1
     weights = level_weights(level, LOOK_BACK)
 
-    def row(filled: np.ndarray, series: int, start: int, h: int) -> tuple[np.ndarray, float]:
+    def row(filled: np.ndarray, series: int, start: int, h: int) -> tuple[np.ndarray, Any]:
         window = filled[start : start + LOOK_BACK, series]
         at = weights @ window
         lags = v[start : start + LOOK_BACK, series]

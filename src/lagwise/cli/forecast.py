@@ -177,7 +177,7 @@ def forecast(
         "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
         (*map(str, others), *(text for name in shown_names for text in (name, f"{coverage:.0%} interval"))),
         [
-            (*(str(row[name]) for name in others), *(text for name in shown_names for text in _cells(row, name)))
+            (*map(str, row[others]), *(text for name in shown_names for text in _cells(row, name)))
             for _, row in head.iterrows()
         ],
     )

@@ -38,7 +38,7 @@ class Columns:
         future = None if self.future is None else self.future[: rows + horizon]
         return replace(self, future=future, past=None if self.past is None else self.past[:rows])
 
-    def of(self, series: np.ndarray) -> Columns:
+    def of(self, series: Any) -> Columns:
         """Those of some series."""
         future, past = (
             each if each is None or np.ndim(each) == 2 else np.asarray(each)[:, series]
@@ -278,7 +278,7 @@ def _cross(x: np.ndarray) -> np.ndarray:
     return made
 
 
-def _corner(x: float, size: int) -> np.ndarray:
+def _corner(x: Any, size: int) -> np.ndarray:
     made = np.zeros((size, size))
     made[0, 0] = x
     return made

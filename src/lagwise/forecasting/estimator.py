@@ -176,10 +176,11 @@ class LagForecaster(BaseEstimator):
         self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
         filled, missing = fill(z), np.isnan(z)
-        self._columns, beside = None, None
+        self._columns: FittedColumns | None = None
+        beside: np.ndarray | None = None
         if columns is not None:
             check_columns(design)
-            self._columns, beside = FittedColumns.fit(columns, *x.shape, design.look_back, design.horizon)
+            self._columns, beside = FittedColumns.fit(columns, len(x), x.shape[1], design.look_back, design.horizon)
         kinds = () if self._columns is None else self._columns.kinds
         self.shared_, fits = self._fits(design, filled, missing, cut, beside)
         self.validation_error_ = _error(fits) if held else None
@@ -204,7 +205,7 @@ class LagForecaster(BaseEstimator):
                 for series, fit in zip(self._groups(self.shared_), fits, strict=True)
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
-        self.effects_ = None if beside is None else np.stack([fit.effects for fit in fits])
+        self.effects_: Any = None if beside is None else np.stack([fit.effects for fit in fits])  # type: ignore
         self.n_parameters_ = len(fits) * (design.parameters + column_parameters(kinds, design))
         self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
         return self
@@ -314,9 +315,9 @@ class LagForecaster(BaseEstimator):
         filled = fill(z)
         spread = self.errors_ is not None
         shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
-        halves = [error_quantiles(self.errors_, share, self.independent_) for share in shares]
+        halves = [error_quantiles(np.asarray(self.errors_), share, self.independent_) for share in shares]
         squares = absolutes = inside = losses = count = 0.0
-        beside = {"columns": self._given(columns, len(z))}
+        beside: dict[str, Any] = {"columns": self._given(columns, len(z))}
         beside |= {} if self.effects_ is None else {"effects": self.effects_}
         for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z), **beside):
             sizes = np.abs(errors)
@@ -484,6 +485,7 @@ def _average_columns(made: LagForecaster, given: Sequence[LagForecaster], count:
         np.pad(each.effects_, (none, none, (look_back + 1 - each.effects_.shape[2], 0), none)) for each in given
     )
     made.effects_ = total / count
+    assert longest._columns is not None
     made._columns = longest._columns.rescaled(made.scale_ / longest.scale_, look_back)
 
 

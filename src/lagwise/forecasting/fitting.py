@@ -132,7 +132,8 @@ def _candidates(
 ) -> Iterator[tuple[_Made, Choice]]:
     """Maps from raw inputs, and effects of columns, for each penalty."""
     if design.spec["name"] == "smoothing":
-        filled, missing = (np.concatenate([each[part] for each in train], axis=1) for part in (0, 1))
+        filled = np.concatenate([each.filled for each in train], axis=1)
+        missing = np.concatenate([each.missing for each in train], axis=1)
         found = fit_smoothing(filled, missing, design.spec["period"])
         yield (found.map(look_back, design.horizon), None), Choice(0.0)
         return

@@ -176,10 +176,11 @@ class SktimeLagForecaster(BaseForecaster):
             return self._fit(self._y, self.known_, self.fh)
         if y.index.nlevels > 1:
             keys = [part.key for part in self.parts_]
-            self.parts_ = _parts(self._y)
+            every: Any = self._y
+            self.parts_ = _parts(every)
             if keys != [part.key for part in self.parts_]:
                 raise ValueError("update has instances that were not fitted; fit again, or give update_params=True")
-            self.seen_ = self._rows(self._y)
+            self.seen_ = self._rows(every)
             return self
         (part,) = self.parts_
         new = y[y.index > part.last]
@@ -195,11 +196,12 @@ class SktimeLagForecaster(BaseForecaster):
 
     def _end(self, part: _Part) -> pd.Index:
         """The last time of an instance, as sktime has it."""
-        if part.key is None or part.last == self.cutoff[0]:
-            return self.cutoff
-        own = type(self.cutoff)([part.last]) if isinstance(self.cutoff, pd.DatetimeIndex) else pd.Index([part.last])
-        if isinstance(own, pd.DatetimeIndex):
-            own.freq = self.cutoff.freq  # type: ignore[missing-attribute]
+        cutoff: Any = self.cutoff
+        if part.key is None or part.last == cutoff[0]:
+            return cutoff
+        own: Any = pd.Index([part.last])
+        if isinstance(cutoff, pd.DatetimeIndex):
+            own.freq = cutoff.freq
         return own
 
     def _steps(self, fh: Any, part: _Part) -> np.ndarray:
