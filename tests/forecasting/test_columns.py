@@ -215,3 +215,19 @@ def test_rows_need_their_columns() -> None:
         forecaster.predict(X=x, columns=Columns(columns.future[:-HORIZON], columns.past, columns.static))
     with pytest.raises(ValueError, match="columns must be those fitted"):
         forecaster.evaluate(x, columns=Columns(columns.future))
+
+
+def test_rows_without_columns_are_no_hindrance_to_choosing() -> None:
+    """Values are missing in rows that are the horizon of an earlier forecast."""
+    x, columns = data()
+    future = columns.future.copy()
+    future[np.random.default_rng(2).random(len(future)) < 0.1] = NAN
+    future[0], future[-HORIZON:] = columns.future[0], columns.future[-HORIZON:]
+    ranked = choose_forecaster(x, HORIZON, columns=Columns(future, columns.past, columns.static), look_back=LOOK_BACK)
+    assert any("with columns" in each.name for each in ranked)
+
+
+def test_columns_that_no_candidate_can_use_are_an_error() -> None:
+    x, columns = data()
+    with pytest.raises(ValueError, match="columns need the model 'ridge', which is not among those to try"):
+        choose_forecaster(x, HORIZON, columns=columns, model="smoothing")

@@ -177,8 +177,8 @@ def forecast(
         "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
         (*map(str, others), *(text for name in shown_names for text in (name, f"{coverage:.0%} interval"))),
         [
-            (*map(str, row[others]), *(text for name in shown_names for text in _cells(row, name)))
-            for _, row in head.iterrows()
+            (*(str(row[name]) for name in others), *(text for name in shown_names for text in _cells(row, name)))
+            for row in head.to_dict("records")
         ],
     )
     plot = f"; {picture}" if isinstance(picture, str) else f" and {picture}"

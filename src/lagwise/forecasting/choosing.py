@@ -133,6 +133,7 @@ def choose_forecaster(
     if columns is not None:
         values, _ = columns.laid_out(rows, x.shape[1], horizon)
         options |= _with_columns(options, values.shape[2], look_back)
+        columns = columns.filled()  # rows of the past are those of a horizon as well
     options = {name: {**each, "nonnegative": nonnegative} for name, each in options.items()}
     starts, groups = _starts(origins, rows - horizon + 1, most_windows(horizon, x.shape[1]))
     names, errors, failed = [], [], []
@@ -145,6 +146,8 @@ def choose_forecaster(
             failed.append(error)
     if not names or names[0] != BASELINE:
         raise failed[0]
+    if columns is not None and not any(options[name].get("columns") for name in names):
+        raise ValueError(f"no forecaster with columns can be fitted: {failed[-1]}")
     logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
     errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
@@ -257,6 +260,8 @@ def _options(
 def _with_columns(options: Mapping[str, Mapping[str, Any]], columns: int, look_back: int | None) -> dict[str, Any]:
     """The candidates that use columns: each ``ridge`` whose look-back gives no more inputs than can be solved for."""
     ridges = {name: each for name, each in options.items() if each["model"] == "ridge"}
+    if not ridges:
+        raise ValueError("columns need the model 'ridge', which is not among those to try")
     most = max(_INPUTS // (1 + columns), min((each["look_back"] for each in ridges.values()), default=1))
     return {
         name.replace("ridge", "ridge with columns"): {**each, "columns": True}

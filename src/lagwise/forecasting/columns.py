@@ -46,6 +46,13 @@ class Columns:
         )
         return Columns(future, past, None if self.static is None else np.asarray(self.static)[series])
 
+    def filled(self) -> Columns:
+        """Those with the last observed value where one is missing."""
+        future, past = (
+            each if each is None else _filled(np.asarray(each, np.float64)) for each in (self.future, self.past)
+        )
+        return replace(self, future=future, past=past)
+
     def laid_out(self, rows: int, series: int, horizon: int) -> tuple[np.ndarray, tuple[str, ...]]:
         """The values of all columns ``(rows, series, columns)``, with those of the horizon below if they are given, and
         the kind of each column: future, past or static.
@@ -172,7 +179,7 @@ def _of(kinds: Sequence[str], kind: str) -> np.ndarray:
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """Columns ``(rows, series, columns)`` with the last observed value where one is missing."""
+    """Columns ``(rows, ...)`` with the last observed value where one is missing."""
     return fill(values.reshape(len(values), -1)).reshape(values.shape)
 
 
