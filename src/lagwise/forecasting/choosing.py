@@ -19,7 +19,7 @@ from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 
 _LONGEST = 1440  # longest look-back to try, in rows
-_SEPARATE = 20  # series, of which each has a smoothing of its own
+_SEPARATE = 20  # series, of which each has a smoothing of its own, or a map of its own with columns
 _INPUTS = 2000  # most inputs of a map, of the series and its columns
 _MAPS = 500  # series, of which each may have a map of its own
 _MEMORY = 200  # look-back of exponential smoothing, or 3 seasons
@@ -132,7 +132,7 @@ def choose_forecaster(
     options = _options(x, horizon, origins[0] - begin, model, look_back, period)
     if columns is not None:
         values, _ = columns.laid_out(rows, x.shape[1], horizon)
-        options |= _with_columns(options, values.shape[2], look_back)
+        options |= _with_columns(options, x.shape[1], values.shape[2], look_back)
         columns = columns.filled()  # rows of the past are those of a horizon as well
     options = {name: {**each, "nonnegative": nonnegative} for name, each in options.items()}
     starts, groups = _starts(origins, rows - horizon + 1, most_windows(horizon, x.shape[1]))
@@ -257,14 +257,20 @@ def _options(
     return found
 
 
-def _with_columns(options: Mapping[str, Mapping[str, Any]], columns: int, look_back: int | None) -> dict[str, Any]:
+def _with_columns(
+    options: Mapping[str, Mapping[str, Any]], series: int, columns: int, look_back: int | None
+) -> dict[str, Any]:
     """The candidates that use columns: each ``ridge`` whose look-back gives no more inputs than can be solved for."""
     ridges = {name: each for name, each in options.items() if each["model"] == "ridge"}
     if not ridges:
         raise ValueError("columns need the model 'ridge', which is not among those to try")
     most = max(_INPUTS // (1 + columns), min((each["look_back"] for each in ridges.values()), default=1))
     return {
-        name.replace("ridge", "ridge with columns"): {**each, "columns": True}
+        name.replace("ridge", "ridge with columns"): {
+            **each,
+            "columns": True,
+            **({"shared": True} if series > _SEPARATE else {}),
+        }
         for name, each in ridges.items()
         if look_back is not None or each["look_back"] <= most
     }

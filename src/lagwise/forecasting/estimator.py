@@ -201,7 +201,7 @@ class LagForecaster(BaseEstimator):
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [
-                self._fit_series(design, filled, missing, series, len(x), beside, fit.choices)
+                self._fit_series(design, filled, missing, series, len(x), fit.choices, beside)
                 for series, fit in zip(self._groups(self.shared_), fits, strict=True)
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
@@ -375,7 +375,8 @@ class LagForecaster(BaseEstimator):
         for shared in options:
             try:
                 found[shared] = [
-                    self._fit_series(design, filled, missing, series, cut, beside) for series in self._groups(shared)
+                    self._fit_series(design, filled, missing, series, cut, beside=beside)
+                    for series in self._groups(shared)
                 ]
             except ValueError:  # one of the series has too few rows for a separate map
                 if shared in options[:1]:
@@ -390,8 +391,8 @@ class LagForecaster(BaseEstimator):
         missing: np.ndarray,
         series: Sequence[int],
         cut: int,
-        beside: np.ndarray | None,
         choices: Sequence[Choice] | None = None,
+        beside: np.ndarray | None = None,
     ) -> Fit:
         """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
         forecasters of any look-back are compared on the same targets."""

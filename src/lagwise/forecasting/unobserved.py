@@ -100,9 +100,9 @@ class Unobserved:
         a time, of maps of the series and of columns, and weights of columns in the row of the target."""
         if not self:
             return
-        shifted = np.zeros((len(maps), self._width, self.horizon))
-        for h, rows in self._rows(len(maps[0])):
-            shifted[:, rows, h] = np.stack(maps)[:, :, h]
+        stacked, shifted = np.stack(maps), np.zeros((len(maps), self._width, self.horizon))
+        for h, rows in self._rows(stacked.shape[1]):
+            shifted[:, rows, h] = stacked[:, :, h]
         shifted = shifted.reshape(-1, self.horizon)
         before = sliding_window_view(self._values, self._width)
         weights = sliding_window_view(self._weights, self.horizon)
