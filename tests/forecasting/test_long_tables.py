@@ -40,6 +40,16 @@ def test_series_are_found_by_themselves(tmp_path: Path) -> None:
     assert not any("told apart" in note for note in given.notes)
 
 
+def test_times_follow_a_column_of_labels(tmp_path: Path) -> None:
+    frame = sales(60, 40)
+    german = frame.assign(date=frame["date"].dt.strftime("%d.%m.%Y")).set_axis(["filiale", "datum", "umsatz"], axis=1)
+    assert read(tmp_path, german).frame.index.name == "datum"
+    numbers = frame.assign(date=frame["date"].dt.dayofyear, store=frame["store"].map({"a": 1, "b": 2}))
+    table = read(tmp_path, numbers.set_axis(["id", "t", "y"], axis=1))
+    assert list(table.ids["id"].astype(int)) in ([1, 2], [2, 1])
+    assert table.frame.index.name == "t"
+
+
 def test_numbers_and_several_columns_tell_series_apart(tmp_path: Path) -> None:
     frame = sales(60, 40, 20).assign(item=lambda x: x["store"].map({"a": 1, "b": 1, "c": 2}), store="north")
     with pytest.raises(ValueError, match=r"series 'north / 1': column 'date' has 2024-01-21 .* more than once"):

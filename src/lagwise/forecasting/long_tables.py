@@ -41,8 +41,11 @@ class Places(NamedTuple):
 
 
 def find_time(frame: pd.DataFrame, ids: Sequence[str]) -> str:
-    """The column of times: the first that is no id, or if its values repeat another with the most usual name."""
+    """The column of times: the first that is no id, or if its values repeat another with the most usual name. Columns
+    named as ids, and of text without digits, that repeat are passed over."""
     others = [str(name) for name in frame.columns if name not in ids]
+    while len(others) > 2 and frame[others[0]].duplicated().any() and _is_label(frame[others[0]]):
+        others = others[1:]
     first = others[0] if others else str(frame.columns[0])
     usual = [name for wanted in _TIMES for name in others if name.lower() == wanted]
     return usual[0] if usual and first.lower() not in _TIMES and frame[first].duplicated().any() else first
@@ -75,6 +78,11 @@ def find_target(frame: pd.DataFrame, others: Sequence[str]) -> str:
         return (usual or numbers)[0]
     listed = ", ".join(map(repr, numbers)) or "none has numbers"
     raise ValueError(f"name the column to forecast with `target`; the columns besides ids and times: {listed}")
+
+
+def _is_label(column: pd.Series) -> bool:
+    """Whether a column is named as ids, or its first value has no digit."""
+    return str(column.name).lower() in _IDS or not any(c.isdigit() for c in str(column.iloc[0]))
 
 
 def _is_text(column: pd.Series) -> bool:
